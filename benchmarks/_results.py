@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a benchmark's figures with the machine and the versions that gave them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+PACKAGES = ("noisescale", "torch", "pytorch-lightning", "numpy", "scipy")
+
+
+def write_results(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
+    """Save to results/<name>.json; `facts` are what holds for all rows."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    record = {
+        "benchmark": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {"processor": processor(), "system": platform.system(), "cores": cores()},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in PACKAGES},
+        },
+        **facts,
+        "rows": rows,
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(f"Saved {path.relative_to(FOLDER.parent.parent)}")
+    return path
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "unknown")
+
+
+def cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count how often the 95 % interval holds the true noise scale.
+
+Arithmetic only: gradients are drawn around a known |G|² with a known tr(Σ), their norms go
+through `gradient_moments` and `NoiseScaleEstimator`, and the answer is compared with the truth.
+All runs count: an interval without an upper end covers the truth where truth >= low. Counting
+the resolved runs alone would select for luck.
+
+    python benchmarks/coverage.py [--runs 4000] [--processes 2]
+
+Exits 1 if a setting's coverage leaves 93 to 98.5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Literal
+
+import numpy as np
+from _results import write_results
+
+from noisescale import NoiseScaleEstimator, gradient_moments
+
+LOWEST, HIGHEST = 0.93, 0.985
+CHUNK = 50
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    ratio: float
+    """B_simple/B, B the global batch (of the first steps where it changes)."""
+    ranks: int
+    steps: int
+    window: int | Literal["auto"]
+    rank_batches: tuple[int, ...] = (8,)
+    """Examples a rank, held for equal stretches of the run one after the other."""
+    dimensions: int = 100
+    degrees_of_freedom: int | None = None
+    """Student's t for every coordinate of every example's gradient; None: Gaussian."""
+    last_batch: int | None = None
+    """Examples a rank in every 20th step, as at the end of an epoch."""
+
+    def batches(self) -> Iterator[int]:
+        for t in range(self.steps):
+            short = self.last_batch is not None and t % 20 == 19
+            stretch = t * len(self.rank_batches) // self.steps
+            yield self.last_batch if short and self.last_batch else self.rank_batches[stretch]
+
+
+SETTINGS = (
+    Setting("B_simple = B/2, 2 ranks", 0.5, 2, 60, 30),
+    Setting("8 steps in all", 2, 4, 8, 64),
+    Setting("B_simple = 2 B, 4 ranks", 2, 4, 200, 64),
+    Setting("B_simple = 8 B, 8 ranks", 8, 8, 200, 128),
+    Setting("B_simple = 20 B, 2 ranks", 20, 2, 400, 400),
+    Setting("B_simple = 70 B, 8 ranks", 70, 8, 500, 500),
+    Setting("few dimensions", 5, 3, 200, 128, dimensions=5),
+    Setting("Student-t, 5 degrees", 5, 4, 150, 100, (4,), 32, degrees_of_freedom=5),
+    Setting("batch size x 4 x 4", 8, 4, 240, 120, (4, 16, 64)),
+    Setting("batch size / 4 / 4", 2, 4, 240, 120, (64, 16, 4)),
+    Setting("short last batch", 8, 4, 200, 100, (16,), last_batch=1),
+    Setting("auto, B_simple = B/2, 2 ranks", 0.5, 2, 400, "auto"),
+    Setting("auto, B_simple = 5 B, 4 ranks", 5, 4, 400, "auto"),
+    Setting("auto, B_simple = 20 B, 4 ranks", 20, 4, 600, "auto"),
+    Setting("auto, B_simple = 70 B, 8 ranks", 70, 8, 600, "auto"),
+    Setting("auto, Student-t, 5 degrees", 5, 4, 150, "auto", (4,), 32, degrees_of_freedom=5),
+    Setting("auto, batch size x 4 x 4", 8, 4, 360, "auto", (4, 16, 64)),
+)
+
+
+def step_norms(setting: Setting, rng: np.random.Generator, batch: int) -> tuple[float, float]:
+    """Draw mean |g_rank|² and |g|² of one step around |G|² = 1."""
+    first_global_batch = setting.ranks * setting.rank_batches[0]
+    variance = setting.ratio * first_global_batch / setting.dimensions
+    if setting.degrees_of_freedom is not None:
+        k = setting.degrees_of_freedom
+        shape = (setting.ranks, batch, setting.dimensions)
+        gradients = rng.standard_t(k, shape).mean(axis=1) * math.sqrt(variance * (k - 2) / k)
+        gradients[:, 0] += 1
+        mean = gradients.mean(axis=0)
+        return float((gradients**2).sum()) / setting.ranks, float(mean @ mean)
+    # The mean gradient and the spread of the ranks around it are independent Gaussians.
+    along = 1 + rng.normal() * math.sqrt(variance / batch / setting.ranks)
+    across = rng.chisquare(setting.dimensions - 1) * variance / batch / setting.ranks
+    spread = rng.chisquare((setting.ranks - 1) * setting.dimensions) * variance / batch
+    big = along**2 + across
+    return big + spread / setting.ranks, big
+
+
+def run(setting: Setting, seed: int) -> tuple[float, float, float, float]:
+    """One training run; returns truth, value, low and high."""
+    rng = np.random.default_rng([seed, SETTINGS.index(setting)])
+    estimator = NoiseScaleEstimator(window=setting.window)
+    for batch in setting.batches():
+        small, big = step_norms(setting, rng, batch)
+        global_batch = batch * setting.ranks
+        moments = gradient_moments(small, big, small_batch=batch, big_batch=global_batch)
+        estimator.update(moments, weight=global_batch)
+    answer = estimator.estimate()
+    truth = setting.ratio * setting.ranks * setting.rank_batches[0]
+    return truth, answer.value, answer.low, answer.high
+
+
+def chunk(setting: Setting, start: int) -> list[tuple[float, float, float, float]]:
+    return [run(setting, seed) for seed in range(start, start + CHUNK)]
+
+
+def measure(setting: Setting, runs: int, processes: int) -> dict[str, float]:
+    with get_context("spawn").Pool(processes) as pool:
+        rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
+    truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
+    resolved = np.isfinite(high)
+    width = (high - low)[resolved] / value[resolved]
+    return {
+        "runs": len(truth),
+        "coverage": float(np.mean((low <= truth) & (truth <= high))),
+        "truth_below": float(np.mean(truth < low)),
+        "truth_above": float(np.mean(truth > high)),
+        "resolved": float(resolved.mean()),
+        "median_relative_width": float(np.median(width)) if resolved.any() else math.nan,
+        "median_value_over_truth": float(np.nanmedian(value / truth)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=4000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/coverage.json"
+    )
+    arguments = parser.parse_args()
+
+    print(f"{'setting':34} coverage  below  above  resolved  width  median/truth")
+    rows, failed = [], False
+    for setting in SETTINGS:
+        if arguments.only not in setting.name:
+            continue
+        started = time.perf_counter()
+        row = measure(setting, arguments.runs, arguments.processes)
+        good = LOWEST <= row["coverage"] <= HIGHEST
+        failed |= not good
+        rows.append({**asdict(setting), **row, "passed": good})
+        remark = "" if good else "   OUTSIDE 93 to 98.5 %"
+        print(
+            f"{setting.name:34} {row['coverage']:8.1%} {row['truth_below']:6.1%}"
+            f" {row['truth_above']:6.1%} {row['resolved']:9.1%}"
+            f" {row['median_relative_width']:6.2f} {row['median_value_over_truth']:13.2f}"
+            f"{remark}   ({time.perf_counter() - started:.0f} s)",
+            flush=True,
+        )
+    if arguments.save:
+        write_results("coverage", rows)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many steps: running averages of the two moments -> the noise scale with its interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from noisescale.moments import GradientMoments
+
+AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
+"""Steps in the windows that `window="auto"` keeps side by side."""
+
+AUTO_RELATIVE_WIDTH = 0.5
+"""The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
+
+# The three distinct entries (SS, SQ, QQ) of a symmetric 2x2 matrix over S = tr(Σ), Q = |G|².
+_ROW = [0, 0, 1]
+_COL = [0, 1, 1]
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """The simple gradient noise scale B_simple = tr(Σ)/|G|² and how sure it is.
+
+    Example:
+        >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
+        19.1 examples (95 % 15.2 to 24.8, 200 steps)
+        >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))
+        above 310 examples (not resolved at 95 % after 50 steps)
+    """
+
+    value: float
+    """B_simple in `unit`; NaN while the averaged |G|² is not positive."""
+    low: float
+    """Lower end of the confidence interval, in `unit`."""
+    high: float
+    """Upper end of the confidence interval; infinite while the noise hides the gradient."""
+    grad_sq_norm: float
+    """|G|², averaged over steps; may be negative while not resolved."""
+    noise_trace: float
+    """tr(Σ), averaged over steps."""
+    steps: float
+    """Effective number of measured steps in the averages, 1/Σw² of their weights."""
+    confidence: float = 0.95
+    unit: str = "examples"
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval has an upper end. Without one only `low` is knowledge."""
+        return math.isfinite(self.high)
+
+    def efficiency(self, batch_size: float) -> float:
+        """Return the progress per example at `batch_size` against that of tiny batches.
+
+        B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
+        """
+        return self.value / (self.value + batch_size)
+
+    def short(self) -> str:
+        """Return a few characters for a progress bar: "19.1", ">310" or "?"."""
+        if self.resolved:
+            return _three_digits(self.value)
+        return f">{_three_digits(self.low)}" if self.low > 0 else "?"
+
+    def __str__(self) -> str:
+        level = f"{self.confidence * 100:.3g} %"
+        steps = f"{self.steps:.0f} step{'' if round(self.steps) == 1 else 's'}"
+        if self.resolved:
+            return (
+                f"{_three_digits(self.value)} {self.unit}"
+                f" ({level} {_three_digits(self.low)} to {_three_digits(self.high)}, {steps})"
+            )
+        if self.steps == 0:
+            return "not measured yet"
+        bound = f"above {_three_digits(self.low)} {self.unit} " if self.low > 0 else ""
+        text = f"{bound}(not resolved at {level} after {steps})"
+        return text if bound else text.strip("()")
+
+
+class NoiseScaleEstimator:
+    """Average per-step moments and turn them into a `NoiseScale` with its interval.
+
+    The noise scale is a ratio of two means. Each step's moments are noisy and signed; their
+    averages are unbiased; so average first, clamp never, divide last. The interval is
+    Fieller's for a ratio of correlated means, with a sandwich covariance that stays right
+    when steps of different noise (a changing batch size) share one average.
+
+    Averages are exponential, debiased on reading. A window of n steps weighs like n equal
+    steps (1/Σw² = n). While fewer have been seen, all of them count.
+
+    Args:
+        window: Measured steps to average over, at least 2; or "auto": averages over 2³ to
+            2¹⁴ steps are kept, and the answer comes from the shortest that is long enough
+            for an interval of relative width 0.5. How long that is is judged from the
+            scatter of single steps over the longest window: choosing by the interval itself
+            would favour windows that are narrow by luck, and cover too rarely.
+        confidence: Coverage of the interval, between 0 and 1.
+        unit: What a batch size counts, for display: "examples", "sequences", "tokens".
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> estimator = NoiseScaleEstimator(window=100)
+        >>> for noise, signal in [(5.0, 0.3), (7.0, 0.2), (6.0, 0.25), (6.5, 0.27)]:
+        ...     _ = estimator.update(GradientMoments(grad_sq_norm=signal, noise_trace=noise))
+        >>> print(estimator.estimate())
+        24.1 examples (95 % 15.2 to 38.8, 4 steps)
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix A. Fieller 1954, "Some problems in
+        interval estimation". White 1980, for the sandwich covariance.
+    """
+
+    def __init__(
+        self,
+        window: int | Literal["auto"] = "auto",
+        confidence: float = 0.95,
+        unit: str = "examples",
+    ) -> None:
+        if window != "auto" and (not _is_whole(window) or window < 2):
+            raise ValueError(
+                f'`window` must be "auto" or at least 2 steps, got {window!r}.'
+                ' Leave it at "auto" to have it sized from the noise.'
+            )
+        if not (isinstance(confidence, Real) and 0 < confidence < 1):
+            raise ValueError(
+                f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
+            )
+        if not (isinstance(unit, str) and unit):
+            raise ValueError(
+                f"`unit` must be a word, got {unit!r}."
+                ' Name what a batch size counts, such as "examples".'
+            )
+        self.window = window
+        self.confidence = confidence
+        self.unit = unit
+        lengths = AUTO_WINDOWS if window == "auto" else (int(window),)
+        self._lengths = np.array(lengths, dtype=np.float64)
+        # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
+        self._decay = (self._lengths - 1) / (self._lengths + 1)
+        self._averages = _Averages.empty(len(lengths))
+        self._scatter = _Scatter.empty()
+
+    def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
+        """Add one step's moments.
+
+        Args:
+            moments: The step's two moments, of any sign.
+            weight: Relative weight of the step, fixed before its gradients are seen, or the
+                averages are no longer unbiased. The global batch size is a good one: a larger
+                batch measures |G|² more precisely.
+
+        Returns:
+            False, with nothing changed, if a moment is not finite (an overflow, say).
+
+        Raises:
+            ValueError: If `weight` is not positive and finite.
+        """
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"`weight` must be positive and finite, got {weight!r}. Pass the batch size, or 1."
+            )
+        if not (math.isfinite(moments.grad_sq_norm) and math.isfinite(moments.noise_trace)):
+            return False
+        step = np.array([moments.noise_trace, moments.grad_sq_norm])
+        self._averages = self._averages.after(step, weight, self._decay)
+        self._scatter = self._scatter.after(step, weight, float(self._decay[-1]))
+        return True
+
+    def estimate(self) -> NoiseScale:
+        """Return the noise scale as of the last step. Never raises for lack of data."""
+        if self._averages.weight[-1] == 0:
+            return self._answer(math.nan, 0.0, math.inf, (math.nan, math.nan), 0.0)
+        k = self._chosen_window()
+        averages = self._averages
+        noise_trace, grad_sq_norm = (float(x) for x in averages.mean[k])
+        sum_sq_weights = float(averages.sq_weight[k] / averages.weight[k] ** 2)
+        steps = 1 / sum_sq_weights
+        low, high = 0.0, math.inf
+        # Satterthwaite's: the covariance below is a sum over steps with the weights w². For equal
+        # weights these are the familiar n - 1; an exponential average has about half as many.
+        degrees_of_freedom = float(averages.sq_weight[k] ** 2 / averages.fourth_weight[k]) - 1
+        if degrees_of_freedom > 1e-9:
+            covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
+            quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
+            low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
+        value = noise_trace / grad_sq_norm if grad_sq_norm > 0 else math.nan
+        return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
+
+    def _answer(
+        self, value: float, low: float, high: float, moments: tuple[float, float], steps: float
+    ) -> NoiseScale:
+        return NoiseScale(value, low, high, *moments, steps, self.confidence, self.unit)
+
+    def _chosen_window(self) -> int:
+        """Index of the shortest window with (4·cv/width)² steps, else of the longest.
+
+        cv is the coefficient of variation of one step: the standard deviation of S - R·Q over
+        the mean of S, with R, S, Q the longest window's. By the delta method the ratio over n
+        such steps then has the interval R·(1 ± 2·cv/√n), of relative width 4·cv/√n. Scatter is
+        taken from differences of successive steps, which a drift of the moments leaves alone.
+        """
+        noise_trace, grad_sq_norm = self._averages.mean[-1]
+        if self._scatter.pairs == 0 or grad_sq_norm <= 0 or noise_trace <= 0:
+            return len(self._lengths) - 1
+        ratio = noise_trace / grad_sq_norm
+        ss, sq, qq = self._scatter.covariance(self._averages.mean_weight[-1])
+        cv_squared = max(ss - 2 * ratio * sq + ratio**2 * qq, 0.0) / noise_trace**2
+        needed = 16 * cv_squared / AUTO_RELATIVE_WIDTH**2
+        return min(int(np.searchsorted(self._lengths, needed)), len(self._lengths) - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in lists and floats only."""
+        return {
+            "lengths": self._lengths.tolist(),
+            "averages": {name: x.tolist() for name, x in self._averages._asdict().items()},
+            "scatter": {
+                name: x.tolist() if isinstance(x, np.ndarray) else x
+                for name, x in self._scatter._asdict().items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`.
+
+        Raises:
+            ValueError: If the state was saved with another `window`.
+        """
+        if state["lengths"] != self._lengths.tolist():
+            raise ValueError(
+                f"`window` must be the one the state was saved with, got {self.window!r} for"
+                f" averages over {[int(n) for n in state['lengths']]} steps."
+                " Restore the earlier `window`, or start the averages anew."
+            )
+        self._averages = _Averages(**{k: np.array(v) for k, v in state["averages"].items()})
+        scatter = state["scatter"]
+        self._scatter = _Scatter(
+            last=np.array(scatter["last"]),
+            last_weight=scatter["last_weight"],
+            pairs=scatter["pairs"],
+            squares=np.array(scatter["squares"]),
+        )
+
+
+class _Averages(NamedTuple):
+    """Exponentially weighted sums over one window a row; column 0 is S = tr(Σ), 1 is Q = |G|²."""
+
+    weight: NDArray[np.float64]
+    """Σw, shape (windows,)."""
+    sq_weight: NDArray[np.float64]
+    """Σw², shape (windows,)."""
+    fourth_weight: NDArray[np.float64]
+    """Σw⁴, shape (windows,)."""
+    mean_weight: NDArray[np.float64]
+    """The average weight of a step, shape (windows,)."""
+    length: NDArray[np.float64]
+    """Σ of the decays alone, shape (windows,)."""
+    mean: NDArray[np.float64]
+    """Σwx/Σw, shape (windows, 2)."""
+    offset: NDArray[np.float64]
+    """Σw²(x - mean), shape (windows, 2)."""
+    scatter: NDArray[np.float64]
+    """Σw²(x - mean)(x - mean)ᵀ, shape (windows, 3)."""
+
+    @classmethod
+    def empty(cls, windows: int) -> _Averages:
+        zero, two, three = np.zeros(windows), np.zeros((windows, 2)), np.zeros((windows, 3))
+        return cls(zero, zero, zero, zero, zero, two, two, three)
+
+    def after(
+        self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
+    ) -> _Averages:
+        """Add one step. Sums stay centred on the moving mean: raw squares would cancel."""
+        decay_sq = decay**2
+        total = decay * self.weight + weight
+        length = decay * self.length + 1
+        shift = (step - self.mean) * (weight / total)[:, None]
+        mean = self.mean + shift
+        residual = step - mean
+        earlier = (decay_sq * self.sq_weight)[:, None]
+        offset = decay_sq[:, None] * self.offset
+        scatter = (
+            decay_sq[:, None] * self.scatter
+            - offset[:, _ROW] * shift[:, _COL]
+            - shift[:, _ROW] * offset[:, _COL]
+            + earlier * shift[:, _ROW] * shift[:, _COL]
+            + weight**2 * residual[:, _ROW] * residual[:, _COL]
+        )
+        return _Averages(
+            weight=total,
+            sq_weight=earlier[:, 0] + weight**2,
+            fourth_weight=decay_sq**2 * self.fourth_weight + weight**4,
+            mean_weight=total / length,
+            length=length,
+            mean=mean,
+            offset=offset - earlier * shift + weight**2 * residual,
+            scatter=scatter,
+        )
+
+
+class _Scatter(NamedTuple):
+    """Scatter of single steps from successive differences, over the longest window.
+
+    A step of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's
+    own spread rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its
+    square estimates C.
+    """
+
+    last: NDArray[np.float64]
+    last_weight: float
+    pairs: float
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls) -> _Scatter:
+        return cls(np.zeros(2), 0.0, 0.0, np.zeros(3))
+
+    def after(self, step: NDArray[np.float64], weight: float, decay: float) -> _Scatter:
+        if self.last_weight == 0:
+            return self._replace(last=step, last_weight=weight)
+        difference = step - self.last
+        pair_weight = weight * self.last_weight / (weight + self.last_weight)
+        squares = decay * self.squares + pair_weight * difference[_ROW] * difference[_COL]
+        return _Scatter(step, weight, decay * self.pairs + 1, squares)
+
+    def covariance(self, weight: float) -> tuple[float, float, float]:
+        """Covariance (SS, SQ, QQ) of one step of this weight."""
+        ss, sq, qq = (self.squares / (self.pairs * weight)).tolist()
+        return ss, sq, qq
+
+
+def fieller_interval(
+    noise_trace: float, grad_sq_norm: float, covariance: NDArray[np.float64], quantile: float
+) -> tuple[float, float]:
+    """Return the confidence interval for the ratio S/Q of two correlated means.
+
+    It holds every ratio r that a test of "S - r·Q has mean zero" does not reject:
+
+        (S - rQ)² <= t²·(v_SS - 2r·v_SQ + r²·v_QQ)      or      A·r² - 2B·r + C <= 0
+        A = Q² - t²·v_QQ      B = S·Q - t²·v_SQ      C = S² - t²·v_SS
+
+    Where Q differs from zero (A > 0) that is the interval between the roots (B ∓ √(B² - AC))/A.
+    Where it does not, no ratio is too large; the test then bounds the ratio from below if at
+    least S differs from zero (C > 0).
+
+    Args:
+        noise_trace: S, the averaged tr(Σ).
+        grad_sq_norm: Q, the averaged |G|².
+        covariance: v_SS, v_SQ and v_QQ of the two averages.
+        quantile: t, the two-sided quantile, in standard errors.
+
+    Returns:
+        The low end, floored at 0, and the high end, infinite where not resolved.
+
+    Example:
+        >>> fieller_interval(30.0, 1.0, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        (23.78..., 38.71...)
+        >>> fieller_interval(30.0, 0.1, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        (98.66..., inf)
+    """
+    ss, sq, qq = (quantile**2 * float(v) for v in covariance)
+    a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    if a > 0 and grad_sq_norm > 0:
+        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
+    if a <= 0 < c and noise_trace > 0:
+        # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
+        return c / (b + root), math.inf
+    return 0.0, math.inf
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale along a run, in columns, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.tradeoff import Tradeoff
+
+COLUMNS = (
+    "step",
+    "examples",
+    "batch_size",
+    "grad_sq_norm",
+    "noise_trace",
+    "noise_scale",
+    "low",
+    "high",
+    "seconds_per_step",
+    "skipped_steps",
+)
+
+
+class History(Mapping[str, NDArray[np.float64]]):
+    """A mapping from column name to its values, one for each log step.
+
+    | column | meaning |
+    |---|---|
+    | `step` | optimizer steps so far |
+    | `examples` | examples processed so far, by all ranks |
+    | `batch_size` | global batch size of that step |
+    | `grad_sq_norm`, `noise_trace` | averages of the two moments |
+    | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
+    | `seconds_per_step` | mean since the row before; NaN where no step was timed |
+    | `skipped_steps` | steps left out so far |
+
+    When `most_rows` are reached every second row is dropped and from then on every second log
+    step is kept, and so on: a run of any length keeps an even spacing. Counts are cumulative,
+    so that nothing is lost between the rows that stay.
+
+    Example:
+        >>> history = History()
+        >>> history.append(step=50, examples=1600.0, noise_scale=19.0)
+        >>> history["step"], history["low"]
+        (array([50.]), array([nan]))
+    """
+
+    def __init__(self, most_rows: int = 4096) -> None:
+        if most_rows < 2:
+            raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
+        self._most_rows = most_rows
+        self._stride = 1
+        self._seen = 0
+        self._columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+
+    def append(self, **row: float) -> None:
+        """Add the row of one log step; columns left out become NaN."""
+        if unknown := row.keys() - set(COLUMNS):
+            raise ValueError(
+                f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(COLUMNS)}."
+            )
+        self._seen += 1
+        if self._seen % self._stride:
+            return
+        for name, values in self._columns.items():
+            values.append(float(row.get(name, "nan")))
+        if len(self._columns["step"]) >= self._most_rows:
+            self._stride *= 2
+            for values in self._columns.values():
+                del values[::2]
+
+    def tradeoff(self) -> Tradeoff:
+        """Steps against examples for what the run reached, see `Tradeoff.from_run`.
+
+        Raises:
+            ValueError: If no row has a noise scale yet.
+        """
+        steps = np.diff(self["step"], prepend=0)
+        examples = np.diff(self["examples"], prepend=0)
+        return Tradeoff.from_run(self["noise_scale"], examples / steps, steps)
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        return np.array(self._columns[column])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"History({len(self._columns['step'])} rows of {', '.join(COLUMNS)})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows, in builtins."""
+        columns = {name: list(values) for name, values in self._columns.items()}
+        return {"stride": self._stride, "seen": self._seen, "columns": columns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self._stride, self._seen = state["stride"], state["seen"]
+        self._columns = {name: list(state["columns"][name]) for name in COLUMNS}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the callbacks need of Lightning that it does not offer in public, in one place.
+
+Read in Lightning 2.6.6. `pytorch_lightning` and `lightning.pytorch` are the same code in two
+packages with classes of their own, so a callback for both has both base classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
+from pytorch_lightning.utilities.data import extract_batch_size
+
+if TYPE_CHECKING:
+    from lightning_fabric.utilities.exceptions import (
+        MisconfigurationException as MisconfigurationException,
+    )
+    from pytorch_lightning import Callback as Callback
+else:
+    _PACKAGES = [
+        name
+        for name in ("lightning.pytorch", "pytorch_lightning")
+        if importlib.util.find_spec(name.split(".")[0]) is not None
+    ]
+
+    def _base_for_all_packages(module: str, name: str) -> type:
+        modules = [importlib.import_module(f"{package}{module}") for package in _PACKAGES]
+        bases = tuple(dict.fromkeys(getattr(m, name) for m in modules))
+        return type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__})
+
+    Callback = _base_for_all_packages("", "Callback")
+    MisconfigurationException = _base_for_all_packages(
+        ".utilities.exceptions", "MisconfigurationException"
+    )
+
+
+def batch_size_of(batch: Any) -> int:
+    """Examples in a batch: the first dimension of its tensors, as Lightning itself infers it."""
+    try:
+        return int(extract_batch_size(batch))
+    except Exception as error:  # the host's own exception class differs between the packages
+        raise MisconfigurationException(
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
+            f" of type {type(batch).__name__}. Pass a function from a batch to the number of"
+            " examples this rank has in it."
+        ) from error
+
+
+def should_log(trainer: pl.Trainer) -> bool:
+    """Whether Lightning logs at the step under way."""
+    return bool(trainer._logger_connector.should_update_logs)
+
+
+def log_step(trainer: pl.Trainer) -> int:
+    """The x axis of Lightning's own logs: batches that stepped, whatever the optimizers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
+    """Show a value until it is replaced. `self.log` would also send it to every logger."""
+    trainer._logger_connector._progress_bar_metrics[name] = value  # type: ignore[assignment]
+
+
+def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    """Put metrics where other callbacks look for them (early stopping, checkpoints, tuners)."""
+    trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})

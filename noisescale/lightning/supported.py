@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Trainers the noise scale can be measured under, and what to do about the others."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale.lightning.host import MisconfigurationException, rank_zero_warn
+
+# By class name: importing some of them needs packages that are not there.
+_UNSUPPORTED_STRATEGIES = {
+    "DeepSpeedStrategy": "DeepSpeed reduces gradients inside its own engine",
+    "FSDPStrategy": "FSDP1 offers no look at a rank's own gradient",
+    "ModelParallelStrategy": "sharded gradients (FSDP2) are not measured yet",
+}
+
+_USE_DDP = 'Use `strategy="ddp"`, or leave the callback out.'
+
+
+def check_supported(trainer: pl.Trainer) -> bool:
+    """Say whether there is something to measure; call it when the strategy is set up.
+
+    Returns:
+        False, after one warning, where a single process trains: it goes on unmeasured.
+
+    Raises:
+        MisconfigurationException: If the numbers would be wrong or cannot be had. The message
+            names the setting and the remedy.
+    """
+    strategy = trainer.strategy
+    for kind in type(strategy).__mro__:
+        if kind.__name__ in _UNSUPPORTED_STRATEGIES:
+            _refuse("strategy", kind.__name__, _UNSUPPORTED_STRATEGIES[kind.__name__], _USE_DDP)
+    if trainer.world_size < 2:
+        rank_zero_warn(
+            "NoiseScaleMonitor has nothing to measure: one process trains, and one gradient a step"
+            " has nothing to be compared with. Training goes on without it. Use two or more"
+            ' devices: `Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`.'
+        )
+        return False
+    if isinstance(strategy.model, DistributedDataParallel):
+        _check_reduction(strategy.model)
+    else:
+        _refuse("strategy", type(strategy).__name__, "it does not train by DDP", _USE_DDP)
+    _check_optimization(trainer)
+    return True
+
+
+def _check_reduction(ddp: DistributedDataParallel) -> None:
+    # The hook's name alone: a wrapper such as `fp16_compress_wrapper` names the hook it wraps.
+    for hook, _ in ddp._comm_hooks:
+        name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
+        if "powerSGD" in name:
+            _refuse(
+                "ddp_comm_hook",
+                name,
+                "PowerSGD replaces the mean gradient by a low-rank approximation of it",
+                "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none.",
+            )
+        if "post_localSGD" in name:
+            _refuse(
+                "ddp_comm_hook",
+                name,
+                "post-local SGD stops averaging gradients over all ranks",
+                "Leave the hook out while measuring.",
+            )
+
+
+def _check_optimization(trainer: pl.Trainer) -> None:
+    if not trainer.lightning_module.automatic_optimization:
+        _refuse(
+            "automatic_optimization",
+            "False",
+            "manual optimization is not measured yet",
+            "Use automatic optimization, or `NoiseScaleMeter` in a torch loop of your own.",
+        )
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            _refuse(
+                "optimizer",
+                "LBFGS",
+                "it takes several gradients a step, at different weights",
+                "Use a first-order optimizer such as SGD or AdamW.",
+            )
+    if getattr(trainer.strategy.precision_plugin, "scaler", None) is not None:
+        _refuse(
+            "precision",
+            str(trainer.precision),
+            "gradients that carry a loss scale are not measured yet",
+            'Use `precision="bf16-mixed"` or `"32-true"`.',
+        )
+
+
+def _refuse(setting: str, value: str, reason: str, remedy: str) -> None:
+    raise MisconfigurationException(
+        f"`{setting}` must be one that NoiseScaleMonitor can measure under, got {value}: {reason}."
+        f" {remedy}"
+    )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our charts on TensorBoard's Custom Scalars page, beside whatever the user has put there.
+
+A run has one layout, and of several written to it the last one counts. So a layout that is
+already in the run is read back and merged, and one that is written while we are there is
+merged on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import custom_scalars
+
+# Layouts are written when a run starts. Further into old event files we do not look for one.
+_RECORDS_SEARCHED = 10_000
+
+_USERS_WAYS_TO_WRITE_ONE = (
+    "add_custom_scalars",
+    "add_custom_scalars_marginchart",
+    "add_custom_scalars_multilinechart",
+)
+
+
+def merged_into(writer: SummaryWriter, charts: dict[str, Any]) -> ExitStack:
+    """Add `charts` to the layout of a run, now and whenever the user writes another one.
+
+    Args:
+        writer: The run's writer.
+        charts: As for `SummaryWriter.add_custom_scalars`.
+
+    Returns:
+        A context that lasts for as long as layouts of the user's are to be merged.
+    """
+    ours = _layout_in(custom_scalars(charts))
+    _write(writer, _merged(_layout_on_disk(writer), ours))
+    stack = ExitStack()
+    for name in _USERS_WAYS_TO_WRITE_ONE:
+        stack.enter_context(_merging(writer, name, ours))
+    return stack
+
+
+@contextmanager
+def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Iterator[None]:
+    """While active, the writer's method `name` writes its layout merged with `ours`."""
+    original = getattr(writer, name)
+
+    def write_merged(*args: Any, **kwargs: Any) -> None:
+        file_writer = writer._get_file_writer()
+        written: list[Summary] = []
+        file_writer.add_summary = lambda summary, *_: written.append(summary)
+        try:
+            original(*args, **kwargs)
+        finally:
+            del file_writer.add_summary
+        _write(writer, _merged(_layout_in(written[-1]), ours))
+
+    setattr(writer, name, write_merged)
+    try:
+        yield
+    finally:
+        if getattr(writer, name) is write_merged:
+            delattr(writer, name)
+
+
+def _layout_on_disk(writer: SummaryWriter) -> layout_pb2.Layout:
+    """The layout that counts in the writer's run so far; empty where there is none."""
+    writer.flush()
+    layout = layout_pb2.Layout()
+    for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
+        for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
+            if metadata.CONFIG_SUMMARY_TAG.encode() in record:
+                layout = _layout_in(Event.FromString(record).summary)
+    return layout
+
+
+def _layout_in(summary: Summary) -> layout_pb2.Layout:
+    for value in summary.value:
+        if value.tag == metadata.CONFIG_SUMMARY_TAG:
+            return layout_pb2.Layout.FromString(value.tensor.string_val[0])
+    return layout_pb2.Layout()
+
+
+def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.Layout:
+    """Their categories and charts, in their order, then ours; of one title ours is taken."""
+    merged = layout_pb2.Layout()
+    merged.CopyFrom(theirs)
+    for category in ours.category:
+        there = next((c for c in merged.category if c.title == category.title), None)
+        if there is None:
+            merged.category.add().CopyFrom(category)
+            continue
+        our_titles = {chart.title for chart in category.chart}
+        kept = [chart for chart in there.chart if chart.title not in our_titles]
+        del there.chart[:]
+        there.chart.extend([*kept, *category.chart])
+    return merged
+
+
+def _write(writer: SummaryWriter, layout: layout_pb2.Layout) -> None:
+    summary = custom_scalars({})
+    summary.value[0].tensor.string_val[0] = layout.SerializeToString()
+    writer._get_file_writer().add_summary(summary)

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NoiseScaleMeter: a collector and an estimator behind one object, for any torch loop."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.collectors.step_norms import StepNorms
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+
+# Reduced steps wait on the device until somebody asks; this many at most (a few kB).
+_MOST_PENDING = 1024
+
+
+class NoiseScaleMeter:
+    """Measure the gradient noise scale of a DistributedDataParallel model in a torch loop.
+
+    Every rank's gradient norm is taken just before DDP averages the gradients, the norm of the
+    average right after; both cross ranks in one small asynchronous all-reduce a step, and stay
+    on the device until `noise_scale` is read. Gradients are read only: training is bitwise
+    what it is without the meter.
+
+    Args:
+        model: The wrapped model.
+        window: See `NoiseScaleEstimator`.
+        confidence: See `NoiseScaleEstimator`.
+        unit: See `NoiseScaleEstimator`.
+        every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
+        parameters: The parameters that are trained; default: all that require a gradient.
+
+    Raises:
+        TypeError: If `model` is not a DistributedDataParallel module.
+        ValueError: If an argument is out of its range, or only one process takes part.
+
+    Example:
+        >>> from noisescale import NoiseScaleMeter
+        >>> def train(ddp_model, optimizer, batches, loss_function):
+        ...     meter = NoiseScaleMeter(ddp_model)
+        ...     for x, y in batches:
+        ...         optimizer.zero_grad()
+        ...         loss = loss_function(ddp_model(x), y)
+        ...         meter.backward(loss, local_batch_size=len(x))
+        ...         meter.step()
+        ...         optimizer.step()
+        ...     print(meter.noise_scale)
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        window: int | Literal["auto"] = "auto",
+        confidence: float = 0.95,
+        unit: str = "examples",
+        every_n_steps: int = 1,
+        parameters: Iterable[nn.Parameter] | None = None,
+    ) -> None:
+        self.every_n_steps = checked_every_n_steps(every_n_steps)
+        self._estimator = NoiseScaleEstimator(window, confidence, unit)
+        if not isinstance(model, DistributedDataParallel):
+            raise TypeError(
+                "`model` must be a DistributedDataParallel module,"
+                f" got {type(model).__name__}. Wrap it, or use it on two or more processes."
+            )
+        if dist.get_world_size(model.process_group) < 2:
+            raise ValueError(
+                "`model` must be trained by at least 2 processes, got 1: a single gradient has"
+                " nothing to be compared with. Launch more, with `torchrun --nproc-per-node=2`."
+            )
+        self._collector: DdpCollector | None = DdpCollector(model, parameters)
+        self._pending: list[tuple[Tensor, dist.Work]] = []
+        self._constants: tuple[tuple[float, ...], Tensor] | None = None
+        self._window_sizes: list[float] = []
+        self._backwards_synchronised = 0
+        self._unmeasured_examples = 0.0
+        self._warned: set[str] = set()
+        self._steps = 0
+        self._last_measured_step = 0
+        self._skipped_steps = 0
+        self._examples = 0.0
+        self._batch_size = math.nan
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The latest estimate. Reads the device: ask when you log, not at every step."""
+        self._settle()
+        return self._estimator.estimate()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, measured or not."""
+        return self._steps
+
+    @property
+    def last_measured_step(self) -> int:
+        """Optimizer steps up to the last measured one: those whose examples are counted."""
+        return self._last_measured_step
+
+    @property
+    def skipped_steps(self) -> int:
+        """Measured steps left out: a gradient was not finite on some rank, or not comparable."""
+        self._settle()
+        return self._skipped_steps
+
+    @property
+    def examples(self) -> float:
+        """Examples processed by all ranks, up to the last measured step."""
+        self._settle()
+        return self._examples
+
+    @property
+    def batch_size(self) -> float:
+        """Global batch size of the last measured step, in examples; NaN before it."""
+        self._settle()
+        return self._batch_size
+
+    def backward(self, loss: Tensor, local_batch_size: float) -> None:
+        """Call `loss.backward()` and capture this rank's gradient norm.
+
+        Args:
+            loss: The mean over this rank's examples, divided for accumulation as you do it.
+            local_batch_size: This rank's examples in `loss`.
+        """
+        self.before_backward(loss, local_batch_size)
+        loss.backward()
+
+    def before_backward(self, loss: Tensor, local_batch_size: float) -> None:
+        """Do what `backward` does, where somebody else calls `loss.backward()` right after."""
+        if not 0 <= local_batch_size < math.inf:
+            raise ValueError(
+                f"`local_batch_size` must be a number of examples, got {local_batch_size!r}."
+                " Pass how many examples of this rank are in the loss."
+            )
+        collector = self._open_collector()
+        self._window_sizes.append(local_batch_size)
+        if collector.synchronises:
+            self._backwards_synchronised += 1
+            if self._steps % self.every_n_steps == 0:
+                collector.before_backward(loss)
+
+    def step(self, *, loss_divisor: float | None = None) -> None:
+        """Close the step: call it before gradient clipping and `optimizer.step()`.
+
+        Every rank must call it for every optimizer step, also for one without a backward.
+
+        Args:
+            loss_divisor: What each loss of this accumulation window was divided by. Default:
+                the number of backward passes in the window, which makes the gradient a mean.
+                Lightning divides by its full window also when the last one of an epoch is short.
+        """
+        collector = self._open_collector()
+        sizes = self._window_sizes
+        measured = self._steps % self.every_n_steps == 0
+        self._steps += 1
+        if measured:
+            self._reduce(collector, sizes, loss_divisor or len(sizes))
+            self._unmeasured_examples = 0.0
+            self._last_measured_step = self._steps
+        else:
+            self._unmeasured_examples += sum(sizes)
+        self._window_sizes = []
+        self._backwards_synchronised = 0
+        collector.reset()
+        if len(self._pending) >= _MOST_PENDING:
+            self._settle()
+
+    def close(self, *, interrupted: bool = False) -> None:
+        """Remove every hook from the model. What was measured can still be read.
+
+        Args:
+            interrupted: See `state_dict`.
+        """
+        self._settle(only_completed=interrupted)
+        self._pending = []
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+
+    def _open_collector(self) -> DdpCollector:
+        if self._collector is None:
+            raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
+        return self._collector
+
+    def _reduce(self, collector: DdpCollector, sizes: list[float], loss_divisor: float) -> None:
+        """Sum this step's row over ranks: one collective, unconditional, asynchronous.
+
+        A rank that has nothing comparable reduces NaN, so that all of them leave the step out.
+        """
+        local_sq_norm = collector.local_sq_norm()
+        if self._backwards_synchronised > 1:
+            self._warn(
+                "Gradients were averaged over ranks more than once in one step, which mixes local"
+                " and averaged ones: such steps are not measured. Wrap all but the last backward"
+                " of a step in `model.no_sync()`."
+            )
+            local_sq_norm = None
+        window = len(sizes)
+        inverse_size = (
+            sum(1 / n if n else math.inf for n in sizes) / window**2 if window else math.nan
+        )
+        wide = {"dtype": wide_dtype(collector.device), "device": collector.device}
+        if local_sq_norm is None:
+            local_sq_norm = torch.full((), math.nan, **wide)
+        norms = torch.stack([local_sq_norm, collector.share_of_averaged_sq_norm()])
+        if loss_divisor != window:
+            norms.mul_((loss_divisor / window) ** 2 if window else math.nan)
+        constants = self._on_device(
+            (inverse_size, float(sum(sizes)), self._unmeasured_examples), **wide
+        )
+        row = torch.cat([norms, constants])
+        work = dist.all_reduce(row, group=collector.group, async_op=True)
+        self._pending.append((row, work))
+
+    def _on_device(
+        self, values: tuple[float, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Host numbers as a tensor, copied only when they change and never synchronously."""
+        if self._constants is None or self._constants[0] != values:
+            tensor = torch.tensor(values, dtype=dtype)
+            if device.type == "cuda":
+                tensor = tensor.pin_memory().to(device, non_blocking=True)
+            self._constants = values, tensor.to(device)
+        return self._constants[1]
+
+    def _settle(self, *, only_completed: bool = False) -> None:
+        """Read the reduced rows, in order: the one place that waits for the device."""
+        rows: list[Tensor] = []
+        for row, work in self._pending:
+            if only_completed and not (work.is_completed() and work.is_success()):
+                break
+            work.wait()
+            rows.append(row)
+        del self._pending[: len(rows)]
+        if rows and self._collector is not None:
+            parts = self._collector.ranks
+            for small, big, inverse_sizes, examples, unmeasured in torch.stack(rows).tolist():
+                self._examples += unmeasured
+                self._absorb(StepNorms(small / parts, big, parts, inverse_sizes, examples))
+
+    def _absorb(self, norms: StepNorms) -> None:
+        self._examples += norms.examples
+        self._batch_size = norms.examples
+        if not norms.finite:
+            self._skipped_steps += 1
+        elif norms.identical_parts:
+            self._skipped_steps += 1
+            self._warn(
+                "All ranks had one and the same gradient: such steps are not measured. Give each"
+                " rank its own examples, with a `DistributedSampler`."
+            )
+        else:
+            self._estimator.update(norms.moments(), weight=norms.examples)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned and dist.get_rank() == 0:
+            warnings.warn(message, stacklevel=4)
+        self._warned.add(message)
+
+    def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
+        """Return everything measured so far, in builtins: it loads weights-only.
+
+        Runs no collective, so that one rank can save alone.
+
+        Args:
+            interrupted: Set after an error, when other ranks may be gone: reductions that have
+                not completed yet are left out instead of waited for.
+        """
+        self._settle(only_completed=interrupted)
+        return {
+            "estimator": self._estimator.state_dict(),
+            "steps": self._steps,
+            "last_measured_step": self._last_measured_step,
+            "skipped_steps": self._skipped_steps,
+            "examples": self._examples,
+            "unmeasured_examples": self._unmeasured_examples,
+            "batch_size": self._batch_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`, saved with the same `window`."""
+        self._estimator.load_state_dict(state["estimator"])
+        self._steps = state["steps"]
+        self._last_measured_step = state["last_measured_step"]
+        self._skipped_steps = state["skipped_steps"]
+        self._examples = state["examples"]
+        self._unmeasured_examples = state["unmeasured_examples"]
+        self._batch_size = state["batch_size"]
+
+
+def checked_every_n_steps(value: int) -> int:
+    """Return `value`, or raise a ValueError that says what is wrong with it."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"`every_n_steps` must be at least 1, got {value!r}. Pass 1 to measure every step."
+        )
+    return int(value)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from noisescale.collectors.squared_norms import squared_norm
+
+CPU = torch.device("cpu")
+
+
+def by_numpy(*tensors: Tensor) -> float:
+    return float(sum((t.detach().double().numpy() ** 2).sum() for t in tensors))
+
+
+@pytest.mark.parametrize("elements", [1, 4096, 4097, 1_000_001, 16 * 2**20])
+def test_norms_are_exact_to_1e_6_at_any_size(elements: int) -> None:
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 1e-3
+
+    result = squared_norm([tensor], device=CPU)
+
+    assert result.dtype == torch.float64
+    assert result.item() == pytest.approx(by_numpy(tensor), rel=1e-6)
+
+
+def test_torchs_own_float32_norm_is_not() -> None:
+    """If this fails torch has mended its kernel, and the rows can go."""
+    tensor = torch.randn(16 * 2**20, generator=torch.Generator().manual_seed(0))
+
+    plain = torch.linalg.vector_norm(tensor).item() ** 2
+
+    assert abs(plain / by_numpy(tensor) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_widened_not_squared(dtype: torch.dtype) -> None:
+    """300² overflows in half precision."""
+    tensors = [torch.full((300, 70), 300.0, dtype=dtype), torch.ones(7, dtype=dtype)]
+
+    assert squared_norm(tensors, device=CPU).item() == pytest.approx(by_numpy(*tensors), rel=2e-6)
+
+
+def test_any_layout_counts_every_element_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    convolution = torch.randn(64, 32, 5, 5, generator=generator)
+    indices = torch.tensor([[3, 0, 3]])
+    sparse = torch.sparse_coo_tensor(
+        indices, torch.randn(3, 4, generator=generator), (9, 4), check_invariants=True
+    )
+    tensors = [
+        convolution.to(memory_format=torch.channels_last),
+        convolution.transpose(0, 1),
+        convolution[:, ::2],
+        torch.tensor(2.0),
+        torch.empty(0),
+        sparse,
+    ]
+
+    result = squared_norm(tensors, device=CPU)
+
+    expected = by_numpy(*tensors[:5], sparse.to_dense())
+    assert result.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_no_tensors_have_norm_zero() -> None:
+    assert squared_norm([], device=CPU).item() == 0
+    assert squared_norm([torch.empty(0)], device=CPU).item() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_element_shows(bad: float) -> None:
+    tensor = torch.ones(10_000)
+    tensor[5000] = bad
+
+    assert not torch.isfinite(squared_norm([tensor], device=CPU))
+
+
+def test_no_copy_is_made() -> None:
+    tensor = torch.ones(8 * 2**20)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        squared_norm([tensor], device=CPU)
+
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.events())
+    assert 0 < allocated <= 0.01 * tensor.nbytes

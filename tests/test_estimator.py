@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator
+from noisescale.estimator import AUTO_WINDOWS, fieller_interval
+
+
+def estimator_after(
+    noise: np.ndarray, signal: np.ndarray, weights: np.ndarray | None = None, **options: object
+) -> NoiseScaleEstimator:
+    estimator = NoiseScaleEstimator(**options)  # type: ignore[arg-type]
+    for t, (s, q) in enumerate(zip(noise, signal, strict=True)):
+        assert estimator.update(GradientMoments(q, s), 1 if weights is None else weights[t])
+    return estimator
+
+
+def draws(steps: int, *, signal: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Correlated noisy moments: tr(Σ) around 20, |G|² around `signal`."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=steps)
+    return (
+        20 + 3 * rng.normal(size=steps) - 2 * common,
+        signal + 0.4 * rng.normal(size=steps) + 0.3 * common,
+    )
+
+
+@pytest.mark.parametrize("steps", [2, 7, 500])
+def test_estimate_agrees_with_weights_written_out(steps: int) -> None:
+    """The recursion against a direct sum: weights, sandwich covariance, t quantile, Fieller."""
+    noise, signal = draws(steps)
+    weights = np.random.default_rng(1).integers(1, 50, steps).astype(float)
+    decay = (40 - 1) / (40 + 1)
+    w = weights * decay ** np.arange(steps)[::-1]
+    w /= w.sum()
+    s, q = w @ noise, w @ signal
+    residuals = np.stack([noise - s, signal - q])
+    covariance = (w**2 * residuals) @ residuals.T / (1 - w @ w)
+    quantile = stats.t.ppf(0.95, (w @ w) ** 2 / (w**4).sum() - 1)
+
+    estimate = estimator_after(noise, signal, weights, window=40, confidence=0.9).estimate()
+
+    assert estimate.noise_trace == pytest.approx(s, rel=1e-12)
+    assert estimate.grad_sq_norm == pytest.approx(q, rel=1e-12)
+    assert estimate.value == pytest.approx(s / q, rel=1e-12)
+    assert estimate.steps == pytest.approx(1 / (w @ w), rel=1e-12)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        fieller_interval(s, q, covariance[[0, 0, 1], [0, 1, 1]], quantile), rel=1e-9
+    )
+
+
+def test_fieller_ends_are_where_the_test_of_the_ratio_turns() -> None:
+    s, q, (ss, sq, qq), t = 30.0, 1.0, (4.0, -0.05, 0.01), 1.7
+
+    low, high = fieller_interval(s, q, np.array([ss, sq, qq]), t)
+
+    def excess(ratio: float) -> float:
+        return (s - ratio * q) ** 2 - t**2 * (ss - 2 * ratio * sq + ratio**2 * qq)
+
+    assert low == pytest.approx(optimize.brentq(excess, 0, s / q))
+    assert high == pytest.approx(optimize.brentq(excess, s / q, 1e3))
+
+
+@pytest.mark.parametrize("q", [0.19, 0.0, -0.15])
+def test_fieller_is_unbounded_where_the_signal_may_be_zero(q: float) -> None:
+    s, (ss, sq, qq), t = 30.0, (4.0, 0.0, 0.01), 2.0
+
+    low, high = fieller_interval(s, q, np.array([ss, sq, qq]), t)
+
+    def excess(ratio: float) -> float:
+        return (s - ratio * q) ** 2 - t**2 * (ss - 2 * ratio * sq + ratio**2 * qq)
+
+    assert math.isinf(high)
+    assert low == pytest.approx(optimize.brentq(excess, 0, 1e6))
+    assert all(excess(ratio) <= 0 for ratio in np.geomspace(low * 1.001, 1e9, 50))
+
+
+def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() -> None:
+    assert fieller_interval(1.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(30.0, -1.0, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(-30.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+
+
+def test_low_signal_is_not_biased_by_clamping() -> None:
+    """|G|² is 0.05 with steps scattered by 0.5: clamping each at zero would read 0.22."""
+    noise, signal = draws(20_000, signal=0.05)
+
+    estimate = estimator_after(noise, signal, window=1_000_000).estimate()
+
+    standard_error = 0.5 / math.sqrt(20_000)
+    assert abs(estimate.grad_sq_norm - 0.05) < 4 * standard_error
+    assert np.maximum(signal, 0).mean() > 0.2
+
+
+def test_averages_stay_unbiased_when_the_batch_size_changes() -> None:
+    rng = np.random.default_rng(3)
+    batches = np.repeat([8, 64, 16], 10)
+    answers = [
+        estimator_after(
+            20 + rng.normal(size=30), 1 + 8 / batches * rng.normal(size=30), batches, window=20
+        ).estimate()
+        for _ in range(400)
+    ]
+
+    means = np.array([(a.noise_trace, a.grad_sq_norm) for a in answers])
+    errors = (means.mean(axis=0) - (20, 1)) / (means.std(axis=0) / math.sqrt(400))
+    assert np.abs(errors).max() < 4, f"errors in standard errors: {errors}"
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """A small run of benchmarks/coverage.py, at a quarter of its price."""
+    answers = [
+        estimator_after(*draws(60, signal=0.5, seed=seed), window=30).estimate()
+        for seed in range(500)
+    ]
+
+    covered = np.mean([a.low <= 40 <= a.high for a in answers])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 500), covered
+
+
+@pytest.mark.parametrize(("scatter", "window"), [(0.01, 8), (0.5, 32), (2.0, 512)])
+def test_auto_takes_the_shortest_window_that_suffices(scatter: float, window: int) -> None:
+    """A step's relative scatter cv needs (4 cv/0.5)² steps: 0.0064, 16 and 256."""
+    rng = np.random.default_rng(0)
+    signal = 1 + scatter * rng.normal(size=4000)
+
+    estimate = estimator_after(np.full(4000, 20.0), signal).estimate()
+
+    assert estimate.steps == pytest.approx(window, rel=0.51)
+    assert (estimate.high - estimate.low) / estimate.value < 0.6
+
+
+def test_auto_follows_a_drifting_noise_scale() -> None:
+    """|G|² falls a hundredfold: a window sized from the drift itself would average it all."""
+    rng = np.random.default_rng(0)
+    signal = np.geomspace(100, 1, 2000)
+    estimator = estimator_after(np.full(2000, 20.0), signal * (1 + 0.2 * rng.normal(size=2000)))
+
+    estimate = estimator.estimate()
+
+    assert estimate.steps < 64
+    assert estimate.value == pytest.approx(20, rel=0.2)
+
+
+def test_auto_falls_back_to_the_longest_window_while_nothing_is_known() -> None:
+    estimator = estimator_after(np.full(300, 20.0), np.full(300, -0.1))
+
+    assert estimator.estimate().steps == pytest.approx(300, rel=1e-3)
+    assert AUTO_WINDOWS == (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_moments_are_left_out(bad: float) -> None:
+    estimator = estimator_after(*draws(20))
+    before = estimator.state_dict()
+
+    taken = [
+        estimator.update(GradientMoments(bad, 1.0)),
+        estimator.update(GradientMoments(1.0, bad)),
+    ]
+
+    assert taken == [False, False]
+    assert estimator.state_dict() == before
+
+
+def test_resuming_continues_every_number_exactly() -> None:
+    noise, signal = draws(300)
+    whole = estimator_after(noise, signal)
+    first = estimator_after(noise[:140], signal[:140])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+
+    second = NoiseScaleEstimator()
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for s, q in zip(noise[140:], signal[140:], strict=True):
+        second.update(GradientMoments(q, s))
+
+    assert second.estimate() == whole.estimate()
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_a_state_of_another_window_is_refused() -> None:
+    message = (
+        "`window` must be the one the state was saved with, got 50 for averages over [20] steps."
+        " Restore the earlier `window`, or start the averages anew."
+    )
+    state = NoiseScaleEstimator(window=20).state_dict()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(window=50).load_state_dict(state)
+
+
+def test_what_is_known_grows_with_the_steps() -> None:
+    estimator = NoiseScaleEstimator(window=100)
+    nothing = estimator.estimate()
+    estimator.update(GradientMoments(1.0, 20.0))
+    one = estimator.estimate()
+    estimator.update(GradientMoments(1.1, 21.0))
+    two = estimator.estimate()
+
+    assert (nothing.steps, nothing.low, nothing.high) == (0, 0, math.inf)
+    assert math.isnan(nothing.value)
+    assert (one.value, one.low, one.high) == (20, 0, math.inf)
+    assert two.resolved
+    assert not one.resolved
+
+
+@pytest.mark.parametrize(
+    ("scale", "text", "short"),
+    [
+        (NoiseScale(19.13, 15.2, 24.81, 1, 19, 200), "19.1 examples (95 % 15.2 to 24.8, 200 steps)", "19.1"),
+        (NoiseScale(19130, 15200, 24810, 1, 19, 1, 0.9, "tokens"), "19,130 tokens (90 % 15,200 to 24,810, 1 step)", "19,130"),
+        (NoiseScale(math.nan, 310.2, math.inf, -1, 9, 50), "above 310 examples (not resolved at 95 % after 50 steps)", ">310"),
+        (NoiseScale(math.nan, 0.0, math.inf, -1, 9, 50), "not resolved at 95 % after 50 steps", "?"),
+        (NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, 0), "not measured yet", "?"),
+    ],
+)  # fmt: skip
+def test_text_says_what_is_known_and_no_more(scale: NoiseScale, text: str, short: str) -> None:
+    assert str(scale) == text
+    assert scale.short() == short
+
+
+def test_efficiency_is_one_half_at_the_noise_scale() -> None:
+    scale = NoiseScale(20, 15, 25, 1, 20, 100)
+
+    assert scale.efficiency(20) == 0.5
+    assert scale.efficiency(0) == 1
+
+
+@pytest.mark.parametrize("window", [1, 0, -5, 2.5, True, None, "car"])
+def test_an_impossible_window_is_refused(window: object) -> None:
+    message = (
+        f'`window` must be "auto" or at least 2 steps, got {window!r}.'
+        ' Leave it at "auto" to have it sized from the noise.'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(window=window)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, -0.1, math.nan, None])
+def test_an_impossible_confidence_is_refused(confidence: float) -> None:
+    message = (
+        f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(confidence=confidence)
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_an_impossible_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="`weight` must be positive and finite"):
+        NoiseScaleEstimator().update(GradientMoments(1, 1), weight)
+
+
+def test_a_unit_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="^`unit` must be a word, got 5"):
+        NoiseScaleEstimator(unit=5)  # type: ignore[arg-type]

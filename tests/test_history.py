@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from noisescale import History
+from noisescale.history import COLUMNS
+
+
+def filled(rows: int, most_rows: int = 4096) -> History:
+    history = History(most_rows)
+    for i in range(1, rows + 1):
+        history.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i)
+    return history
+
+
+def test_columns_are_arrays_of_one_length() -> None:
+    history = filled(3)
+
+    assert list(history) == list(COLUMNS)
+    assert history["step"].tolist() == [10, 20, 30]
+    assert np.isnan(history["low"]).all()
+    assert {len(values) for values in history.values()} == {3}
+
+
+@pytest.mark.parametrize("most_rows", [8, 9])
+def test_memory_is_bounded_and_spacing_even(most_rows: int) -> None:
+    history = filled(1000, most_rows)
+
+    steps = history["step"]
+    assert most_rows / 2 - 1 <= len(steps) <= most_rows
+    assert len(set(np.diff(steps, prepend=0))) == 1
+
+
+def test_a_thinned_history_keeps_the_cost_of_the_run() -> None:
+    full, thinned = filled(1000).tradeoff(), filled(1000, 128).tradeoff()
+
+    assert thinned.critical_batch_size == pytest.approx(full.critical_batch_size, rel=0.05)
+    assert full.steps(32) == pytest.approx(10_000)
+
+
+def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
+    history = History()
+    history.append(step=10, examples=10 * 16, noise_scale=20.0, batch_size=16)
+    history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, batch_size=999)
+
+    tradeoff = history.tradeoff()
+
+    assert tradeoff.min_steps == pytest.approx(10 / (1 + 20 / 16) + 10 / (1 + 20 / 48))
+
+
+def test_resuming_continues_every_row_also_while_thinning() -> None:
+    whole, first = filled(100, 16), filled(45, 16)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+
+    second = History(16)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for i in range(46, 101):
+        second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i)
+
+    np.testing.assert_equal(second.state_dict(), whole.state_dict())
+
+
+def test_an_unknown_column_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`row` must have known columns, got \['loss'\]"):
+        History().append(loss=1.0)
+    with pytest.raises(ValueError, match=r"^`most_rows` must be at least 2, got 1\."):
+        History(1)
