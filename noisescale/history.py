@@ -55,6 +55,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
+        self.last_step = 0.0
+        """`step` of the last row appended, kept or not; 0 before it."""
         self._columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
 
     def append(self, **row: float) -> None:
@@ -64,6 +66,7 @@ class History(Mapping[str, NDArray[np.float64]]):
                 f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(COLUMNS)}."
             )
         self._seen += 1
+        self.last_step = float(row.get("step", self.last_step))
         if self._seen % self._stride:
             return
         for name, values in self._columns.items():
@@ -98,9 +101,15 @@ class History(Mapping[str, NDArray[np.float64]]):
     def state_dict(self) -> dict[str, Any]:
         """Return all rows, in builtins."""
         columns = {name: list(values) for name, values in self._columns.items()}
-        return {"stride": self._stride, "seen": self._seen, "columns": columns}
+        return {
+            "stride": self._stride,
+            "seen": self._seen,
+            "last_step": self.last_step,
+            "columns": columns,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._stride, self._seen = state["stride"], state["seen"]
+        self.last_step = state["last_step"]
         self._columns = {name: list(state["columns"][name]) for name in COLUMNS}

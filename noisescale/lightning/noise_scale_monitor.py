@@ -164,8 +164,7 @@ class NoiseScaleMonitor(host.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._measuring and self._meter is not None:
-            logged = self.history["step"]
-            if self._meter.last_measured_step > (logged[-1] if len(logged) else 0):
+            if self._advanced(self._meter):
                 self._log(trainer, self._meter, max(host.log_step(trainer) - 1, 0))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -203,6 +202,8 @@ class NoiseScaleMonitor(host.Callback):
             logger.log_metrics(finite, step=step)
         host.publish(trainer, metrics)
         host.show_in_progress_bar(trainer, "noise_scale", estimate.short())
+        if not self._advanced(meter):
+            return
         self.history.append(
             step=meter.last_measured_step,
             examples=meter.examples,
@@ -215,6 +216,10 @@ class NoiseScaleMonitor(host.Callback):
             seconds_per_step=values["seconds_per_step"],
             skipped_steps=meter.skipped_steps,
         )
+
+    def _advanced(self, meter: NoiseScaleMeter) -> bool:
+        """Whether a step was measured since the last row of the history."""
+        return meter.last_measured_step > self.history.last_step
 
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model and the loggers."""

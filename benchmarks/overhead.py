@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time a DDP training step with the noise scale measured in it, against the plain step.
+
+Each way of measuring trains its own copy of one model (GELU layers of one width), all copies in
+the same processes. In every round each copy takes one step on the same batch, in an order
+shuffled alike on all ranks and from a barrier: zero_grad, forward, backward, measuring, SGD. A
+step lasts until the slowest rank is done. Claimed is the median over rounds of its time over
+the plain step's in the same round, a fiftieth of a reading of the noise scale included: loggers
+read it every 50 steps. A second plain copy shows what the machine's noise does to that figure.
+
+Memory is counted in one more step of each copy, under torch.profiler: all bytes that torch's
+allocator hands out on the device, and the most of them held at once. A step allocates the same
+blocks every time, so what it has above the plain step is what the measuring allocates, wherever
+that happens and whatever the functions are called; the second plain copy shows that it is exact.
+
+    python benchmarks/overhead.py [--rounds 200] [--sizes 4 16] [--device cuda [--bf16]]
+
+CPU: 2 ranks over gloo, one thread each. CUDA: a rank a GPU over NCCL; a single GPU is shared by
+2 ranks over gloo, as NCCL refuses that. Peers are compared where installed; no claim on them.
+
+Exits 1 if our step takes more than 1.03 x the plain one (1.005 x on CUDA) or allocates more than
+1 % of the parameters' bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _results import write_results
+from peers import PEERS, Ours, PlainDdp, PlainDdpAgain, version
+from torch import Tensor, multiprocessing, nn
+from torch.profiler import ProfilerActivity, profile
+
+HIGHEST_RATIO = {"cpu": 1.03, "cuda": 1.005}
+HIGHEST_SHARE_ALLOCATED = 0.01
+MILLION_PARAMETERS = {"cpu": [4.0, 16.0], "cuda": [300.0]}
+RANK_BATCH_SIZE = {"cpu": 64, "cuda": 4096}
+LAYERS = 8
+READ_EVERY = 50
+# Our first steps probe the model; allocators settle in every copy's.
+WARM_UP_ROUNDS = 8
+INSTALL = "pip install --no-deps -r benchmarks/peers-requirements.txt"
+TRAININGS = (PlainDdp, PlainDdpAgain, Ours, *PEERS)
+
+
+@dataclass(frozen=True)
+class Setting:
+    device: str
+    backend: str
+    ranks: int
+    width: int
+    rank_batch_size: int
+    rounds: int
+    bf16: bool
+    claims: bool
+
+    @property
+    def shares_gpu(self) -> bool:
+        return self.device == "cuda" and self.ranks > torch.cuda.device_count()
+
+    @property
+    def parameters(self) -> int:
+        return LAYERS * self.width * (self.width + 1)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return self.parameters * torch.float32.itemsize
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Linear(self.width, self.width) for _ in range(LAYERS)]
+        activated = [module for layer in layers[:-1] for module in (layer, nn.GELU())]
+        return nn.Sequential(*activated, layers[-1]).to(self.device)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets; these have a mean to learn, or gradients were nothing but noise."""
+        inputs = torch.randn(self.rank_batch_size, self.width, device=self.device)
+        return inputs, inputs + 1
+
+
+class Stopwatch:
+    """Seconds from all ranks' being ready to the slowest one's being done with a call."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+
+    def __call__(self, function: Callable[..., object], *arguments: object) -> None:
+        dist.barrier()
+        self._finish_device()
+        start = time.perf_counter()
+        function(*arguments)
+        self._finish_device()
+        self.seconds.append(time.perf_counter() - start)
+
+    def _finish_device(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def slowest_ranks_seconds(self) -> list[float]:
+        everyones: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, self.seconds)
+        return [max(of_ranks) for of_ranks in zip(*everyones, strict=True)]
+
+
+def measure(setting: Setting) -> list[dict[str, Any]]:
+    """One record a training that can run here, the plain one first."""
+    trainings = [
+        training(setting.model(), setting.rank_batch_size, bf16=setting.bf16)
+        for training in TRAININGS
+        if version(training)
+    ]
+    torch.manual_seed(1 + dist.get_rank())
+    shuffled = random.Random(0)
+    steps = [Stopwatch(setting.device) for _ in trainings]
+    reads = [Stopwatch(setting.device) for _ in trainings]
+    for t in range(1 - WARM_UP_ROUNDS, setting.rounds + 1):
+        batch = setting.batch()
+        for i in shuffled.sample(range(len(trainings)), len(trainings)):
+            steps[i](trainings[i].step, *batch)
+            if t % READ_EVERY == 0:
+                reads[i](trainings[i].noise_scale)
+    return [
+        {
+            "measuring": training.name,
+            "version": version(type(training)),
+            "step_seconds": step.slowest_ranks_seconds()[WARM_UP_ROUNDS:],
+            "read_seconds": read.slowest_ranks_seconds()[1:],
+            "noise_scale": training.noise_scale(),
+            **allocations(training, setting),
+        }
+        for training, step, read in zip(trainings, steps, reads, strict=True)
+    ]
+
+
+def allocations(training: PlainDdp, setting: Setting) -> dict[str, int]:
+    """Bytes that one step allocates on the device: the sum, and the most held at once."""
+    batch = setting.batch()
+    # The profiler does not see the release of what it did not see allocated: gradients first.
+    training.zero_grad()
+    activities = [ProfilerActivity.CPU]
+    if setting.device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    dist.barrier()
+    with profile(activities=activities, profile_memory=True) as profiled:
+        training.step(*batch)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    here = int(getattr(torch.autograd.DeviceType, setting.device.upper()))
+    events = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == here]
+    changes = [e["args"]["Bytes"] for e in sorted(events, key=lambda e: e["ts"])]
+    return {
+        "allocated_bytes": sum(change for change in changes if change > 0),
+        "peak_bytes": max(itertools.accumulate(changes)),
+    }
+
+
+def work(rank: int, setting: Setting, folder: str) -> None:
+    """One rank, from its process group to its records in a file."""
+    torch.set_num_threads(1)
+    if setting.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        setting.backend, init_method=f"file://{folder}/store", rank=rank, world_size=setting.ranks
+    )
+    records = measure(setting)
+    if rank == 0:
+        Path(folder, "records.json").write_text(json.dumps(records))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def records_of_ranks(setting: Setting) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (setting, folder), nprocs=setting.ranks)
+        return json.loads(Path(folder, "records.json").read_text())
+
+
+def row(setting: Setting, record: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """A record set against that of plain DDP. Only our own row claims anything."""
+    read = statistics.median(record["read_seconds"])
+    seconds = [step + read / READ_EVERY for step in record["step_seconds"]]
+    ratios = [s / p for s, p in zip(seconds, plain["step_seconds"], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    allocated = record["allocated_bytes"] - plain["allocated_bytes"]
+    peak = record["peak_bytes"] - plain["peak_bytes"]
+    return {
+        "measuring": record["measuring"],
+        "version": record["version"],
+        **asdict(setting),
+        "parameters": setting.parameters,
+        "median_ratio": median,
+        "lower_quartile": low,
+        "upper_quartile": high,
+        "median_step_seconds": statistics.median(seconds),
+        "read_seconds": read,
+        "allocated_bytes": allocated,
+        "allocated_share": allocated / setting.parameter_bytes,
+        "peak_bytes": peak,
+        "peak_share": peak / setting.parameter_bytes,
+        "noise_scale": record["noise_scale"],
+        "passed": record["measuring"] != Ours.name
+        or not setting.claims
+        or (
+            median <= HIGHEST_RATIO[setting.device]
+            and allocated <= HIGHEST_SHARE_ALLOCATED * setting.parameter_bytes
+        ),
+    }
+
+
+def print_table(setting: Setting, rows: list[dict[str, Any]]) -> None:
+    where = "one GPU that they share" if setting.shares_gpu else setting.device
+    print(
+        f"\n{setting.parameters / 1e6:.3g} M parameters, {setting.ranks} ranks over"
+        f" {setting.backend} on {where}, {setting.rank_batch_size} examples a rank,"
+        f" {setting.rounds} rounds"
+    )
+    print(
+        "measuring           step, ms  x plain  quartiles      read, ms"
+        "    allocated, bytes, of parameters    peak  noise scale"
+    )
+    for r in rows:
+        print(
+            f"{r['measuring']:18} {1e3 * r['median_step_seconds']:9.1f} {r['median_ratio']:8.3f}"
+            f"  {r['lower_quartile']:.3f}, {r['upper_quartile']:.3f} {1e3 * r['read_seconds']:9.2f}"
+            f"  {r['allocated_bytes']:+18,} {r['allocated_share']:14.2%}"
+            f"  {r['peak_share']:6.1%} {r['noise_scale']:12.3g}"
+            f"{'' if r['passed'] else '   TOO MUCH'}"
+        )
+    for peer in PEERS:
+        if version(peer) is None:
+            print(f"{peer.name:18} not installed: {INSTALL}")
+    sys.stdout.flush()
+
+
+def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
+    gpus = torch.cuda.device_count()
+    for size in arguments.sizes or MILLION_PARAMETERS[arguments.device]:
+        yield Setting(
+            device=arguments.device,
+            backend="nccl" if arguments.device == "cuda" and gpus > 1 else "gloo",
+            ranks=max(2, gpus) if arguments.device == "cuda" else 2,
+            # In steps of 32, rounded up.
+            width=32 * math.ceil(math.sqrt(size * 1e6 / LAYERS) / 32),
+            rank_batch_size=RANK_BATCH_SIZE[arguments.device],
+            rounds=arguments.rounds,
+            bf16=arguments.bf16,
+            claims=not arguments.smoke,
+        )
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=200, help=f"at least {READ_EVERY}")
+    parser.add_argument("--sizes", type=float, nargs="+", help="millions of parameters")
+    parser.add_argument("--device", choices=HIGHEST_RATIO, default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="train under bfloat16 autocast")
+    parser.add_argument("--smoke", action="store_true", help="tiny, quick, and nothing claimed")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/overhead.json"
+    )
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.rounds, arguments.sizes = READ_EVERY, [0.02]
+    if arguments.rounds < READ_EVERY:
+        parser.error(f"`--rounds` must be at least {READ_EVERY}, got {arguments.rounds}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("`--device cuda` needs a GPU that torch can use, got none")
+    return arguments
+
+
+def main() -> int:
+    arguments = parsed_arguments()
+    # The ranks inherit these: loopback for gloo, and no lines from the profiler.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    all_rows = []
+    for setting in settings(arguments):
+        records = records_of_ranks(setting)
+        rows = [row(setting, record, plain=records[0]) for record in records]
+        print_table(setting, rows)
+        all_rows += rows
+    if arguments.save:
+        write_results("overhead", all_rows)
+    return int(not all(row["passed"] for row in all_rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

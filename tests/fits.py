@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits by a Lightning Trainer on forked CPU ranks, and what each rank saw."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisescale import NoiseScaleMonitor
+
+FEATURES, CLASSES = 8, 3
+
+
+def data(examples: int = 100, seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(examples, FEATURES, generator=generator)
+    noise = torch.randn(examples, CLASSES, generator=generator)
+    return TensorDataset(x, (x[:, :CLASSES] + noise).argmax(1))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def loss_of(net: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(net(x), y)
+
+
+def classifier(package: ModuleType = L) -> Any:
+    class Classifier(package.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return loss_of(self.net, batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Classifier()
+
+
+def loader(batch_size: int = 8, examples: int = 100) -> DataLoader[Any]:
+    return DataLoader(data(examples), batch_size=batch_size)
+
+
+def trainer(ranks: int = 2, package: ModuleType = L, **options: Any) -> Any:
+    """A quiet Trainer on forked ranks."""
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": ranks,
+        "strategy": "ddp_fork",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return package.Trainer(**{**defaults, **options})
+
+
+def fit(
+    *callbacks: Any,
+    ranks: int = 2,
+    package: ModuleType = L,
+    model: Any = None,
+    train_loader: Any = None,
+    ckpt_path: Any = None,
+    results: Callable[[Any, Any], Any] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Fit on `ranks` processes; return `results(trainer, module)` of every rank.
+
+    It is called when the fit has ended; by default it returns what the monitor knows then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = _recorder(package, Path(folder), results or monitored)
+        fitting = trainer(ranks, package, callbacks=[*callbacks, recorder], **options)
+        fitting.fit(
+            model or classifier(package),
+            loader() if train_loader is None else train_loader,
+            ckpt_path=ckpt_path,
+        )
+        return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
+
+
+def monitored(fitting: Any, module: Any) -> dict[str, Any]:
+    (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
+    return {
+        "noise_scale": monitor.noise_scale,
+        "history": {name: column.tolist() for name, column in monitor.history.items()},
+        "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
+        "state": monitor.state_dict(),
+    }
+
+
+def _recorder(package: ModuleType, folder: Path, results: Callable[[Any, Any], Any]) -> Any:
+    class Recorder(package.Callback):  # type: ignore[name-defined, misc]
+        def on_fit_end(self, fitting: Any, module: Any) -> None:
+            torch.save(results(fitting, module), folder / f"{fitting.global_rank}")
+
+    return Recorder()
