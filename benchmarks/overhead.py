@@ -7,13 +7,16 @@ shuffled alike on all ranks and from a barrier: zero_grad, forward, backward, me
 step lasts until the slowest rank is done. Claimed is the median over rounds of its time over
 the plain step's in the same round, a fiftieth of a reading of the noise scale included: loggers
 read it every 50 steps. A second plain copy shows what the machine's noise does to that figure.
+Measuring reads (1 + 1/ranks) x the gradient from memory whatever the batch, so its share of the
+step falls with `--rank-batch-size`. The noise scales read show that all measure the same thing.
 
 Memory is counted in one more step of each copy, under torch.profiler: all bytes that torch's
 allocator hands out on the device, and the most of them held at once. A step allocates the same
 blocks every time, so what it has above the plain step is what the measuring allocates, wherever
 that happens and whatever the functions are called; the second plain copy shows that it is exact.
 
-    python benchmarks/overhead.py [--rounds 200] [--sizes 4 16] [--device cuda [--bf16]]
+    python benchmarks/overhead.py [--rounds 200] [--sizes 4 16] [--rank-batch-size 64]
+    python benchmarks/overhead.py --device cuda [--bf16] [--rounds 50]
 
 CPU: 2 ranks over gloo, one thread each. CUDA: a rank a GPU over NCCL; a single GPU is shared by
 2 ranks over gloo, as NCCL refuses that. Peers are compared where installed; no claim on them.
@@ -215,7 +218,7 @@ def row(setting: Setting, record: dict[str, Any], plain: dict[str, Any]) -> dict
         "allocated_share": allocated / setting.parameter_bytes,
         "peak_bytes": peak,
         "peak_share": peak / setting.parameter_bytes,
-        "noise_scale": record["noise_scale"],
+        "noise_scale": None if math.isnan(record["noise_scale"]) else record["noise_scale"],
         "passed": record["measuring"] != Ours.name
         or not setting.claims
         or (
@@ -237,11 +240,12 @@ def print_table(setting: Setting, rows: list[dict[str, Any]]) -> None:
         "    allocated, bytes, of parameters    peak  noise scale"
     )
     for r in rows:
+        noise_scale = "-" if r["noise_scale"] is None else f"{r['noise_scale']:.3g}"
         print(
             f"{r['measuring']:18} {1e3 * r['median_step_seconds']:9.1f} {r['median_ratio']:8.3f}"
             f"  {r['lower_quartile']:.3f}, {r['upper_quartile']:.3f} {1e3 * r['read_seconds']:9.2f}"
             f"  {r['allocated_bytes']:+18,} {r['allocated_share']:14.2%}"
-            f"  {r['peak_share']:6.1%} {r['noise_scale']:12.3g}"
+            f"  {r['peak_share']:6.1%} {noise_scale:>12}"
             f"{'' if r['passed'] else '   TOO MUCH'}"
         )
     for peer in PEERS:
@@ -259,7 +263,7 @@ def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
             ranks=max(2, gpus) if arguments.device == "cuda" else 2,
             # In steps of 32, rounded up.
             width=32 * math.ceil(math.sqrt(size * 1e6 / LAYERS) / 32),
-            rank_batch_size=RANK_BATCH_SIZE[arguments.device],
+            rank_batch_size=arguments.rank_batch_size or RANK_BATCH_SIZE[arguments.device],
             rounds=arguments.rounds,
             bf16=arguments.bf16,
             claims=not arguments.smoke,
@@ -271,6 +275,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=200, help=f"at least {READ_EVERY}")
     parser.add_argument("--sizes", type=float, nargs="+", help="millions of parameters")
     parser.add_argument("--device", choices=HIGHEST_RATIO, default="cpu")
+    parser.add_argument("--rank-batch-size", type=int, help="examples; default 64, CUDA 4096")
     parser.add_argument("--bf16", action="store_true", help="train under bfloat16 autocast")
     parser.add_argument("--smoke", action="store_true", help="tiny, quick, and nothing claimed")
     parser.add_argument(

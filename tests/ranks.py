@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a function on several ranks of a gloo process group and bring back what it returns."""
 
+import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,39 +16,74 @@ from torch import multiprocessing
 SECONDS = 60
 
 
-def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(
+    world_size: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
+) -> list[Any]:
     """Call `function(*arguments)` on every rank; return the results in the order of ranks.
 
     Processes are forked, so the function may be a closure; results travel through torch.save.
-    An exception on a rank is raised here, with its traceback.
+    An exception on a rank is raised here with its traceback, at once: the others may hang.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         processes = [
-            context.Process(target=_rank, args=(rank, world_size, folder, function, arguments))
+            context.Process(
+                target=_rank, args=(rank, world_size, backend, folder, function, arguments)
+            )
             for rank in range(world_size)
         ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(SECONDS)
-        late = [process for process in processes if process.is_alive()]
-        for process in late:
-            process.kill()
-            process.join()
-        for error in sorted(Path(folder).glob("*.error")):
+        deadline = time.monotonic() + SECONDS
+        try:
+            for process in processes:
+                process.start()
+            while any(process.is_alive() for process in processes):
+                if time.monotonic() > deadline or any(folder.glob("*.error")):
+                    break
+                time.sleep(0.005)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        for error in sorted(folder.glob("*.error")):
             raise AssertionError(f"Rank {error.stem} failed:\n{error.read_text()}")
-        assert not late, f"{len(late)} ranks were still running after {SECONDS} s"
-        return [torch.load(Path(folder) / f"{rank}.result") for rank in range(world_size)]
+        assert time.monotonic() < deadline, f"ranks were still running after {SECONDS} s"
+        return [
+            torch.load(folder / f"{rank}.result", weights_only=False) for rank in range(world_size)
+        ]
 
 
-def _rank(rank: int, world_size: int, folder: str, function: Any, arguments: Any) -> None:
+def as_torchrun(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Let `function` find the environment that torchrun sets: libraries then launch nothing."""
+
+    def launched() -> Any:
+        rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
+        os.environ.update(
+            TORCHELASTIC_RUN_ID="test",
+            RANK=rank,
+            LOCAL_RANK=rank,
+            GROUP_RANK="0",
+            WORLD_SIZE=world_size,
+            LOCAL_WORLD_SIZE=world_size,
+            MASTER_ADDR="localhost",
+            MASTER_PORT="0",
+        )
+        return function()
+
+    return launched
+
+
+def _rank(
+    rank: int, world_size: int, backend: str, folder: Path, function: Any, arguments: Any
+) -> None:
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size
         )
-        torch.save(function(*arguments), f"{folder}/{rank}.result")
+        torch.save(function(*arguments), folder / f"{rank}.result")
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        Path(f"{folder}/{rank}.error").write_text(traceback.format_exc())
+        unfinished = folder / f"{rank}.unfinished"
+        unfinished.write_text(traceback.format_exc())
+        unfinished.rename(folder / f"{rank}.error")

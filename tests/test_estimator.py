@@ -245,9 +245,7 @@ def test_an_impossible_window_is_refused(window: object) -> None:
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, -0.1, math.nan, None])
 def test_an_impossible_confidence_is_refused(confidence: float) -> None:
-    message = (
-        f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
-    )
+    message = f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         NoiseScaleEstimator(confidence=confidence)
 

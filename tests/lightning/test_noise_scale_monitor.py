@@ -62,7 +62,9 @@ def simulated_moments(ranks: int, accumulate: int, window: int) -> dict[str, lis
         mean_over_window = accumulate / len(micros)
         small = np.mean([sum(g.square().sum().item() for g in part) for part in gradients])
         big = sum(g.square().sum().item() for g in mean)
-        a = np.mean([sum(1 / len(m[r][0]) for m in micros) / len(micros) ** 2 for r in range(ranks)])
+        a = np.mean(
+            [sum(1 / len(m[r][0]) for m in micros) / len(micros) ** 2 for r in range(ranks)]
+        )
         c = a / ranks
         noises.append(mean_over_window**2 * (small - big) / (a - c))
         signals.append(mean_over_window**2 * (a * big - c * small) / (a - c))

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints, resuming, second fits, errors: what is put in is taken out, nothing is lost."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import pytest
+import torch
+from fits import classifier, fit, loader, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from ranks import as_torchrun, on_ranks
+
+from noisescale import NoiseScaleMonitor
+
+
+def checkpoint_to(folder: Path, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **options)
+
+
+def logged_after(result: dict[str, Any], step: int) -> dict[str, Any]:
+    history = dict(result["history"])
+    history.pop("seconds_per_step")
+    rows = [i for i, s in enumerate(history["step"]) if s > step]
+    return {name: [column[i] for i in rows] for name, column in history.items()}
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 3])
+def test_resuming_continues_every_logged_value_exactly(tmp_path: Path, every_n_steps: int) -> None:
+    """N steps == N/2 + checkpoint + N/2."""
+    options: dict[str, Any] = {"max_epochs": 4, "log_every_n_steps": 2}
+    to_disk = checkpoint_to(tmp_path, every_n_epochs=2)
+
+    def monitor() -> NoiseScaleMonitor:
+        return NoiseScaleMonitor(every_n_steps=every_n_steps)
+
+    whole = fit(monitor(), to_disk, enable_checkpointing=True, **options)
+    resumed = fit(monitor(), ckpt_path=tmp_path / "step=14.ckpt", **options)
+
+    for ours, theirs in zip(resumed, whole, strict=True):
+        np.testing.assert_equal(logged_after(ours, 14), logged_after(theirs, 14))
+        assert len(logged_after(ours, 14)["step"]) >= 5
+        assert ours["noise_scale"] == theirs["noise_scale"]
+        np.testing.assert_equal(ours["state"]["meter"], theirs["state"]["meter"])
+
+
+def test_resuming_in_mid_epoch_continues_the_averages(tmp_path: Path) -> None:
+    at_step_3 = checkpoint_to(tmp_path, every_n_train_steps=3)
+    whole = fit(NoiseScaleMonitor(), at_step_3, enable_checkpointing=True, log_every_n_steps=1)
+    resumed = fit(NoiseScaleMonitor(), ckpt_path=tmp_path / "step=3.ckpt", log_every_n_steps=1)
+
+    for ours, theirs in zip(resumed, whole, strict=True):
+        assert ours["history"]["step"] == [1, 2, 3, 4, 5, 6, 7]
+        assert ours["history"]["noise_scale"][:3] == theirs["history"]["noise_scale"][:3]
+
+
+def test_checkpoints_load_weights_only_and_are_alike_on_all_ranks(tmp_path: Path) -> None:
+    results = fit(
+        NoiseScaleMonitor(),
+        checkpoint_to(tmp_path),
+        enable_checkpointing=True,
+        log_every_n_steps=2,
+    )
+
+    (path,) = tmp_path.glob("*.ckpt")
+    state = torch.load(path, weights_only=True)["callbacks"]["NoiseScaleMonitor"]
+    assert state["meter"]["steps"] == 7
+    for result in results:
+        np.testing.assert_equal(result["state"]["meter"], state["meter"])
+
+
+def test_a_checkpoint_of_another_window_is_refused_at_fit_start(tmp_path: Path) -> None:
+    fit(NoiseScaleMonitor(window=20), checkpoint_to(tmp_path), enable_checkpointing=True)
+
+    (path,) = tmp_path.glob("*.ckpt")
+    with pytest.raises(Exception, match="`window` must be the one the state was saved with"):
+        fit(NoiseScaleMonitor(window=30), max_epochs=2, ckpt_path=path)
+
+
+def test_a_checkpoint_of_a_run_without_the_monitor_can_be_resumed(tmp_path: Path) -> None:
+    fit(checkpoint_to(tmp_path), enable_checkpointing=True, results=lambda *_: None)
+
+    (path,) = tmp_path.glob("*.ckpt")
+    (result, _) = fit(NoiseScaleMonitor(), max_epochs=2, ckpt_path=path)
+
+    assert result["state"]["meter"]["steps"] == 7
+
+
+def test_one_process_hands_on_what_was_measured_on_two(tmp_path: Path) -> None:
+    """Two ranks, then one, then two again: the middle leg measures nothing and loses nothing."""
+    options: dict[str, Any] = {"enable_checkpointing": True}
+    (first, _) = fit(NoiseScaleMonitor(), checkpoint_to(tmp_path / "a"), **options)
+    alone = trainer(
+        1,
+        strategy="auto",
+        max_epochs=2,
+        callbacks=[NoiseScaleMonitor(), checkpoint_to(tmp_path / "b")],
+        **options,
+    )
+    with pytest.warns(UserWarning, match="nothing to measure"):
+        alone.fit(classifier(), loader(), ckpt_path=next((tmp_path / "a").glob("*.ckpt")))
+    (last, _) = fit(
+        NoiseScaleMonitor(), max_epochs=3, ckpt_path=next((tmp_path / "b").glob("*.ckpt"))
+    )
+
+    assert last["state"]["meter"]["steps"] == first["state"]["meter"]["steps"] + 7
+
+
+def hooks_on(module: Any) -> int:
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
+
+
+def used_again() -> dict[str, Any]:
+    """One Trainer fits, validates, tests and fits again; then another fits with its monitor."""
+    monitor = NoiseScaleMonitor()
+    first = trainer(2, strategy="ddp", callbacks=[monitor], log_every_n_steps=1)
+    model = classifier()
+    seen: dict[str, Any] = {}
+
+    def look(name: str) -> None:
+        seen[name] = (monitor.history["step"].tolist(), hooks_on(model), str(monitor.noise_scale))
+
+    first.fit(model, loader())
+    look("first fit")
+    first.validate(model, loader(), verbose=False)
+    first.test(model, loader(), verbose=False)
+    look("validate and test")
+    first.fit_loop.max_epochs = 2
+    first.fit(model, loader())
+    look("second fit")
+    trainer(2, strategy="ddp", callbacks=[monitor], log_every_n_steps=1).fit(model, loader())
+    look("another Trainer")
+    return seen
+
+
+def test_a_second_fit_continues_and_validate_and_test_do_not_disturb() -> None:
+    for seen in on_ranks(2, as_torchrun(used_again)):
+        assert seen["first fit"][0] == [1, 2, 3, 4, 5, 6, 7]
+        assert seen["validate and test"] == seen["first fit"]
+        assert seen["second fit"][0] == [*range(1, 15)]
+        assert seen["another Trainer"][0] == [1, 2, 3, 4, 5, 6, 7]
+        assert {hooks for _, hooks, _ in seen.values()} == {0}
+        assert len({text for _, _, text in seen.values()}) == 3
+
+
+class RaisesAt(L.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if arguments[-1] == self.batch:
+            raise RuntimeError("out of luck")
+
+
+# Two things that Lightning 2.6.6 says of every fit with an OnExceptionCheckpoint.
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
+@pytest.mark.parametrize("batch", [0, 4])
+def test_an_error_removes_every_hook_and_leaves_a_checkpoint(tmp_path: Path, batch: int) -> None:
+    """After batch 0 every parameter still has its hook, after batch 4 one has."""
+
+    def fails() -> int:
+        model = classifier()
+        callbacks = [NoiseScaleMonitor(), RaisesAt(batch), OnExceptionCheckpoint(tmp_path)]
+        with pytest.raises(RuntimeError, match="out of luck"):
+            trainer(
+                2,
+                strategy="ddp",
+                callbacks=callbacks,
+                enable_checkpointing=True,
+                default_root_dir=tmp_path,
+            ).fit(model, loader())
+        return hooks_on(model)
+
+    assert on_ranks(2, as_torchrun(fails)) == [0, 0]
+    checkpoint = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
+    assert checkpoint["callbacks"]["NoiseScaleMonitor"]["meter"]["steps"] == batch + 1
+
+
+def test_validation_and_checkpoints_are_not_timed(tmp_path: Path) -> None:
+    class SlowValidation(L.Callback):
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            time.sleep(0.3)
+
+    class Validated(type(classifier())):  # type: ignore[misc]
+        def val_dataloader(self) -> Any:
+            return loader(50)
+
+    (result, _) = fit(
+        NoiseScaleMonitor(),
+        SlowValidation(),
+        model=Validated(),
+        val_check_interval=2,
+        log_every_n_steps=3,
+    )
+
+    timed = result["history"]["seconds_per_step"]
+    assert 0 < np.nanmax(timed) < 0.2

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training is bitwise what it is without the monitor, and no step waits for the device."""
+
+from collections import Counter
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from fits import fit, loader
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noisescale import NoiseScaleMonitor
+
+
+class CommHook(L.Callback):
+    """Lightning ignores `ddp_comm_hook` on CPU: register one as it does on CUDA."""
+
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
+        trainer.strategy.model.register_comm_hook(None, fp16_compress_hook)
+
+
+def parameters(trainer: Any, module: Any) -> list[Tensor]:
+    assert trainer.global_step == 20
+    return [p.detach().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"accumulate_grad_batches": 3},
+        {"gradient_clip_val": 0.1},
+        {"callbacks": [CommHook()]},
+        {"ddp": {"gradient_as_bucket_view": True}},
+        {
+            "accumulate_grad_batches": 2,
+            "gradient_clip_val": 0.1,
+            "callbacks": [CommHook()],
+            "ddp": {"gradient_as_bucket_view": True},
+        },
+    ],
+    ids=["plain", "accumulation", "clipping", "comm hook", "bucket views", "all"],
+)
+def test_parameters_after_20_steps_are_bit_identical(ranks: int, options: dict[str, Any]) -> None:
+    options = {**options, "max_steps": 20, "max_epochs": -1, "log_every_n_steps": 7}
+    others = options.pop("callbacks", [])
+    ddp = options.pop("ddp", {})
+
+    def parameters_with(*callbacks: Any) -> list[list[Tensor]]:
+        strategy = DDPStrategy(start_method="fork", **ddp)
+        return fit(*callbacks, ranks=ranks, strategy=strategy, results=parameters, **options)
+
+    without = parameters_with(*others)
+    with_it = parameters_with(NoiseScaleMonitor(), *others)
+
+    for ours, theirs in zip(with_it, without, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+class CountHostReads(L.Callback):
+    """Count the values read by the host during each batch."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.mode = _Counting()
+        self.mode.__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        self.reads.append(self.mode.seen["aten::_local_scalar_dense"])
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def host_reads(*callbacks: Any, accumulate: int) -> list[int]:
+    counter = CountHostReads()
+    (reads, _) = fit(
+        counter,
+        *callbacks,
+        accumulate_grad_batches=accumulate,
+        log_every_n_steps=100,
+        train_loader=loader(4),
+        results=lambda *_: counter.reads,
+    )
+    assert len(reads) == 13
+    return reads  # type: ignore[no-any-return]
+
+
+class ReadsEveryStep(L.Callback):
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        next(module.parameters()).grad.norm().item()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_that_does_not_log_reads_nothing_more_on_the_host(accumulate: int) -> None:
+    without = host_reads(accumulate=accumulate)
+
+    assert host_reads(NoiseScaleMonitor(), accumulate=accumulate) == without
+    assert sum(host_reads(ReadsEveryStep(), accumulate=accumulate)) > sum(without)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from fits import classifier, fit, loader, trainer
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale import NoiseScaleMonitor
+from noisescale.lightning import host
+from noisescale.lightning.supported import check_supported
+
+
+def refusal(fitting: Any) -> str:
+    with pytest.raises(MisconfigurationException) as error:
+        check_supported(fitting)
+    return str(error.value)
+
+
+def ddp(*comm_hooks: Any) -> Any:
+    """A DDP module's outside: what is looked at before anything is measured."""
+    model = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(model)
+    model._comm_hooks = [(hook, None) for hook in comm_hooks]
+    return model
+
+
+def set_up(strategy: Any = None, **options: Any) -> Any:
+    """A Trainer as it stands when a fit starts."""
+    if strategy is None:
+        strategy = SimpleNamespace(model=ddp(), precision_plugin=SimpleNamespace())
+    defaults = {
+        "strategy": strategy,
+        "world_size": 2,
+        "lightning_module": SimpleNamespace(automatic_optimization=True),
+        "optimizers": [],
+        "precision": "32-true",
+    }
+    return SimpleNamespace(**{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
+        (FSDPStrategy, "FSDP1 offers no look at a rank's own gradient"),
+        (ModelParallelStrategy, "sharded gradients (FSDP2) are not measured yet"),
+    ],
+)
+def test_other_strategies_are_refused_with_the_remedy(strategy: type, reason: str) -> None:
+    assert refusal(set_up(object.__new__(strategy))) == (
+        f"`strategy` must be one that NoiseScaleMonitor can measure under, got {strategy.__name__}:"
+        f' {reason}. Use `strategy="ddp"`, or leave the callback out.'
+    )
+
+
+def test_subclasses_and_unknown_strategies_are_refused() -> None:
+    class Mine(FSDPStrategy):
+        pass
+
+    unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
+
+    assert "got FSDPStrategy: FSDP1 offers no look" in refusal(set_up(object.__new__(Mine)))
+    assert "got SimpleNamespace: it does not train by DDP." in refusal(set_up(unknown))
+
+
+@pytest.mark.parametrize("hook", [powerSGD_hook, post_localSGD_hook])
+def test_comm_hooks_that_change_the_mean_are_refused(hook: Any) -> None:
+    strategy = SimpleNamespace(model=ddp(hook), precision_plugin=SimpleNamespace())
+
+    text = refusal(set_up(strategy))
+
+    assert text.startswith("`ddp_comm_hook` must be one that NoiseScaleMonitor can measure under")
+    assert hook.__name__ in text
+
+
+def test_optimizers_and_precisions_that_are_not_measured_are_refused() -> None:
+    lbfgs = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
+    manual = SimpleNamespace(automatic_optimization=False)
+    scaled = SimpleNamespace(model=ddp(), precision_plugin=SimpleNamespace(scaler=object()))
+
+    assert "`optimizer` must be" in refusal(set_up(optimizers=[lbfgs]))
+    assert "`automatic_optimization` must be" in refusal(set_up(lightning_module=manual))
+    assert "`precision` must be" in refusal(set_up(scaled, precision="16-mixed"))
+    assert check_supported(set_up())
+
+
+def test_a_fit_under_fsdp2_is_refused_when_it_starts() -> None:
+    class Sharded(type(classifier())):  # type: ignore[misc]
+        def configure_model(self) -> None:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.net)
+
+    class Strategy(ModelParallelStrategy):
+        def _configure_launcher(self) -> None:
+            from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+            self._launcher = _MultiProcessingLauncher(self, start_method="fork")
+
+    with pytest.raises(Exception, match=re.escape("got ModelParallelStrategy: sharded gradients")):
+        fit(NoiseScaleMonitor(), model=Sharded(), strategy=Strategy())
+
+
+@pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
+def test_both_packages_know_the_callback_and_its_exception(package: Any) -> None:
+    monitor = NoiseScaleMonitor()
+
+    assert isinstance(monitor, package.Callback)
+    exceptions = package.utilities.exceptions
+    assert issubclass(host.MisconfigurationException, exceptions.MisconfigurationException)
+    assert trainer(1, package, strategy="auto", callbacks=[monitor]).callbacks[0] is monitor
+
+
+def test_the_first_process_of_ddp_alone_is_told_too() -> None:
+    monitor = NoiseScaleMonitor()
+    alone = trainer(1, strategy=DDPStrategy(start_method="fork"), callbacks=[monitor])
+
+    with pytest.raises(Exception, match="nothing to measure"):  # warnings are errors here
+        alone.fit(classifier(), loader())

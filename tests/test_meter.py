@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fits import data, loss_of, network
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.ddp import DdpCollector
+
+
+def batch(step: int, size: int = 8) -> list[torch.Tensor]:
+    """Another batch for every step and rank."""
+    x, y = data(1000).tensors
+    start = (step * dist.get_world_size() + dist.get_rank()) * size
+    return [x[start : start + size], y[start : start + size]]
+
+
+def train(meter: NoiseScaleMeter, model: Any, steps: int, *, same_data: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        examples = data(8).tensors if same_data else batch(step)
+        meter.backward(loss_of(model, examples), local_batch_size=8)
+        meter.step()
+        optimizer.step()
+
+
+def test_a_torch_loop_measures_the_same_on_all_ranks() -> None:
+    def measured() -> tuple[Any, ...]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model, window=10)
+        train(meter, model, 20)
+        scale = meter.noise_scale
+        meter.close()
+        assert meter.noise_scale == scale
+        return scale, meter.steps, meter.examples, meter.batch_size, meter.skipped_steps
+
+    first, second = on_ranks(2, measured)
+
+    assert first == second
+    scale, *rest = first
+    assert rest == [20, 320, 16, 0]
+    assert scale.low > 0
+    assert scale.steps == pytest.approx(10, rel=0.05)
+
+
+def test_close_reads_what_is_still_under_way() -> None:
+    def measured() -> float:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 5)
+        meter.close()
+        return meter.noise_scale.steps
+
+    assert on_ranks(2, measured) == [pytest.approx(5, rel=1e-3)] * 2
+
+
+def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
+    def warned() -> tuple[list[str], int, float]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 5, same_data=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps = meter.noise_scale.steps
+        return [str(w.message) for w in caught], meter.skipped_steps, steps
+
+    on_zero, on_one = on_ranks(2, warned)
+
+    message = (
+        "All ranks had one and the same gradient: such steps are not measured. Give each rank its"
+        " own examples, with a `DistributedSampler`."
+    )
+    assert on_zero == ([message], 5, 0)
+    assert on_one == ([], 5, 0)
+
+
+def test_averaging_more_than_once_a_step_is_left_out_with_a_warning() -> None:
+    """Accumulation without `no_sync` leaves a mix of local and averaged gradients."""
+
+    def warned() -> tuple[list[str], int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                meter.backward(loss_of(model, batch(step)) / 2, local_batch_size=8)
+            meter.step()
+        return [str(w.message) for w in caught], meter.skipped_steps
+
+    on_zero, on_one = on_ranks(2, warned)
+
+    assert len(on_zero[0]) == 1
+    assert "Wrap all but the last backward of a step in `model.no_sync()`." in on_zero[0][0]
+    assert (on_zero[1], on_one) == (1, ([], 1))
+
+
+def test_a_step_without_backward_on_all_ranks_is_left_out() -> None:
+    def measured() -> tuple[int, float, int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 3)
+        meter.step()
+        return meter.skipped_steps, meter.noise_scale.steps, meter.steps
+
+    assert on_ranks(2, measured) == [(1, pytest.approx(3, rel=1e-3), 4)] * 2
+
+
+def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others() -> None:
+    """Rank 1 never takes part in the last reduction."""
+
+    def saved() -> tuple[int, float, float]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 4)
+        assert meter.noise_scale.steps == pytest.approx(4, rel=1e-2)
+        if dist.get_rank() == 0:
+            meter.step()
+            begun = time.monotonic()
+            state = meter.state_dict(interrupted=True)
+            meter.close(interrupted=True)
+            seconds = time.monotonic() - begun
+        else:
+            state, seconds = meter.state_dict(), 0.0
+            dist.all_reduce(torch.zeros(5, dtype=torch.float64))  # lets rank 0 end its group
+        return state["steps"], meter.noise_scale.steps, seconds
+
+    (steps, measured, seconds), _ = on_ranks(2, saved)
+
+    assert steps == 5
+    assert measured == pytest.approx(4, rel=1e-2)
+    assert seconds < 1
+
+
+def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisescale.meter._MOST_PENDING", 6)
+
+    def pending() -> list[int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        waiting = []
+        for step in range(8):
+            meter.backward(loss_of(model, batch(step)), local_batch_size=8)
+            meter.step()
+            waiting.append(len(meter._pending))
+        return waiting
+
+    assert on_ranks(2, pending) == [[1, 2, 3, 4, 5, 0, 1, 2]] * 2
+
+
+def test_unequal_ranks_are_exact() -> None:
+    """Ranks of 2 and 30 examples: the estimate of tr(Σ) has no bias, the naive one is 4 x off."""
+
+    def traces() -> tuple[float, float]:
+        torch.manual_seed(dist.get_rank())
+        model = DistributedDataParallel(torch.nn.Linear(20, 1, bias=False))
+        meter = NoiseScaleMeter(model, window=100_000)
+        size = (2, 30)[dist.get_rank()]
+        for _ in range(400):
+            model.zero_grad()
+            loss = model(torch.randn(size, 20)).mean()  # the gradient is the mean of the inputs
+            meter.backward(loss, local_batch_size=size)
+            meter.step()
+        scale = meter.noise_scale
+        return scale.noise_trace, scale.grad_sq_norm
+
+    (trace, signal), _ = on_ranks(2, traces)
+
+    assert trace == pytest.approx(20, abs=4 * 20 * (2 / 20 / 400) ** 0.5)
+    assert abs(signal) < 1
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="`model` must be a DistributedDataParallel module, got Sequential"
+    ):
+        NoiseScaleMeter(network())
+    with pytest.raises(ValueError, match=re.escape("`every_n_steps` must be at least 1, got 0.")):
+        NoiseScaleMeter(network(), every_n_steps=0)
+
+    def alone() -> str:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - compared whole below
+            NoiseScaleMeter(DistributedDataParallel(network()))
+        return str(error.value)
+
+    assert on_ranks(1, alone) == [
+        "`model` must be trained by at least 2 processes, got 1: a single gradient has nothing to"
+        " be compared with. Launch more, with `torchrun --nproc-per-node=2`."
+    ]
+
+
+def test_a_closed_meter_says_so() -> None:
+    def closed() -> str:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        meter.close()
+        with pytest.raises(RuntimeError) as error:
+            meter.step()
+        return str(error.value)
+
+    message = "This meter is closed. Make a new one and load its `state_dict`."
+    assert on_ranks(2, closed) == [message] * 2
+
+
+def captured_on_cuda() -> list[tuple[float, float]]:
+    torch.cuda.set_device(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).cuda()
+    ddp = DistributedDataParallel(model, device_ids=[0])
+    collector = DdpCollector(ddp)
+    rows = []
+    for _ in range(5):
+        model.zero_grad()
+        loss = ddp(torch.randn(8, 256, device="cuda")).square().mean()
+        torch.cuda.set_sync_debug_mode("error")
+        collector.before_backward(loss)
+        loss.backward()
+        local = collector.local_sq_norm()
+        share = collector.share_of_averaged_sq_norm()
+        collector.reset()
+        torch.cuda.set_sync_debug_mode("default")
+        assert local is not None
+        rows.append((local.item(), share.item()))
+    assert not collector._capture_by_hooks
+    return rows
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_nothing_synchronises_and_the_local_norm_is_captured() -> None:
+    """Capture A on NCCL, one rank: its collector sees the gradient before DDP writes averages."""
+    (rows,) = on_ranks(1, captured_on_cuda, backend="nccl")
+    for local, share in rows:
+        assert local == pytest.approx(share, rel=1e-6)
