@@ -130,7 +130,7 @@ class NoiseScaleEstimator:
                 f'`window` must be "auto" or at least 2 steps, got {window!r}.'
                 ' Leave it at "auto" to have it sized from the noise.'
             )
-        if not (isinstance(confidence, Real) and 0 < confidence < 1):
+        if not (_is_real(confidence) and 0 < confidence < 1):
             raise ValueError(
                 f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
             )
@@ -375,6 +375,10 @@ def fieller_interval(
         # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
         return c / (b + root), math.inf
     return 0.0, math.inf
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def _is_whole(value: object) -> bool:

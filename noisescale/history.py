@@ -63,7 +63,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """Add the row of one log step; columns left out become NaN."""
         if unknown := row.keys() - set(COLUMNS):
             raise ValueError(
-                f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(COLUMNS)}."
+                f"`row` must have known columns, got {sorted(unknown)}."
+                f" Known: {', '.join(COLUMNS)}."
             )
         self._seen += 1
         self.last_step = float(row.get("step", self.last_step))

@@ -214,13 +214,29 @@ def test_what_is_known_grows_with_the_steps() -> None:
 @pytest.mark.parametrize(
     ("scale", "text", "short"),
     [
-        (NoiseScale(19.13, 15.2, 24.81, 1, 19, 200), "19.1 examples (95 % 15.2 to 24.8, 200 steps)", "19.1"),
-        (NoiseScale(19130, 15200, 24810, 1, 19, 1, 0.9, "tokens"), "19,130 tokens (90 % 15,200 to 24,810, 1 step)", "19,130"),
-        (NoiseScale(math.nan, 310.2, math.inf, -1, 9, 50), "above 310 examples (not resolved at 95 % after 50 steps)", ">310"),
-        (NoiseScale(math.nan, 0.0, math.inf, -1, 9, 50), "not resolved at 95 % after 50 steps", "?"),
+        (
+            NoiseScale(19.13, 15.2, 24.81, 1, 19, 200),
+            "19.1 examples (95 % 15.2 to 24.8, 200 steps)",
+            "19.1",
+        ),
+        (
+            NoiseScale(19130, 15200, 24810, 1, 19, 1, 0.9, "tokens"),
+            "19,130 tokens (90 % 15,200 to 24,810, 1 step)",
+            "19,130",
+        ),
+        (
+            NoiseScale(math.nan, 310.2, math.inf, -1, 9, 50),
+            "above 310 examples (not resolved at 95 % after 50 steps)",
+            ">310",
+        ),
+        (
+            NoiseScale(math.nan, 0.0, math.inf, -1, 9, 50),
+            "not resolved at 95 % after 50 steps",
+            "?",
+        ),
         (NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, 0), "not measured yet", "?"),
     ],
-)  # fmt: skip
+)
 def test_text_says_what_is_known_and_no_more(scale: NoiseScale, text: str, short: str) -> None:
     assert str(scale) == text
     assert scale.short() == short
@@ -257,5 +273,5 @@ def test_an_impossible_weight_is_refused(weight: float) -> None:
 
 
 def test_a_unit_without_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="^`unit` must be a word, got 5"):
+    with pytest.raises(ValueError, match=r"^`unit` must be a word, got 5"):
         NoiseScaleEstimator(unit=5)  # type: ignore[arg-type]

@@ -11,10 +11,15 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
 import torch
+from lightning_utilities.core import rank_zero
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
-from pytorch_lightning.utilities.data import extract_batch_size
+
+# Whichever package is imported last takes over the logger of both. Ours is not to decide that.
+_logger = getattr(rank_zero, "log", None)
+
+import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.utilities.data import extract_batch_size  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning_fabric.utilities.exceptions import (
@@ -37,6 +42,9 @@ else:
     MisconfigurationException = _base_for_all_packages(
         ".utilities.exceptions", "MisconfigurationException"
     )
+
+if _logger is not None:
+    rank_zero.log = _logger
 
 
 def batch_size_of(batch: Any) -> int:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pytorch_lightning as pl
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -21,6 +20,9 @@ from noisescale.lightning.step_timer import StepTimer
 from noisescale.lightning.supported import check_supported
 from noisescale.lightning.tensorboard_layout import merged_into
 from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 
 class NoiseScaleMonitor(host.Callback):
@@ -163,9 +165,8 @@ class NoiseScaleMonitor(host.Callback):
         self._timer.interrupt()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._measuring and self._meter is not None:
-            if self._advanced(self._meter):
-                self._log(trainer, self._meter, max(host.log_step(trainer) - 1, 0))
+        if self._measuring and self._meter is not None and self._advanced(self._meter):
+            self._log(trainer, self._meter, max(host.log_step(trainer) - 1, 0))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._stop(interrupted=False)

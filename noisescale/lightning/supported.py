@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.lightning.host import MisconfigurationException, rank_zero_warn
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 # By class name: importing some of them needs packages that are not there.
 _UNSUPPORTED_STRATEGIES = {

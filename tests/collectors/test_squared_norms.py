@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import numpy as np
 import pytest
 import torch
 from torch import Tensor

@@ -214,7 +214,7 @@ def test_an_odd_batch_without_batch_size_fn_is_refused() -> None:
             return "text"
 
     monitor = NoiseScaleMonitor()
-    with pytest.raises(Exception, match="`batch_size_fn` must be given .* of type list") as error:
+    with pytest.raises(Exception, match=r"`batch_size_fn` must be given .* of type list") as error:
         fit(monitor, train_loader=torch.utils.data.DataLoader(Odd(), batch_size=2))
     assert "Pass a function from a batch to the number of examples this rank has in it." in str(
         error.value
