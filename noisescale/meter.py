@@ -240,9 +240,14 @@ class NoiseScaleMeter:
         """Read the reduced rows, in order: the one place that waits for the device."""
         rows: list[Tensor] = []
         for row, work in self._pending:
-            if only_completed and not (work.is_completed() and work.is_success()):
+            if only_completed and not work.is_completed():
                 break
-            work.wait()
+            try:
+                work.wait()
+            except RuntimeError:  # completed by failing, as when a peer has gone
+                if only_completed:
+                    break
+                raise
             rows.append(row)
         del self._pending[: len(rows)]
         if rows and self._collector is not None:

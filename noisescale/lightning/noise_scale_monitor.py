@@ -245,9 +245,7 @@ def _charts(options: dict[str, Any]) -> dict[str, Any]:
                 [r"^noise_scale/simple$", r"^noise_scale/batch_size$"],
             ],
             "Efficiency: progress per example": ["Multiline", [r"^noise_scale/efficiency$"]],
-            "Moments: |G|² and tr(Σ)": [
-                "Multiline",
-                [r"^noise_scale/grad_sq_norm$", r"^noise_scale/noise_trace$"],
-            ],
+            "Signal: |G|²": ["Multiline", [r"^noise_scale/grad_sq_norm$"]],
+            "Noise: tr(Σ)": ["Multiline", [r"^noise_scale/noise_trace$"]],
         }
     }

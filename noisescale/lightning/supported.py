@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +19,11 @@ _UNSUPPORTED_STRATEGIES = {
     "DeepSpeedStrategy": "DeepSpeed reduces gradients inside its own engine",
     "FSDPStrategy": "FSDP1 offers no look at a rank's own gradient",
     "ModelParallelStrategy": "sharded gradients (FSDP2) are not measured yet",
+}
+
+_UNSUPPORTED_COMM_HOOKS = {
+    "powerSGD": "PowerSGD replaces the mean gradient by a low-rank approximation of it",
+    "post_localSGD": "post-local SGD stops averaging gradients over all ranks",
 }
 
 _USE_DDP = 'Use `strategy="ddp"`, or leave the callback out.'
@@ -53,23 +59,19 @@ def check_supported(trainer: pl.Trainer) -> bool:
 
 
 def _check_reduction(ddp: DistributedDataParallel) -> None:
-    # The hook's name alone: a wrapper such as `fp16_compress_wrapper` names the hook it wraps.
-    for hook, _ in ddp._comm_hooks:
-        name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
-        if "powerSGD" in name:
-            _refuse(
-                "ddp_comm_hook",
-                name,
-                "PowerSGD replaces the mean gradient by a low-rank approximation of it",
-                "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none.",
-            )
-        if "post_localSGD" in name:
-            _refuse(
-                "ddp_comm_hook",
-                name,
-                "post-local SGD stops averaging gradients over all ranks",
-                "Leave the hook out while measuring.",
-            )
+    for name in [name for hook, _ in ddp._comm_hooks for name in _names(hook)]:
+        for part, reason in _UNSUPPORTED_COMM_HOOKS.items():
+            if part in name:
+                remedy = "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none."
+                _refuse("ddp_comm_hook", name, reason, remedy)
+
+
+def _names(hook: Any) -> Iterator[str]:
+    """The names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
+    yield str(getattr(hook, "__qualname__", hook))
+    for cell in getattr(hook, "__closure__", None) or ():
+        if callable(cell.cell_contents):
+            yield from _names(cell.cell_contents)
 
 
 def _check_optimization(trainer: pl.Trainer) -> None:

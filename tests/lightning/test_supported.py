@@ -15,6 +15,11 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+    fp16_compress_wrapper,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -77,14 +82,30 @@ def test_subclasses_and_unknown_strategies_are_refused() -> None:
     assert "got SimpleNamespace: it does not train by DDP." in refusal(set_up(unknown))
 
 
-@pytest.mark.parametrize("hook", [powerSGD_hook, post_localSGD_hook])
-def test_comm_hooks_that_change_the_mean_are_refused(hook: Any) -> None:
+@pytest.mark.parametrize(
+    ("hook", "name", "reason"),
+    [
+        (powerSGD_hook, "powerSGD_hook", "PowerSGD replaces the mean gradient by a low-rank"),
+        (fp16_compress_wrapper(powerSGD_hook), "powerSGD_hook", "PowerSGD replaces"),
+        (post_localSGD_hook, "post_localSGD_hook", "post-local SGD stops averaging gradients"),
+    ],
+)
+def test_comm_hooks_that_change_the_mean_are_refused(hook: Any, name: str, reason: str) -> None:
     strategy = SimpleNamespace(model=ddp(hook), precision_plugin=SimpleNamespace())
 
     text = refusal(set_up(strategy))
 
-    assert text.startswith("`ddp_comm_hook` must be one that NoiseScaleMonitor can measure under")
-    assert hook.__name__ in text
+    assert text.startswith(
+        "`ddp_comm_hook` must be one that NoiseScaleMonitor can measure under,"
+        f" got {name}: {reason}"
+    )
+    assert text.endswith("Use a hook that keeps the mean, such as `fp16_compress_hook`, or none.")
+
+
+def test_comm_hooks_that_keep_the_mean_are_supported() -> None:
+    model = ddp(fp16_compress_hook, fp16_compress_wrapper(allreduce_hook))
+
+    assert check_supported(set_up(SimpleNamespace(model=model, precision_plugin=SimpleNamespace())))
 
 
 def test_optimizers_and_precisions_that_are_not_measured_are_refused() -> None:

@@ -106,6 +106,7 @@ def test_a_fit_leaves_the_users_charts_and_ours(tmp_path: Path) -> None:
             "Simple noise scale and its 95 % interval [examples]",
             "Noise scale against batch size [examples]",
             "Efficiency: progress per example",
-            "Moments: |G|² and tr(Σ)",
+            "Signal: |G|²",
+            "Noise: tr(Σ)",
         ],
     }

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a newcomer reads and runs: links, commands, code blocks, the example, the benchmarks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import noisescale
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.glob("*.md"))
+README = (ROOT / "README.md").read_text()
+
+
+def run(*arguments: object, cwd: Path = ROOT) -> str:
+    finished = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_readmes_commands_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    commands = re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
+
+    assert {"demo", "test"} <= set(commands) <= set(targets)
+
+
+def test_the_readmes_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 3
+    history = noisescale.History()
+    history.append(step=100, examples=3200, noise_scale=118.0)
+
+    class Monitor:
+        noise_scale = "as measured"
+
+    Monitor.history = history  # type: ignore[attr-defined]
+    for block in blocks:
+        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
+
+
+def test_the_readmes_keys_are_those_that_are_logged() -> None:
+    documented = set(re.findall(r"`(noise_scale/\w+)`", README))
+
+    logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
+
+    assert documented == logged
+    assert len(logged) == 9
+
+
+def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
+    assert {name for name in noisescale.__all__ if getattr(noisescale, name).__doc__} == set(
+        noisescale.__all__
+    )
+    with pytest.raises(AttributeError, match="has no attribute 'NoiseScaleMotor'"):
+        noisescale.NoiseScaleMotor  # noqa: B018
+
+
+def test_importing_the_package_is_light() -> None:
+    heavy = run("-c", "import sys, noisescale; print({'torch', 'numpy'} & sys.modules.keys())")
+
+    assert heavy == "set()\n"
+
+
+def test_the_arithmetic_needs_no_torch() -> None:
+    loaded = run(
+        "-c",
+        "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History;"
+        "print({'torch', 'lightning', 'pytorch_lightning'} & sys.modules.keys())",
+    )
+
+    assert loaded == "set()\n"
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightnings_logger_stays_that_of_the_package_in_use(package: str) -> None:
+    name = run(
+        "-c",
+        f"import {package}; from noisescale import NoiseScaleMonitor;"
+        "from lightning_utilities.core import rank_zero; print(rank_zero.log.name)",
+    )
+
+    assert name.startswith(package)
+
+
+def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
+    output = run(ROOT / "examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
+
+    assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
+    assert re.search(r"Critical batch size over the run: [\d.,]+ examples", output)
+    assert re.search(r"│ +32 │ +[\d,]+ │ +[\d,]+ │ +[\d.]+ x │ +[\d.]+ x │", output)
+    assert f"tensorboard --logdir {tmp_path}" in output
+    assert list(tmp_path.glob("digits/version_0/events*"))
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("coverage.py", ["--runs", "50", "--only", "8 steps", "--processes", "1"]),
+        ("accuracy.py", ["--seeds", "2", "--steps", "60"]),
+        ("overhead.py", ["--smoke"]),
+    ],
+)
+def test_benchmarks_run(script: str, options: list[str]) -> None:
+    assert run(ROOT / "benchmarks" / script, *options)
