@@ -37,7 +37,7 @@ class Tradeoff:
         >>> tradeoff.critical_batch_size
         20.0
         >>> tradeoff.steps(20), tradeoff.examples(20)
-        (2000.0, 40000.0)
+        (2000.0, 40000)
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, section 2.3 and appendix D.

@@ -113,7 +113,7 @@ def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("coverage.py", ["--runs", "50", "--only", "8 steps", "--processes", "1"]),
+        ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
         ("accuracy.py", ["--seeds", "2", "--steps", "60"]),
         ("overhead.py", ["--smoke"]),
     ],
