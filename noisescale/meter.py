@@ -15,24 +15,28 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.collectors.step_norms import StepNorms
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+
+Collector = DdpCollector | MicroBatchCollector
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_PENDING = 1024
 
 
 class NoiseScaleMeter:
-    """Measure the gradient noise scale of a DistributedDataParallel model in a torch loop.
+    """Measure the gradient noise scale in a torch loop.
 
-    Every rank's gradient norm is taken just before DDP averages the gradients, the norm of the
-    average right after; both cross ranks in one small asynchronous all-reduce a step, and stay
-    on the device until `noise_scale` is read. Gradients are read only: training is bitwise
+    Under DDP every rank's gradient norm is taken just before the gradients are averaged, the norm
+    of the average right after; both cross ranks in one small asynchronous all-reduce a step, and
+    stay on the device until `noise_scale` is read. In one process the micro-batches of a step are
+    compared with their sum: accumulate two or more. Gradients are read only: training is bitwise
     what it is without the meter.
 
     Args:
-        model: The wrapped model.
+        model: The DistributedDataParallel module; in one process any module.
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
@@ -40,8 +44,8 @@ class NoiseScaleMeter:
         parameters: The parameters that are trained; default: all that require a gradient.
 
     Raises:
-        TypeError: If `model` is not a DistributedDataParallel module.
-        ValueError: If an argument is out of its range, or only one process takes part.
+        TypeError: If several processes train and `model` is not wrapped.
+        ValueError: If an argument is out of its range, or no parameter requires a gradient.
 
     Example:
         >>> from noisescale import NoiseScaleMeter
@@ -71,21 +75,10 @@ class NoiseScaleMeter:
     ) -> None:
         self.every_n_steps = checked_every_n_steps(every_n_steps)
         self._estimator = NoiseScaleEstimator(window, confidence, unit)
-        if not isinstance(model, DistributedDataParallel):
-            raise TypeError(
-                "`model` must be a DistributedDataParallel module,"
-                f" got {type(model).__name__}. Wrap it, or use it on two or more processes."
-            )
-        if dist.get_world_size(model.process_group) < 2:
-            raise ValueError(
-                "`model` must be trained by at least 2 processes, got 1: a single gradient has"
-                " nothing to be compared with. Launch more, with `torchrun --nproc-per-node=2`."
-            )
-        self._collector: DdpCollector | None = DdpCollector(model, parameters)
-        self._pending: list[tuple[Tensor, dist.Work]] = []
+        self._collector: Collector | None = _collector(model, parameters)
+        self._pending: list[tuple[Tensor, dist.Work | None, int]] = []
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
         self._window_sizes: list[float] = []
-        self._backwards_synchronised = 0
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
         self._steps = 0
@@ -147,10 +140,8 @@ class NoiseScaleMeter:
             )
         collector = self._open_collector()
         self._window_sizes.append(local_batch_size)
-        if collector.synchronises:
-            self._backwards_synchronised += 1
-            if self._steps % self.every_n_steps == 0:
-                collector.before_backward(loss)
+        if self._steps % self.every_n_steps == 0:
+            collector.before_backward(loss)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step: call it before gradient clipping and `optimizer.step()`.
@@ -173,7 +164,6 @@ class NoiseScaleMeter:
         else:
             self._unmeasured_examples += sum(sizes)
         self._window_sizes = []
-        self._backwards_synchronised = 0
         collector.reset()
         if len(self._pending) >= _MOST_PENDING:
             self._settle()
@@ -190,40 +180,38 @@ class NoiseScaleMeter:
             self._collector.close()
             self._collector = None
 
-    def _open_collector(self) -> DdpCollector:
+    def _open_collector(self) -> Collector:
         if self._collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
         return self._collector
 
-    def _reduce(self, collector: DdpCollector, sizes: list[float], loss_divisor: float) -> None:
+    def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
         """Sum this step's row over ranks: one collective, unconditional, asynchronous.
 
         A rank that has nothing comparable reduces NaN, so that all of them leave the step out.
         """
-        local_sq_norm = collector.local_sq_norm()
-        if self._backwards_synchronised > 1:
+        if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
                 " and averaged ones: such steps are not measured. Wrap all but the last backward"
                 " of a step in `model.no_sync()`."
             )
-            local_sq_norm = None
-        window = len(sizes)
-        inverse_size = (
-            sum(1 / n if n else math.inf for n in sizes) / window**2 if window else math.nan
-        )
         wide = {"dtype": wide_dtype(collector.device), "device": collector.device}
-        if local_sq_norm is None:
-            local_sq_norm = torch.full((), math.nan, **wide)
-        norms = torch.stack([local_sq_norm, collector.share_of_averaged_sq_norm()])
-        if loss_divisor != window:
-            norms.mul_((loss_divisor / window) ** 2 if window else math.nan)
-        constants = self._on_device(
-            (inverse_size, float(sum(sizes)), self._unmeasured_examples), **wide
-        )
-        row = torch.cat([norms, constants])
-        work = dist.all_reduce(row, group=collector.group, async_op=True)
-        self._pending.append((row, work))
+        small, big = collector.small_sq_norm(), collector.big_sq_norm()
+        if small is None:
+            small = torch.full((), math.nan, **wide)
+        layout = collector.layout(sizes, loss_divisor)
+        if layout.small_scale != 1:
+            small = small * layout.small_scale
+        if layout.big_scale != 1:
+            big = big * layout.big_scale
+        examples = float(sum(sizes))
+        constants = (layout.inverse_sizes, examples, self._unmeasured_examples)
+        row = torch.cat([torch.stack([small, big]), self._on_device(constants, **wide)])
+        work = None
+        if collector.group is not None:
+            work = dist.all_reduce(row, group=collector.group, async_op=True)
+        self._pending.append((row, work, layout.parts))
 
     def _on_device(
         self, values: tuple[float, ...], dtype: torch.dtype, device: torch.device
@@ -238,29 +226,31 @@ class NoiseScaleMeter:
 
     def _settle(self, *, only_completed: bool = False) -> None:
         """Read the reduced rows, in order: the one place that waits for the device."""
-        rows: list[Tensor] = []
-        for row, work in self._pending:
-            if only_completed and not work.is_completed():
+        reduced = 0
+        for _, work, _ in self._pending:
+            if work is not None and not _settled(work, only_if_completed=only_completed):
                 break
-            try:
-                work.wait()
-            except RuntimeError:  # completed by failing, as when a peer has gone
-                if only_completed:
-                    break
-                raise
-            rows.append(row)
-        del self._pending[: len(rows)]
-        if rows and self._collector is not None:
-            parts = self._collector.ranks
-            for small, big, inverse_sizes, examples, unmeasured in torch.stack(rows).tolist():
-                self._examples += unmeasured
-                self._absorb(StepNorms(small / parts, big, parts, inverse_sizes, examples))
+            reduced += 1
+        rows, self._pending = self._pending[:reduced], self._pending[reduced:]
+        if not rows:
+            return
+        values = torch.stack([row for row, _, _ in rows]).tolist()
+        for (small, big, inverse, examples, unmeasured), (_, _, parts) in zip(
+            values, rows, strict=True
+        ):
+            self._examples += unmeasured
+            self._absorb(StepNorms(small / (parts or math.nan), big, parts, inverse, examples))
 
     def _absorb(self, norms: StepNorms) -> None:
         self._examples += norms.examples
         self._batch_size = norms.examples
-        if not norms.finite:
+        if not norms.comparable:
             self._skipped_steps += 1
+            if norms.parts == 1 and self._estimator.estimate().steps == 0:
+                self._warn(
+                    "A step of one micro-batch in one process has nothing to be compared with: it"
+                    " is not measured. Accumulate two or more, or use more devices."
+                )
         elif norms.identical_parts:
             self._skipped_steps += 1
             self._warn(
@@ -271,7 +261,7 @@ class NoiseScaleMeter:
             self._estimator.update(norms.moments(), weight=norms.examples)
 
     def _warn(self, message: str) -> None:
-        if message not in self._warned and dist.get_rank() == 0:
+        if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
             warnings.warn(message, stacklevel=4)
         self._warned.add(message)
 
@@ -304,6 +294,29 @@ class NoiseScaleMeter:
         self._examples = state["examples"]
         self._unmeasured_examples = state["unmeasured_examples"]
         self._batch_size = state["batch_size"]
+
+
+def _collector(model: nn.Module, parameters: Iterable[nn.Parameter] | None) -> Collector:
+    if isinstance(model, DistributedDataParallel) and dist.get_world_size(model.process_group) > 1:
+        return DdpCollector(model, parameters)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise TypeError(
+            "`model` must be a DistributedDataParallel module where several processes train, got"
+            f" {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
+        )
+    return MicroBatchCollector(model, parameters)
+
+
+def _settled(work: dist.Work, *, only_if_completed: bool) -> bool:
+    if only_if_completed and not work.is_completed():
+        return False
+    try:
+        work.wait()
+    except RuntimeError:  # completed by failing, as when a peer has gone
+        if only_if_completed:
+            return False
+        raise
+    return True
 
 
 def checked_every_n_steps(value: int) -> int:

@@ -221,8 +221,8 @@ def captured_on_cuda() -> list[tuple[float, float]]:
         torch.cuda.set_sync_debug_mode("error")
         collector.before_backward(loss)
         loss.backward()
-        local = collector.local_sq_norm()
-        share = collector.share_of_averaged_sq_norm()
+        local = collector.small_sq_norm()
+        share = collector.big_sq_norm()
         collector.reset()
         torch.cuda.set_sync_debug_mode("default")
         assert local is not None

@@ -19,7 +19,7 @@ Private attributes read here, as of torch 2.13: `Variable._execution_engine.queu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 
@@ -30,7 +30,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from noisescale.collectors.parameters import trained_parameters
 from noisescale.collectors.squared_norms import squared_norm
+from noisescale.collectors.window import WindowLayout
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
@@ -48,24 +50,15 @@ class DdpCollector:
     def __init__(
         self, ddp: DistributedDataParallel, parameters: Iterable[Parameter] | None = None
     ) -> None:
-        trained = None if parameters is None else {id(p) for p in parameters}
-        self._parameters = [
-            p
-            for name, p in ddp.module.named_parameters()
-            if p.requires_grad
-            and name not in ddp.parameters_to_ignore
-            and (trained is None or id(p) in trained)
-        ]
-        if not self._parameters:
-            raise ValueError(
-                "`model` must have parameters that require a gradient, got none."
-                " Unfreeze some before training starts, or leave the noise scale out."
-            )
+        named = ddp.module.named_parameters()
+        averaged = [p for name, p in named if name not in ddp.parameters_to_ignore]
+        self._parameters = trained_parameters(averaged, parameters)
         self._ddp = ddp
         self.group = ddp.process_group
-        self.ranks = dist.get_world_size(self.group)
+        self._ranks = dist.get_world_size(self.group)
         self.device = self._parameters[0].device
-        self._share = _share(self._parameters, dist.get_rank(self.group), self.ranks)
+        self._share = _share(self._parameters, dist.get_rank(self.group), self._ranks)
+        self._averaged = 0
         self._hooks: dict[int, RemovableHandle] = {}
         self._capture_by_hooks = True
         self._hooks_needed = bool(ddp.gradient_as_bucket_view)
@@ -77,21 +70,36 @@ class DdpCollector:
         self._install_hooks()
 
     @property
-    def synchronises(self) -> bool:
-        """Whether the next backward pass will average the gradients over ranks."""
-        return bool(self._ddp.require_backward_grad_sync)
+    def averaged_too_often(self) -> bool:
+        """Whether `p.grad` mixes local and averaged gradients: it was averaged twice in a step."""
+        return self._averaged > 1
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
+        window = len(sizes)
+        scale = (loss_divisor / window) ** 2 if window else math.nan
+        inverse_size = sum(1 / n if n else math.inf for n in sizes) * (window and window**-2)
+        return WindowLayout(self._ranks, inverse_size, small_scale=scale, big_scale=scale)
 
     def before_backward(self, loss: Tensor) -> None:
-        """Arrange for the backward pass from `loss` to be captured. It must synchronise."""
-        self.reset()
+        """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
+
+        Those before it in the same step only add to this rank's `p.grad`.
+        """
+        if not self._ddp.require_backward_grad_sync:
+            return
+        self._averaged += 1
+        self._forget()
         if self._hooks_needed and not self._capture_by_hooks:
             self._install_hooks()
         if loss.requires_grad:
             self._armed = True
             loss.register_hook(self._on_backward_start)
 
-    def local_sq_norm(self) -> Tensor | None:
+    def small_sq_norm(self) -> Tensor | None:
         """|g_rank|² of the captured backward pass; None if there was none to rely on."""
+        if self.averaged_too_often:
+            return None
         if not self._capture_by_hooks:
             return None if self._hooks_needed else self._local_sq_norm
         if self._graph_task is None:
@@ -101,7 +109,7 @@ class DdpCollector:
             self._leave_one_hook()
         return torch.stack([self._sum([]), *self._sq_norm_of.values()]).sum()
 
-    def share_of_averaged_sq_norm(self) -> Tensor:
+    def big_sq_norm(self) -> Tensor:
         """This rank's share of |g|², of the averaged gradient now in `p.grad`.
 
         All ranks hold the same average, so each norms 1/W of its rows and the shares are summed
@@ -121,7 +129,11 @@ class DdpCollector:
         return self._sum(gradients)
 
     def reset(self) -> None:
-        """Forget a captured backward pass."""
+        """Begin another step."""
+        self._averaged = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._armed = False
         self._graph_task = None
         self._local_sq_norm = None

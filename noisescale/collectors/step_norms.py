@@ -17,16 +17,17 @@ class StepNorms(NamedTuple):
     big_sq_norm: float
     """|g|² of the average over the parts, before clipping."""
     parts: int
-    """Parts that were averaged: the ranks, under data parallelism."""
+    """Parts that were averaged: the ranks of data parallelism, or one process's micro-batches."""
     sum_inverse_sizes: float
     """Σ 1/n over the parts, in 1/examples."""
     examples: float
     """Examples behind the step, over all ranks: its global batch size."""
 
     @property
-    def finite(self) -> bool:
-        """Whether every rank's gradient was finite and every part had examples."""
-        return math.isfinite(self.small_sq_norm + self.big_sq_norm + self.sum_inverse_sizes)
+    def comparable(self) -> bool:
+        """Whether there are parts to compare, all of them finite and with examples."""
+        sums = self.small_sq_norm + self.big_sq_norm + self.sum_inverse_sizes
+        return self.parts > 1 and math.isfinite(sums)
 
     @property
     def identical_parts(self) -> bool:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class NoiseScaleMonitor(host.Callback):
-    """Measure the simple gradient noise scale during DDP training and log it.
+    """Measure the simple gradient noise scale during training and log it.
 
-    Add it to the callbacks of a Trainer with `strategy="ddp"` and two or more devices, of
-    `lightning` or of `pytorch_lightning`:
+    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`, that trains by
+    DDP on two or more devices, or in one process with `accumulate_grad_batches` of 2 or more:
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
@@ -119,7 +118,7 @@ class NoiseScaleMonitor(host.Callback):
         if not check_supported(trainer):
             return
         model = trainer.strategy.model
-        assert isinstance(model, DistributedDataParallel)
+        assert model is not None
         trained = [p for o in trainer.optimizers for g in o.param_groups for p in g["params"]]
         self._meter = NoiseScaleMeter(model, parameters=trained, **self._options)
         if state:

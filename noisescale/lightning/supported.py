@@ -43,19 +43,29 @@ def check_supported(trainer: pl.Trainer) -> bool:
     for kind in type(strategy).__mro__:
         if kind.__name__ in _UNSUPPORTED_STRATEGIES:
             _refuse("strategy", kind.__name__, _UNSUPPORTED_STRATEGIES[kind.__name__], _USE_DDP)
-    if trainer.world_size < 2:
+    if trainer.world_size < 2 and not _accumulates(trainer):
         rank_zero_warn(
             "NoiseScaleMonitor has nothing to measure: one process trains, and one gradient a step"
-            " has nothing to be compared with. Training goes on without it. Use two or more"
-            ' devices: `Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`.'
+            " has nothing to be compared with. Training goes on without it. Accumulate two or more"
+            " micro-batches a step (`Trainer(accumulate_grad_batches=2)`), or use more devices"
+            ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
         )
         return False
     if isinstance(strategy.model, DistributedDataParallel):
         _check_reduction(strategy.model)
-    else:
+    elif trainer.world_size > 1:
         _refuse("strategy", type(strategy).__name__, "it does not train by DDP", _USE_DDP)
     _check_optimization(trainer)
     return True
+
+
+def _accumulates(trainer: pl.Trainer) -> bool:
+    scheduled = any(
+        kind.__name__ == "GradientAccumulationScheduler"
+        for callback in trainer.callbacks
+        for kind in type(callback).__mro__
+    )
+    return scheduled or trainer.accumulate_grad_batches > 1
 
 
 def _check_reduction(ddp: DistributedDataParallel) -> None:

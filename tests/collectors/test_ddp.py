@@ -107,11 +107,10 @@ def captured(
         for micro in range(micros):
             with nullcontext() if micro == micros - 1 else ddp.no_sync():
                 loss = backward(ddp, step, micro, rank, branch_of(rank, micro))
-                if collector.synchronises:
-                    collector.before_backward(loss)
+                collector.before_backward(loss)
                 loss.backward()
-        local = collector.local_sq_norm()
-        share = collector.share_of_averaged_sq_norm()
+        local = collector.small_sq_norm()
+        share = collector.big_sq_norm()
         dist.all_reduce(share)
         rows.append((None if local is None else local.item(), share.item(), *expected))
         collector.reset()
@@ -230,7 +229,7 @@ def test_only_trained_parameters_count() -> None:
         loss = backward(ddp, 0, 0, dist.get_rank(), "both")
         collector.before_backward(loss)
         loss.backward()
-        local = collector.local_sq_norm()
+        local = collector.small_sq_norm()
         assert local is not None
         plain = Net()
         backward(plain, 0, 0, dist.get_rank(), "both").backward()
@@ -257,6 +256,6 @@ def test_without_a_backward_there_is_no_norm() -> None:
     def nothing() -> list[Any]:
         collector = DdpCollector(DistributedDataParallel(Net()))
         collector.before_backward(torch.zeros(()))
-        return [collector.local_sq_norm(), collector.share_of_averaged_sq_norm().item()]
+        return [collector.small_sq_norm(), collector.big_sq_norm().item()]
 
     assert on_ranks(1, partial(nothing)) == [[None, 0.0]]
