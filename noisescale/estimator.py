@@ -221,6 +221,7 @@ class NoiseScaleEstimator:
         """Return everything `load_state_dict` needs, in lists and floats only."""
         return {
             "lengths": self._lengths.tolist(),
+            "unit": self.unit,
             "averages": {name: x.tolist() for name, x in self._averages._asdict().items()},
             "scatter": {
                 name: x.tolist() if isinstance(x, np.ndarray) else x
@@ -232,13 +233,19 @@ class NoiseScaleEstimator:
         """Continue from a `state_dict`.
 
         Raises:
-            ValueError: If the state was saved with another `window`.
+            ValueError: If the state was saved with another `window` or `unit`.
         """
         if state["lengths"] != self._lengths.tolist():
             raise ValueError(
                 f"`window` must be the one the state was saved with, got {self.window!r} for"
                 f" averages over {[int(n) for n in state['lengths']]} steps."
                 " Restore the earlier `window`, or start the averages anew."
+            )
+        if state["unit"] != self.unit:
+            raise ValueError(
+                f"`unit` must be the one the state was saved with, got {self.unit!r} for averages"
+                f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
+                " the averages anew."
             )
         self._averages = _Averages(**{k: np.array(v) for k, v in state["averages"].items()})
         scatter = state["scatter"]
@@ -371,7 +378,7 @@ def fieller_interval(
     root = math.sqrt(max(b * b - a * c, 0.0))
     if a > 0 and grad_sq_norm > 0:
         return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
-    if a <= 0 < c and noise_trace > 0:
+    if a <= 0 < c and noise_trace > 0 and b + root > 0:
         # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
         return c / (b + root), math.inf
     return 0.0, math.inf

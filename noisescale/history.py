@@ -35,7 +35,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `batch_size` | global batch size of that step |
     | `grad_sq_norm`, `noise_trace` | averages of the two moments |
     | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
-    | `seconds_per_step` | mean since the row before; NaN where no step was timed |
+    | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
     | `skipped_steps` | steps left out so far |
 
     When `most_rows` are reached every second row is dropped and from then on every second log
@@ -80,12 +80,15 @@ class History(Mapping[str, NDArray[np.float64]]):
     def tradeoff(self) -> Tradeoff:
         """Steps against examples for what the run reached, see `Tradeoff.from_run`.
 
+        Rows that are not resolved count as not measured: they take the next value.
+
         Raises:
-            ValueError: If no row has a noise scale yet.
+            ValueError: If no row is resolved yet.
         """
         steps = np.diff(self["step"], prepend=0)
         examples = np.diff(self["examples"], prepend=0)
-        return Tradeoff.from_run(self["noise_scale"], examples / steps, steps)
+        resolved = np.where(np.isfinite(self["high"]), self["noise_scale"], np.nan)
+        return Tradeoff.from_run(resolved, examples / steps, steps)
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         return np.array(self._columns[column])

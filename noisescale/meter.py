@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.collectors.step_norms import StepNorms
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 
@@ -105,7 +104,7 @@ class NoiseScaleMeter:
 
     @property
     def skipped_steps(self) -> int:
-        """Measured steps left out: a gradient was not finite on some rank, or not comparable."""
+        """Measured steps left out: a gradient was not finite, or had nothing to compare with."""
         self._settle()
         return self._skipped_steps
 
@@ -125,7 +124,9 @@ class NoiseScaleMeter:
         """Call `loss.backward()` and capture this rank's gradient norm.
 
         Args:
-            loss: The mean over this rank's examples, divided for accumulation as you do it.
+            loss: The mean over this rank's examples, divided for accumulation as you do it, and
+                not scaled: loss scaling (a GradScaler) is not taken out yet. A forward pass
+                whose gradients are not to be averaged belongs into `no_sync()` too.
             local_batch_size: This rank's examples in `loss`.
         """
         self.before_backward(loss, local_batch_size)
@@ -174,11 +175,13 @@ class NoiseScaleMeter:
         Args:
             interrupted: See `state_dict`.
         """
-        self._settle(only_completed=interrupted)
-        self._pending = []
-        if self._collector is not None:
-            self._collector.close()
-            self._collector = None
+        try:
+            self._settle_alone() if interrupted else self._settle()
+        finally:
+            self._pending = []
+            if self._collector is not None:
+                self._collector.close()
+                self._collector = None
 
     def _open_collector(self) -> Collector:
         if self._collector is None:
@@ -196,10 +199,9 @@ class NoiseScaleMeter:
                 " and averaged ones: such steps are not measured. Wrap all but the last backward"
                 " of a step in `model.no_sync()`."
             )
-        wide = {"dtype": wide_dtype(collector.device), "device": collector.device}
         small, big = collector.small_sq_norm(), collector.big_sq_norm()
         if small is None:
-            small = torch.full((), math.nan, **wide)
+            small = torch.full_like(big, math.nan)
         layout = collector.layout(sizes, loss_divisor)
         if layout.small_scale != 1:
             small = small * layout.small_scale
@@ -207,31 +209,49 @@ class NoiseScaleMeter:
             big = big * layout.big_scale
         examples = float(sum(sizes))
         constants = (layout.inverse_sizes, examples, self._unmeasured_examples)
-        row = torch.cat([torch.stack([small, big]), self._on_device(constants, **wide)])
+        row = torch.cat([torch.stack([small, big]), self._on_device(constants, big)])
         work = None
         if collector.group is not None:
             work = dist.all_reduce(row, group=collector.group, async_op=True)
         self._pending.append((row, work, layout.parts))
 
-    def _on_device(
-        self, values: tuple[float, ...], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+    def _on_device(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         """Host numbers as a tensor, copied only when they change and never synchronously."""
         if self._constants is None or self._constants[0] != values:
-            tensor = torch.tensor(values, dtype=dtype)
-            if device.type == "cuda":
-                tensor = tensor.pin_memory().to(device, non_blocking=True)
-            self._constants = values, tensor.to(device)
+            tensor = torch.tensor(values, dtype=like.dtype)
+            if like.device.type == "cuda":
+                tensor = tensor.pin_memory().to(like.device, non_blocking=True)
+            self._constants = values, tensor.to(like.device)
         return self._constants[1]
 
-    def _settle(self, *, only_completed: bool = False) -> None:
+    def _settle(self) -> None:
         """Read the reduced rows, in order: the one place that waits for the device."""
-        reduced = 0
         for _, work, _ in self._pending:
-            if work is not None and not _settled(work, only_if_completed=only_completed):
-                break
-            reduced += 1
-        rows, self._pending = self._pending[:reduced], self._pending[reduced:]
+            if work is not None:
+                work.wait()
+        self._read(len(self._pending))
+
+    def _settle_alone(self) -> None:
+        """Read what needs no waiting and no other rank, after an error that may have ended them.
+
+        On an accelerator nothing is read: its stream may be stuck behind a lost rank.
+        """
+        if self._collector is None or self._collector.device.type != "cpu":
+            return
+        completed = 0
+        for _, work, _ in self._pending:
+            if work is not None:
+                if not work.is_completed():
+                    break
+                try:
+                    work.wait()
+                except RuntimeError:  # completed by failing
+                    break
+            completed += 1
+        self._read(completed)
+
+    def _read(self, count: int) -> None:
+        rows, self._pending = self._pending[:count], self._pending[count:]
         if not rows:
             return
         values = torch.stack([row for row, _, _ in rows]).tolist()
@@ -268,13 +288,15 @@ class NoiseScaleMeter:
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far, in builtins: it loads weights-only.
 
-        Runs no collective, so that one rank can save alone.
+        Runs no collective, so that one rank can save alone. All of it is alike on all ranks but
+        the examples since the last measured step, which are this rank's: with `every_n_steps`
+        above 1 and ranks of unequal batches `examples` is off by as many after resuming.
 
         Args:
-            interrupted: Set after an error, when other ranks may be gone: reductions that have
-                not completed yet are left out instead of waited for.
+            interrupted: Set after an error, when other ranks may be gone: steps that have not
+                been read yet are left out where reading them would mean to wait.
         """
-        self._settle(only_completed=interrupted)
+        self._settle_alone() if interrupted else self._settle()
         return {
             "estimator": self._estimator.state_dict(),
             "steps": self._steps,
@@ -305,18 +327,6 @@ def _collector(model: nn.Module, parameters: Iterable[nn.Parameter] | None) -> C
             f" {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
         )
     return MicroBatchCollector(model, parameters)
-
-
-def _settled(work: dist.Work, *, only_if_completed: bool) -> bool:
-    if only_if_completed and not work.is_completed():
-        return False
-    try:
-        work.wait()
-    except RuntimeError:  # completed by failing, as when a peer has gone
-        if only_if_completed:
-            return False
-        raise
-    return True
 
 
 def checked_every_n_steps(value: int) -> int:

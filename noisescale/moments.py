@@ -59,10 +59,11 @@ def gradient_moments(
             f"`small_batch` must be a positive number of examples, got {small_batch!r}."
             " Pass the examples behind each small gradient."
         )
-    if not big_batch > small_batch:
+    if not small_batch < big_batch < math.inf:
         raise ValueError(
-            f"`big_batch` must exceed `small_batch`, got {big_batch!r} <= {small_batch!r}."
-            " Measure on two or more devices: one batch size cannot tell signal from noise."
+            f"`big_batch` must exceed `small_batch` and be finite, got {big_batch!r} against"
+            f" {small_batch!r}. One batch size cannot tell signal from noise: measure on two or"
+            " more devices, or accumulate."
         )
     grad_sq_norm = (big_batch * big_sq_norm - small_batch * small_sq_norm) / (
         big_batch - small_batch
@@ -106,7 +107,8 @@ def effective_batch_sizes(sum_inverse_sizes: float, parts: int) -> BatchSizes:
     """
     if parts < 2:
         raise ValueError(
-            f"`parts` must be at least 2, got {parts!r}. Measure on two or more devices."
+            f"`parts` must be at least 2, got {parts!r}."
+            " Measure on two or more devices, or accumulate."
         )
     if not sum_inverse_sizes > 0:
         raise ValueError(

@@ -85,6 +85,14 @@ def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() ->
     assert fieller_interval(1.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
     assert fieller_interval(30.0, -1.0, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
     assert fieller_interval(-30.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(30.0, 0.0, np.zeros(3), 2.0) == (0.0, math.inf)
+
+
+def test_gradients_without_any_signal_are_not_resolved() -> None:
+    """Ranks with disjoint supports have g₁·g₂ = 0, and |G|² is exactly that."""
+    estimator = estimator_after(np.array([20.0, 21.0, 20.5]), np.zeros(3))
+
+    assert str(estimator.estimate()) == "not resolved at 95 % after 3 steps"
 
 
 def test_low_signal_is_not_biased_by_clamping() -> None:
@@ -194,6 +202,15 @@ def test_a_state_of_another_window_is_refused() -> None:
     state = NoiseScaleEstimator(window=20).state_dict()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         NoiseScaleEstimator(window=50).load_state_dict(state)
+
+
+def test_a_state_in_another_unit_is_refused() -> None:
+    state = NoiseScaleEstimator(unit="examples").state_dict()
+    message = (
+        "`unit` must be the one the state was saved with, got 'tokens' for averages in examples."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        NoiseScaleEstimator(unit="tokens").load_state_dict(state)
 
 
 def test_what_is_known_grows_with_the_steps() -> None:

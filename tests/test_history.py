@@ -12,7 +12,7 @@ from noisescale.history import COLUMNS
 def filled(rows: int, most_rows: int = 4096) -> History:
     history = History(most_rows)
     for i in range(1, rows + 1):
-        history.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i)
+        history.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
     return history
 
 
@@ -43,12 +43,22 @@ def test_a_thinned_history_keeps_the_cost_of_the_run() -> None:
 
 def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
     history = History()
-    history.append(step=10, examples=10 * 16, noise_scale=20.0, batch_size=16)
-    history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, batch_size=999)
+    history.append(step=10, examples=10 * 16, noise_scale=20.0, high=30.0, batch_size=16)
+    history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, high=30.0, batch_size=999)
 
     tradeoff = history.tradeoff()
 
     assert tradeoff.min_steps == pytest.approx(10 / (1 + 20 / 16) + 10 / (1 + 20 / 48))
+
+
+def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
+    history = History()
+    history.append(step=10, examples=320, noise_scale=20129.0, low=41.9, high=np.inf)
+    with pytest.raises(ValueError, match="`noise_scale` must have a measured value, got 1"):
+        history.tradeoff()
+    history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)
+
+    assert history.tradeoff().critical_batch_size == pytest.approx(20)
 
 
 def test_resuming_continues_every_row_also_while_thinning() -> None:
@@ -60,7 +70,7 @@ def test_resuming_continues_every_row_also_while_thinning() -> None:
     second = History(16)
     second.load_state_dict(torch.load(file, weights_only=True))
     for i in range(46, 101):
-        second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i)
+        second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
 
     np.testing.assert_equal(second.state_dict(), whole.state_dict())
 

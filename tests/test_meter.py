@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import re
 import time
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from fits import data, loss_of, network
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
+import noisescale.meter as meter_module
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.ddp import DdpCollector
 
@@ -18,7 +21,8 @@ from noisescale.collectors.ddp import DdpCollector
 def batch(step: int, size: int = 8) -> list[torch.Tensor]:
     """Another batch for every step and rank."""
     x, y = data(1000).tensors
-    start = (step * dist.get_world_size() + dist.get_rank()) * size
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    start = (step * ranks + rank) * size
     return [x[start : start + size], y[start : start + size]]
 
 
@@ -178,22 +182,66 @@ def test_unequal_ranks_are_exact() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match="`model` must be a DistributedDataParallel module, got Sequential"
-    ):
-        NoiseScaleMeter(network())
+    with pytest.raises(ValueError, match="^`model` must have parameters that require a gradient"):
+        NoiseScaleMeter(network().requires_grad_(False))
     with pytest.raises(ValueError, match=re.escape("`every_n_steps` must be at least 1, got 0.")):
         NoiseScaleMeter(network(), every_n_steps=0)
 
-    def alone() -> str:
-        with pytest.raises(ValueError) as error:  # noqa: PT011 - compared whole below
-            NoiseScaleMeter(DistributedDataParallel(network()))
+    def unwrapped() -> str:
+        with pytest.raises(TypeError) as error:
+            NoiseScaleMeter(network())
         return str(error.value)
 
-    assert on_ranks(1, alone) == [
-        "`model` must be trained by at least 2 processes, got 1: a single gradient has nothing to"
-        " be compared with. Launch more, with `torchrun --nproc-per-node=2`."
-    ]
+    message = (
+        "`model` must be a DistributedDataParallel module where several processes train, got"
+        " Sequential. Wrap it: `DistributedDataParallel(model)`."
+    )
+    assert on_ranks(2, unwrapped) == [message] * 2
+
+
+def test_one_process_compares_its_micro_batches() -> None:
+    """Against the moments written out, with unequal micro-batches and a short last window."""
+    model, window = network(), 100
+    meter = NoiseScaleMeter(model, window=window)
+    x, y = data(60).tensors
+    noises, signals, weights = [], [], []
+    for sizes in ([8, 8, 8], [4, 12, 8], [5, 7]):
+        model.zero_grad()
+        gradients = []
+        for size in sizes:
+            plain = copy.deepcopy(model).double()
+            plain.zero_grad()
+            loss_of(plain, (x[:size].double(), y[:size])).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in plain.parameters()]))
+            meter.backward(loss_of(model, (x[:size], y[:size])) / 3, local_batch_size=size)
+            x, y = x[size:], y[size:]
+        meter.step(loss_divisor=3)
+        small = np.mean([g.square().sum() for g in gradients])
+        big = torch.stack(gradients).mean(0).square().sum().item()
+        a = np.mean([1 / n for n in sizes])
+        c = a / len(sizes)
+        noises.append((small - big) / (a - c))
+        signals.append((a * big - c * small) / (a - c))
+        weights.append(sum(sizes))
+    decayed = np.array(weights) * ((window - 1) / (window + 1)) ** np.arange(3)[::-1]
+
+    scale = meter.noise_scale
+
+    assert scale.noise_trace == pytest.approx(np.average(noises, weights=decayed), rel=1e-5)
+    assert scale.grad_sq_norm == pytest.approx(np.average(signals, weights=decayed), rel=1e-5)
+    assert (meter.examples, meter.batch_size, meter.skipped_steps) == (60, 12, 0)
+
+
+def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model)
+    train(meter, model, 3)
+
+    with pytest.warns(UserWarning, match="Accumulate two or more, or use more devices") as warned:
+        scale = meter.noise_scale
+
+    assert len(warned) == 1
+    assert (scale.steps, meter.skipped_steps) == (0, 3)
 
 
 def test_a_closed_meter_says_so() -> None:
@@ -209,32 +257,53 @@ def test_a_closed_meter_says_so() -> None:
     assert on_ranks(2, closed) == [message] * 2
 
 
-def captured_on_cuda() -> list[tuple[float, float]]:
-    torch.cuda.set_device(0)
-    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).cuda()
-    ddp = DistributedDataParallel(model, device_ids=[0])
-    collector = DdpCollector(ddp)
-    rows = []
+def doubled(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A comm hook whose averages are not the local gradients, also on one rank."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda reduced: 2 * reduced.value()[0])
+
+
+def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
+    """Small and big squared norms of each step; on CUDA a synchronisation is an error."""
+    # One rank alone would have its micro-batches compared.
+    meter_module._collector = DdpCollector  # type: ignore[assignment]
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).to(device)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, doubled)
+    meter = NoiseScaleMeter(ddp)
     for _ in range(5):
         model.zero_grad()
-        loss = ddp(torch.randn(8, 256, device="cuda")).square().mean()
-        torch.cuda.set_sync_debug_mode("error")
-        collector.before_backward(loss)
-        loss.backward()
-        local = collector.small_sq_norm()
-        share = collector.big_sq_norm()
-        collector.reset()
-        torch.cuda.set_sync_debug_mode("default")
-        assert local is not None
-        rows.append((local.item(), share.item()))
-    assert not collector._capture_by_hooks
-    return rows
+        loss = ddp(torch.randn(8, 256, device=device)).square().mean()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        meter.backward(loss, local_batch_size=8)
+        meter.step()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    by_hooks = meter._collector._capture_by_hooks
+    assert not by_hooks
+    return [(row[0].item(), row[1].item()) for row, _, _ in meter._pending]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_nothing_synchronises_and_the_local_norm_is_captured() -> None:
-    """Capture A on NCCL, one rank: its collector sees the gradient before DDP writes averages."""
-    (rows,) = on_ranks(1, captured_on_cuda, backend="nccl")
-    for local, share in rows:
-        assert local == pytest.approx(share, rel=1e-6)
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param(
+            "cuda",
+            "nccl",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_local_norms_are_captured_before_the_averages_are_written(
+    device: str, backend: str
+) -> None:
+    (rows,) = on_ranks(1, rows_of_one_rank, device, backend=backend)
+
+    assert len(rows) == 5
+    for small, big in rows:
+        assert big == pytest.approx(4 * small, rel=1e-6)

@@ -8,7 +8,7 @@ A. One callback at the end of the backward pass. The autograd engine runs such c
    the all-reduce and writes the averages to `p.grad`) when its last bucket is ready. So ours
    still reads this rank's gradients, all of them in one fused norm.
 B. A hook on every parameter, called when its gradient is accumulated and before DDP takes it.
-   A few microseconds a parameter, but right where A is not: with `gradient_as_bucket_view`
+   Some ten microseconds a parameter, but right where A is not: with `gradient_as_bucket_view`
    (`p.grad` is the bucket being reduced), and under reentrant activation checkpointing, whose
    nested backward makes DDP finish before the outer one ends.
 
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.parameters import trained_parameters
-from noisescale.collectors.squared_norms import squared_norm
+from noisescale.collectors.squared_norms import norms_of, squared_norm, sum_of_squares
 from noisescale.collectors.window import WindowLayout
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
@@ -66,7 +66,7 @@ class DdpCollector:
         self._armed = False
         self._graph_task: int | None = None
         self._local_sq_norm: Tensor | None = None
-        self._sq_norm_of: dict[int, Tensor] = {}
+        self._norms_of: dict[int, list[Tensor]] = {}
         self._install_hooks()
 
     @property
@@ -105,9 +105,10 @@ class DdpCollector:
         if self._graph_task is None:
             return None
         self._probes_left -= 1
-        if self._probes_left <= 0 and not self._hooks_needed and self._sq_norm_of:
+        if self._probes_left <= 0 and not self._hooks_needed and self._norms_of:
             self._leave_one_hook()
-        return torch.stack([self._sum([]), *self._sq_norm_of.values()]).sum()
+        every_norm = [norm for norms in self._norms_of.values() for norm in norms]
+        return sum_of_squares(every_norm, device=self.device)
 
     def big_sq_norm(self) -> Tensor:
         """This rank's share of |g|², of the averaged gradient now in `p.grad`.
@@ -137,7 +138,7 @@ class DdpCollector:
         self._armed = False
         self._graph_task = None
         self._local_sq_norm = None
-        self._sq_norm_of = {}
+        self._norms_of = {}
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -161,7 +162,7 @@ class DdpCollector:
             # leaves it out and its hook stays silent.
             for index, p in enumerate(self._parameters):
                 if p.grad is not None and p.requires_grad:
-                    self._sq_norm_of[index] = self._sum([p.grad])
+                    self._norms_of[index] = norms_of([p.grad])
 
     def _on_backward_end(self) -> None:
         if self._armed:
@@ -175,8 +176,9 @@ class DdpCollector:
             self._hooks_needed = True
         if self._capture_by_hooks and parameter.grad is not None:
             # Reinserted, so that the last one in the dict is the last one that was ready.
-            self._sq_norm_of.pop(index, None)
-            self._sq_norm_of[index] = self._sum([parameter.grad])
+            self._norms_of.pop(index, None)
+            with torch.no_grad():
+                self._norms_of[index] = norms_of([parameter.grad])
 
     def _install_hooks(self) -> None:
         self._capture_by_hooks = True
@@ -192,7 +194,7 @@ class DdpCollector:
         starts in mid-run), the step is left out and capture B comes back.
         """
         self._capture_by_hooks = False
-        last_ready = next(reversed(self._sq_norm_of))
+        last_ready = next(reversed(self._norms_of))
         for index in [i for i in self._hooks if i != last_ready]:
             self._hooks.pop(index).remove()
 

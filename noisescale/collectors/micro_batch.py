@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from noisescale.collectors.parameters import trained_parameters
-from noisescale.collectors.squared_norms import squared_norm
+from noisescale.collectors.squared_norms import norms_of, squared_norm, sum_of_squares
 from noisescale.collectors.window import WindowLayout
 
 # Small gradients are kept until they are worth one fused norm, at most a DDP bucket of them. A
@@ -45,7 +45,7 @@ class MicroBatchCollector:
         self._armed = False
         self._kept: list[Tensor] = []
         self._bytes_kept = 0
-        self._sq_norms: list[Tensor] = []
+        self._norms: list[Tensor] = []
         self._seen: set[int] = set()
         self._seen_twice = False
 
@@ -68,9 +68,9 @@ class MicroBatchCollector:
 
     def small_sq_norm(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
-        if not self._sq_norms or self._seen_twice:
+        if not self._norms or self._seen_twice:
             return None
-        return torch.stack(self._sq_norms).sum()
+        return sum_of_squares(self._norms, device=self.device)
 
     def big_sq_norm(self) -> Tensor:
         """|g|² of the accumulated gradient, now in `p.grad`."""
@@ -82,7 +82,7 @@ class MicroBatchCollector:
         """Begin another window."""
         self._armed = False
         self._kept, self._bytes_kept = [], 0
-        self._sq_norms = []
+        self._norms = []
         self._seen_twice = False
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class MicroBatchCollector:
         self._seen.add(index)
         if gradient.is_sparse or gradient.numel() * gradient.element_size() >= _LARGE_BYTES:
             with torch.no_grad():
-                self._sq_norms.append(squared_norm([gradient], device=self.device))
+                self._norms.extend(norms_of([gradient]))
             return
         self._kept.append(gradient)
         self._bytes_kept += gradient.numel() * gradient.element_size()
@@ -113,7 +113,6 @@ class MicroBatchCollector:
             self._flush()
 
     def _flush(self) -> None:
-        if self._kept:
-            with torch.no_grad():
-                self._sq_norms.append(squared_norm(self._kept, device=self.device))
+        with torch.no_grad():
+            self._norms.extend(norms_of(self._kept))
         self._kept, self._bytes_kept = [], 0

@@ -26,8 +26,13 @@ def squared_norm(tensors: Sequence[Tensor], *, device: torch.device) -> Tensor:
 
     Returns:
         A scalar in float64 (float32 where the device has no float64), still on the device:
-        no host synchronisation. Relative error below 1e-6 for float32 input of any size.
+        no host synchronisation. On CPU its relative error is below 1e-6 at any size.
     """
+    return sum_of_squares(norms_of(tensors), device=device)
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return one-dimensional tensors of norms whose squares sum to Σ|tensor|²: few kernels."""
     norms: list[Tensor] = []
     whole: list[Tensor] = []
     for tensor in tensors:
@@ -45,9 +50,14 @@ def squared_norm(tensors: Sequence[Tensor], *, device: torch.device) -> Tensor:
         if any(tensor.dtype == torch.float64 for tensor in whole):
             accumulator = torch.float64
         norms.append(torch.stack(torch._foreach_norm(whole, 2, dtype=accumulator)))
+    return norms
+
+
+def sum_of_squares(norms: Sequence[Tensor], *, device: torch.device) -> Tensor:
+    """Return the sum of the squares of all elements, in float64 where the device has it."""
     if not norms:
         return torch.zeros((), dtype=wide_dtype(device), device=device)
-    return torch.cat(norms).to(wide_dtype(device)).square_().sum()
+    return torch.cat(list(norms)).to(wide_dtype(device)).square_().sum()
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

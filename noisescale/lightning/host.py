@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core import rank_zero
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
 _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402
-from pytorch_lightning.utilities.data import extract_batch_size  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning_fabric.utilities.exceptions import (
@@ -48,20 +49,36 @@ if _logger is not None:
 
 
 def batch_size_of(batch: Any) -> int:
-    """Examples in a batch: the first dimension of its tensors, as Lightning itself infers it."""
-    try:
-        return int(extract_batch_size(batch))
-    except Exception as error:  # the host's own exception class differs between the packages
+    """Examples in a batch: the first dimension of its tensors, of the first one if they differ."""
+    sizes: list[int] = []
+    apply_to_collection(batch, torch.Tensor, lambda t: sizes.append(len(t)) if t.dim() else None)
+    if not sizes:
         raise MisconfigurationException(
             "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
             f" of type {type(batch).__name__}. Pass a function from a batch to the number of"
             " examples this rank has in it."
-        ) from error
+        )
+    if len(set(sizes)) > 1:
+        _warn_that_sizes_differ()
+    return sizes[0]
+
+
+@cache
+def _warn_that_sizes_differ() -> None:
+    rank_zero_warn(
+        "The tensors of a batch differ in their first dimension. NoiseScaleMonitor takes that of"
+        " the first one for the number of examples. If that is not so, pass `batch_size_fn`."
+    )
 
 
 def should_log(trainer: pl.Trainer) -> bool:
     """Whether Lightning logs at the step under way."""
     return bool(trainer._logger_connector.should_update_logs)
+
+
+def has_log_steps(trainer: pl.Trainer) -> bool:
+    """Whether Lightning logs at any step: `log_every_n_steps=0` means never."""
+    return bool(trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
 
 def log_step(trainer: pl.Trainer) -> int:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
+_RESOLVED_ONLY = tuple(
+    f"noise_scale/{key}" for key in ("simple", "simple_low", "simple_high", "efficiency")
+)
+
+
 class NoiseScaleMonitor(host.Callback):
     """Measure the simple gradient noise scale during training and log it.
 
@@ -33,21 +38,25 @@ class NoiseScaleMonitor(host.Callback):
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
     Training is bitwise what it is without it. At Lightning's own log steps every logger gets
-    these keys, finite values only, and `trainer.callback_metrics` all of them:
+    these keys, finite values only, and `trainer.callback_metrics` all of them. The first four are
+    logged only where the noise scale is resolved, the lower bound always.
 
     | key | meaning |
     |---|---|
     | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
     | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
+    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
     | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
     | `noise_scale/batch_size` | the global batch size of that step |
-    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
-    | `noise_scale/skipped_steps` | steps left out so far, for non-finite gradients |
+    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
 
-    The gradient is taken before clipping. Weight decay that is decoupled from the gradient
-    (AdamW) is not part of it. `ddp_fork` and `ddp_spawn` train in other processes and hand back
-    `callback_metrics` only: there, read results from those or from a logger.
+    The averaged gradient is taken in `on_before_optimizer_step`, before Lightning clips it; what
+    changes it earlier (in `on_after_backward`, say) spoils the comparison. Weight decay that is
+    decoupled from the gradient (AdamW) is not part of it. `ddp_fork` and `ddp_spawn` train in
+    other processes and hand back `callback_metrics` only: there, read results from those or from
+    a logger.
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
@@ -99,7 +108,8 @@ class NoiseScaleMonitor(host.Callback):
         self.history = History()
         self._meter: NoiseScaleMeter | None = None
         self._measuring = False
-        self._restored: dict[str, Any] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._handed_on: dict[str, Any] = {}
         self._local_batch_size: float = 0
         self._timer = StepTimer()
         self._layouts = ExitStack()
@@ -110,9 +120,12 @@ class NoiseScaleMonitor(host.Callback):
         return self._nothing_measured if self._meter is None else self._meter.noise_scale
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A fit that goes on (on this Trainer, or from a checkpoint) continues the averages.
-        state = self._restored or (self.state_dict() if trainer.global_step else {})
-        self._restored = state
+        # A fit that goes on (from a checkpoint, or on this Trainer) continues the averages.
+        state = self._loaded
+        if state is None:
+            state = self.state_dict() if trainer.global_step else {}
+        self._loaded = None
+        self._handed_on = state
         self._meter = None
         self.history = History()
         if not check_supported(trainer):
@@ -124,7 +137,6 @@ class NoiseScaleMonitor(host.Callback):
         if state:
             self._meter.load_state_dict(state["meter"])
             self.history.load_state_dict(state["history"])
-            self._restored = {}
         self._measuring = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -168,6 +180,7 @@ class NoiseScaleMonitor(host.Callback):
             self._log(trainer, self._meter, max(host.log_step(trainer) - 1, 0))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._loaded = None  # what validate and test load belongs to no fit
         self._stop(interrupted=False)
 
     def on_exception(
@@ -177,11 +190,11 @@ class NoiseScaleMonitor(host.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         if self._meter is None:
-            return self._restored
+            return self._handed_on
         return {"meter": self._meter.state_dict(), "history": self.history.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
+        self._loaded = state_dict
 
     def _log(self, trainer: pl.Trainer, meter: NoiseScaleMeter, step: int) -> None:
         estimate = meter.noise_scale
@@ -189,6 +202,7 @@ class NoiseScaleMonitor(host.Callback):
             "simple": estimate.value,
             "simple_low": estimate.low,
             "simple_high": estimate.high,
+            "lower_bound": estimate.low,
             "grad_sq_norm": estimate.grad_sq_norm,
             "noise_trace": estimate.noise_trace,
             "batch_size": meter.batch_size,
@@ -197,9 +211,12 @@ class NoiseScaleMonitor(host.Callback):
             "skipped_steps": float(meter.skipped_steps),
         }
         metrics = {f"noise_scale/{key}": value for key, value in values.items()}
-        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        for logger in trainer.loggers:
-            logger.log_metrics(finite, step=step)
+        # TensorBoard draws a band only where value, low and high have been logged together.
+        unknown = () if estimate.resolved else _RESOLVED_ONLY
+        known = {k: v for k, v in metrics.items() if math.isfinite(v) and k not in unknown}
+        if host.has_log_steps(trainer):
+            for logger in trainer.loggers:
+                logger.log_metrics(known, step=step)
         host.publish(trainer, metrics)
         host.show_in_progress_bar(trainer, "noise_scale", estimate.short())
         if not self._advanced(meter):

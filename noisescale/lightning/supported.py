@@ -62,7 +62,7 @@ def check_supported(trainer: pl.Trainer) -> bool:
 def _accumulates(trainer: pl.Trainer) -> bool:
     scheduled = any(
         kind.__name__ == "GradientAccumulationScheduler"
-        for callback in trainer.callbacks
+        for callback in getattr(trainer, "callbacks", [])
         for kind in type(callback).__mro__
     )
     return scheduled or trainer.accumulate_grad_batches > 1

@@ -112,8 +112,8 @@ def hooks_on(module: Any) -> int:
     return sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
 
 
-def used_again() -> dict[str, Any]:
-    """One Trainer fits, validates, tests and fits again; then another fits with its monitor."""
+def used_again(folder: Path) -> dict[str, Any]:
+    """One Trainer fits twice, validates and tests an old checkpoint, and goes on; then another."""
     monitor = NoiseScaleMonitor()
     first = trainer(2, strategy="ddp", callbacks=[monitor], log_every_n_steps=1)
     model = classifier()
@@ -124,25 +124,33 @@ def used_again() -> dict[str, Any]:
 
     first.fit(model, loader())
     look("first fit")
-    first.validate(model, loader(), verbose=False)
-    first.test(model, loader(), verbose=False)
-    look("validate and test")
+    path = Path(folder) / "first.ckpt"
+    first.save_checkpoint(path)
     first.fit_loop.max_epochs = 2
     first.fit(model, loader())
     look("second fit")
+    first.validate(model, loader(), verbose=False, ckpt_path=path, weights_only=False)
+    first.test(model, loader(), verbose=False, ckpt_path=path, weights_only=False)
+    look("validate and test")
+    first.fit_loop.max_epochs = 3
+    first.fit(model, loader())
+    look("third fit")
     trainer(2, strategy="ddp", callbacks=[monitor], log_every_n_steps=1).fit(model, loader())
     look("another Trainer")
     return seen
 
 
-def test_a_second_fit_continues_and_validate_and_test_do_not_disturb() -> None:
-    for seen in on_ranks(2, as_torchrun(used_again)):
+def test_more_fits_continue_and_what_validate_and_test_load_does_not_disturb(
+    tmp_path: Path,
+) -> None:
+    for seen in on_ranks(2, as_torchrun(lambda: used_again(tmp_path))):
         assert seen["first fit"][0] == [1, 2, 3, 4, 5, 6, 7]
-        assert seen["validate and test"] == seen["first fit"]
         assert seen["second fit"][0] == [*range(1, 15)]
+        assert seen["validate and test"] == seen["second fit"]
+        assert seen["third fit"][0] == [*range(1, 22)]
         assert seen["another Trainer"][0] == [1, 2, 3, 4, 5, 6, 7]
         assert {hooks for _, hooks, _ in seen.values()} == {0}
-        assert len({text for _, _, text in seen.values()}) == 3
+        assert len({text for _, _, text in seen.values()}) == 4
 
 
 class RaisesAt(L.Callback):
@@ -180,7 +188,10 @@ def test_an_error_removes_every_hook_and_leaves_a_checkpoint(tmp_path: Path, bat
 
 
 def test_validation_and_checkpoints_are_not_timed(tmp_path: Path) -> None:
-    class SlowValidation(L.Callback):
+    class SlowExtras(L.Callback):
+        def on_save_checkpoint(self, *_: Any) -> None:
+            time.sleep(0.3)
+
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             time.sleep(0.3)
 
@@ -190,7 +201,9 @@ def test_validation_and_checkpoints_are_not_timed(tmp_path: Path) -> None:
 
     (result, _) = fit(
         NoiseScaleMonitor(),
-        SlowValidation(),
+        SlowExtras(),
+        checkpoint_to(tmp_path, every_n_train_steps=3),
+        enable_checkpointing=True,
         model=Validated(),
         val_check_interval=2,
         log_every_n_steps=3,

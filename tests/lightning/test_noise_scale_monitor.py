@@ -12,10 +12,10 @@ import torch
 from fits import classifier, data, fit, loader, loss_of, network, trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.utils.data import DistributedSampler
 
 from noisescale import NoiseScaleMonitor
+from noisescale.lightning import host
 
 KEYS = {
     f"noise_scale/{key}"
@@ -23,6 +23,7 @@ KEYS = {
         "simple",
         "simple_low",
         "simple_high",
+        "lower_bound",
         "grad_sq_norm",
         "noise_trace",
         "batch_size",
@@ -231,7 +232,8 @@ def test_one_process_is_told_once_what_to_do_and_trains() -> None:
 
     ours = [str(w.message) for w in warned if "NoiseScaleMonitor" in str(w.message)]
     assert len(ours) == 1
-    assert 'Use two or more devices: `Trainer(devices=2, strategy="ddp")`' in ours[0]
+    assert "Accumulate two or more micro-batches a step" in ours[0]
+    assert '`Trainer(devices=2, strategy="ddp")`' in ours[0]
     assert str(monitor.noise_scale) == "not measured yet"
     assert not torch.equal(before["net.0.weight"], model.state_dict()["net.0.weight"])
 
@@ -281,7 +283,7 @@ def test_wrong_values_are_refused_at_construction(arguments: Any, message: str) 
         NoiseScaleMonitor(**arguments)
 
 
-def test_a_batch_size_fn_that_is_none_is_refused_at_construction() -> None:
+def test_a_batch_size_fn_that_is_no_function_is_refused_at_construction() -> None:
     message = (
         "`batch_size_fn` must be callable, got 32."
         " Pass a function from a batch to the number of examples in it."
@@ -303,21 +305,81 @@ def test_a_batch_without_examples_skips_the_step() -> None:
     assert result["noise_scale"].steps == 1
 
 
-def test_fits_of_a_wide_model_log_finite_numbers_only(tmp_path: Any) -> None:
-    """Almost no signal: the noise scale is not resolved, and no logger sees NaN or infinity."""
-    model = classifier()
-    nn.init.zeros_(model.net[2].weight)
-    shuffled = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
-
+def test_unresolved_steps_log_a_lower_bound_and_no_point_estimate(tmp_path: Any) -> None:
+    """TensorBoard draws a band only if value, low and high have the very same steps."""
     (result, _) = fit(
         NoiseScaleMonitor(),
-        model=model,
-        train_loader=torch.utils.data.DataLoader(shuffled, batch_size=2),
+        train_loader=loader(8, 400),
         logger=TensorBoardLogger(tmp_path, name="", version=""),
         log_every_n_steps=1,
     )
 
-    assert not all(math.isfinite(v) for v in result["history"]["high"])
     events = EventAccumulator(str(tmp_path)).Reload()
-    for tag in KEYS & set(events.Tags()["scalars"]):
-        assert all(math.isfinite(event.value) for event in events.Scalars(tag))
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in KEYS}
+    resolved = [i for i, high in enumerate(result["history"]["high"]) if math.isfinite(high)]
+    assert 0 < len(resolved) < 25
+    for key in ("simple", "simple_low", "simple_high", "efficiency"):
+        assert steps[f"noise_scale/{key}"] == resolved
+    assert steps["noise_scale/lower_bound"] == list(range(25))
+    assert all(math.isfinite(event.value) for tag in KEYS for event in events.Scalars(tag))
+
+
+@pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
+def test_one_process_that_accumulates_is_measured(package: Any) -> None:
+    monitor = NoiseScaleMonitor(window=10)
+    model = classifier(package)
+    alone = trainer(
+        1,
+        package,
+        strategy="auto",
+        callbacks=[monitor],
+        accumulate_grad_batches=4,
+        max_epochs=3,
+        log_every_n_steps=1,
+    )
+    alone.fit(model, loader())
+
+    # 13 batches: windows of 4, 4, 4 and 1, which alone has nothing to be compared with.
+    assert alone.callback_metrics["noise_scale/skipped_steps"] == 3
+    assert monitor.history["examples"][-1] == 300
+    assert monitor.noise_scale.low > 0
+    assert not any(p._backward_hooks for p in model.parameters())
+
+
+def test_one_process_that_accumulates_trains_as_without_the_monitor() -> None:
+    def parameters_after(*callbacks: Any) -> list[torch.Tensor]:
+        model = classifier()
+        torch.manual_seed(0)
+        fitting = trainer(
+            1, strategy="auto", callbacks=[*callbacks], accumulate_grad_batches=3, max_epochs=2
+        )
+        fitting.fit(model, loader())
+        return [p.detach() for p in model.parameters()]
+
+    with_it, without = parameters_after(NoiseScaleMonitor()), parameters_after()
+
+    assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
+
+
+def test_batches_whose_tensors_differ_are_told_of_once() -> None:
+    host._warn_that_sizes_differ.cache_clear()
+
+    batches = [
+        {"x": torch.zeros(6, 2), "offsets": torch.zeros(3)},
+        [torch.tensor(1.0), torch.zeros(7), torch.zeros(5)],
+    ]
+
+    with pytest.warns(UserWarning, match="If that is not so, pass `batch_size_fn`") as warned:
+        sizes = [host.batch_size_of(batch) for batch in batches]
+
+    assert sizes == [6, 7]
+    assert len(warned) == 1
+
+
+def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Any) -> None:
+    logger = CSVLogger(tmp_path, name="csv", version="")
+
+    (result, _) = fit(NoiseScaleMonitor(), logger=logger, log_every_n_steps=0)
+
+    assert not (tmp_path / "csv" / "metrics.csv").exists()
+    assert result["history"]["step"] == [7]
