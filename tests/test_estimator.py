@@ -206,9 +206,7 @@ def test_a_state_of_another_window_is_refused() -> None:
 
 def test_a_state_in_another_unit_is_refused() -> None:
     state = NoiseScaleEstimator(unit="examples").state_dict()
-    message = (
-        "`unit` must be the one the state was saved with, got 'tokens' for averages in examples."
-    )
+    message = "`unit` must be the one the state was saved with, got 'tokens' for averages in ex"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         NoiseScaleEstimator(unit="tokens").load_state_dict(state)
 

@@ -182,7 +182,7 @@ def test_unequal_ranks_are_exact() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(ValueError, match="^`model` must have parameters that require a gradient"):
+    with pytest.raises(ValueError, match=r"^`model` must have parameters that require a gradient"):
         NoiseScaleMeter(network().requires_grad_(False))
     with pytest.raises(ValueError, match=re.escape("`every_n_steps` must be at least 1, got 0.")):
         NoiseScaleMeter(network(), every_n_steps=0)
