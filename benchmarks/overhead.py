@@ -290,7 +290,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true", help="train under bfloat16 autocast")
     parser.add_argument("--smoke", action="store_true", help="tiny, quick, and nothing claimed")
     parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/overhead.json"
+        "--save", action="store_true", help="write benchmarks/results/overhead_DEVICE.json"
     )
     arguments = parser.parse_args()
     if arguments.smoke:
@@ -315,7 +315,8 @@ def main() -> int:
         print_table(setting, rows)
         all_rows += rows
     if arguments.save:
-        write_results("overhead", all_rows)
+        gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
+        write_results(f"overhead_{arguments.device}", all_rows, gpu=gpu)
     return int(not all(row["passed"] for row in all_rows))
 
 
