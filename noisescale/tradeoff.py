@@ -56,7 +56,7 @@ class Tradeoff:
 
     @property
     def critical_batch_size(self) -> float:
-        """B_crit = E_min/S_min, in examples: the batch that costs twice of either optimum."""
+        """B_crit = E_min/S_min, in examples: here steps and examples are twice their least."""
         return self.min_examples / self.min_steps
 
     def steps(self, batch_size: float) -> float:
