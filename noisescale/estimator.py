@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from noisescale.averages import Averages, Scatter
+from noisescale.fieller import fieller_interval
 from noisescale.moments import GradientMoments
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
@@ -19,10 +20,6 @@ AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 
 AUTO_RELATIVE_WIDTH = 0.5
 """The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
-
-# The three distinct entries (SS, SQ, QQ) of a symmetric 2x2 matrix over S = tr(Σ), Q = |G|².
-_ROW = [0, 0, 1]
-_COL = [0, 1, 1]
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,8 @@ class NoiseScaleEstimator:
         self._lengths = np.array(lengths, dtype=np.float64)
         # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
         self._decay = (self._lengths - 1) / (self._lengths + 1)
-        self._averages = _Averages.empty(len(lengths))
-        self._scatter = _Scatter.empty()
+        self._averages = Averages.empty(len(lengths))
+        self._scatter = Scatter.empty()
 
     def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
         """Add one step's moments.
@@ -212,7 +209,8 @@ class NoiseScaleEstimator:
         if self._scatter.pairs == 0 or grad_sq_norm <= 0 or noise_trace <= 0:
             return len(self._lengths) - 1
         ratio = noise_trace / grad_sq_norm
-        ss, sq, qq = self._scatter.covariance(self._averages.mean_weight[-1])
+        mean_weight = float(self._averages.weight[-1] / self._averages.length[-1])
+        ss, sq, qq = self._scatter.covariance(mean_weight)
         cv_squared = max(ss - 2 * ratio * sq + ratio**2 * qq, 0.0) / noise_trace**2
         needed = 16 * cv_squared / AUTO_RELATIVE_WIDTH**2
         return min(int(np.searchsorted(self._lengths, needed)), len(self._lengths) - 1)
@@ -247,141 +245,14 @@ class NoiseScaleEstimator:
                 f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
                 " the averages anew."
             )
-        self._averages = _Averages(**{k: np.array(v) for k, v in state["averages"].items()})
+        self._averages = Averages(**{k: np.array(v) for k, v in state["averages"].items()})
         scatter = state["scatter"]
-        self._scatter = _Scatter(
+        self._scatter = Scatter(
             last=np.array(scatter["last"]),
             last_weight=scatter["last_weight"],
             pairs=scatter["pairs"],
             squares=np.array(scatter["squares"]),
         )
-
-
-class _Averages(NamedTuple):
-    """Exponentially weighted sums over one window a row; column 0 is S = tr(Σ), 1 is Q = |G|²."""
-
-    weight: NDArray[np.float64]
-    """Σw, shape (windows,)."""
-    sq_weight: NDArray[np.float64]
-    """Σw², shape (windows,)."""
-    fourth_weight: NDArray[np.float64]
-    """Σw⁴, shape (windows,)."""
-    mean_weight: NDArray[np.float64]
-    """The average weight of a step, shape (windows,)."""
-    length: NDArray[np.float64]
-    """Σ of the decays alone, shape (windows,)."""
-    mean: NDArray[np.float64]
-    """Σwx/Σw, shape (windows, 2)."""
-    offset: NDArray[np.float64]
-    """Σw²(x - mean), shape (windows, 2)."""
-    scatter: NDArray[np.float64]
-    """Σw²(x - mean)(x - mean)ᵀ, shape (windows, 3)."""
-
-    @classmethod
-    def empty(cls, windows: int) -> _Averages:
-        zero, two, three = np.zeros(windows), np.zeros((windows, 2)), np.zeros((windows, 3))
-        return cls(zero, zero, zero, zero, zero, two, two, three)
-
-    def after(
-        self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
-    ) -> _Averages:
-        """Add one step. Sums stay centred on the moving mean: raw squares would cancel."""
-        decay_sq = decay**2
-        total = decay * self.weight + weight
-        length = decay * self.length + 1
-        shift = (step - self.mean) * (weight / total)[:, None]
-        mean = self.mean + shift
-        residual = step - mean
-        earlier = (decay_sq * self.sq_weight)[:, None]
-        offset = decay_sq[:, None] * self.offset
-        scatter = (
-            decay_sq[:, None] * self.scatter
-            - offset[:, _ROW] * shift[:, _COL]
-            - shift[:, _ROW] * offset[:, _COL]
-            + earlier * shift[:, _ROW] * shift[:, _COL]
-            + weight**2 * residual[:, _ROW] * residual[:, _COL]
-        )
-        return _Averages(
-            weight=total,
-            sq_weight=earlier[:, 0] + weight**2,
-            fourth_weight=decay_sq**2 * self.fourth_weight + weight**4,
-            mean_weight=total / length,
-            length=length,
-            mean=mean,
-            offset=offset - earlier * shift + weight**2 * residual,
-            scatter=scatter,
-        )
-
-
-class _Scatter(NamedTuple):
-    """Scatter of single steps from successive differences, over the longest window.
-
-    A step of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's
-    own spread rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its
-    square estimates C.
-    """
-
-    last: NDArray[np.float64]
-    last_weight: float
-    pairs: float
-    squares: NDArray[np.float64]
-
-    @classmethod
-    def empty(cls) -> _Scatter:
-        return cls(np.zeros(2), 0.0, 0.0, np.zeros(3))
-
-    def after(self, step: NDArray[np.float64], weight: float, decay: float) -> _Scatter:
-        if self.last_weight == 0:
-            return self._replace(last=step, last_weight=weight)
-        difference = step - self.last
-        pair_weight = weight * self.last_weight / (weight + self.last_weight)
-        squares = decay * self.squares + pair_weight * difference[_ROW] * difference[_COL]
-        return _Scatter(step, weight, decay * self.pairs + 1, squares)
-
-    def covariance(self, weight: float) -> tuple[float, float, float]:
-        """Covariance (SS, SQ, QQ) of one step of this weight."""
-        ss, sq, qq = (self.squares / (self.pairs * weight)).tolist()
-        return ss, sq, qq
-
-
-def fieller_interval(
-    noise_trace: float, grad_sq_norm: float, covariance: NDArray[np.float64], quantile: float
-) -> tuple[float, float]:
-    """Return the confidence interval for the ratio S/Q of two correlated means.
-
-    It holds every ratio r that a test of "S - r·Q has mean zero" does not reject:
-
-        (S - rQ)² <= t²·(v_SS - 2r·v_SQ + r²·v_QQ)      or      A·r² - 2B·r + C <= 0
-        A = Q² - t²·v_QQ      B = S·Q - t²·v_SQ      C = S² - t²·v_SS
-
-    Where Q differs from zero (A > 0) that is the interval between the roots (B ∓ √(B² - AC))/A.
-    Where it does not, no ratio is too large; the test then bounds the ratio from below if at
-    least S differs from zero (C > 0).
-
-    Args:
-        noise_trace: S, the averaged tr(Σ).
-        grad_sq_norm: Q, the averaged |G|².
-        covariance: v_SS, v_SQ and v_QQ of the two averages.
-        quantile: t, the two-sided quantile, in standard errors.
-
-    Returns:
-        The low end, floored at 0, and the high end, infinite where not resolved.
-
-    Example:
-        >>> fieller_interval(30.0, 1.0, np.array([4.0, 0.0, 0.01]), quantile=2.0)
-        (23.78..., 38.71...)
-        >>> fieller_interval(30.0, 0.1, np.array([4.0, 0.0, 0.01]), quantile=2.0)
-        (98.66..., inf)
-    """
-    ss, sq, qq = (quantile**2 * float(v) for v in covariance)
-    a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
-    root = math.sqrt(max(b * b - a * c, 0.0))
-    if a > 0 and grad_sq_norm > 0:
-        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
-    if a <= 0 < c and noise_trace > 0 and b + root > 0:
-        # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
-        return c / (b + root), math.inf
-    return 0.0, math.inf
 
 
 def _is_real(value: object) -> bool:

@@ -16,13 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.collectors.reduced_rows import ReducedRows
 from noisescale.collectors.step_norms import StepNorms
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 
 Collector = DdpCollector | MicroBatchCollector
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
-_MOST_PENDING = 1024
+_MOST_UNREAD = 1024
 
 
 class NoiseScaleMeter:
@@ -75,7 +76,7 @@ class NoiseScaleMeter:
         self.every_n_steps = checked_every_n_steps(every_n_steps)
         self._estimator = NoiseScaleEstimator(window, confidence, unit)
         self._collector: Collector | None = _collector(model, parameters)
-        self._pending: list[tuple[Tensor, dist.Work | None, int]] = []
+        self._rows = ReducedRows()
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
         self._window_sizes: list[float] = []
         self._unmeasured_examples = 0.0
@@ -166,7 +167,7 @@ class NoiseScaleMeter:
             self._unmeasured_examples += sum(sizes)
         self._window_sizes = []
         collector.reset()
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._rows) >= _MOST_UNREAD:
             self._settle()
 
     def close(self, *, interrupted: bool = False) -> None:
@@ -176,9 +177,9 @@ class NoiseScaleMeter:
             interrupted: See `state_dict`.
         """
         try:
-            self._settle_alone() if interrupted else self._settle()
+            self._settle(alone=interrupted)
         finally:
-            self._pending = []
+            self._rows = ReducedRows()
             if self._collector is not None:
                 self._collector.close()
                 self._collector = None
@@ -210,10 +211,7 @@ class NoiseScaleMeter:
         examples = float(sum(sizes))
         constants = (layout.inverse_sizes, examples, self._unmeasured_examples)
         row = torch.cat([torch.stack([small, big]), self._on_device(constants, big)])
-        work = None
-        if collector.group is not None:
-            work = dist.all_reduce(row, group=collector.group, async_op=True)
-        self._pending.append((row, work, layout.parts))
+        self._rows.add(row, layout.parts, collector.group)
 
     def _on_device(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         """Host numbers as a tensor, copied only when they change and never synchronously."""
@@ -224,42 +222,13 @@ class NoiseScaleMeter:
             self._constants = values, tensor.to(like.device)
         return self._constants[1]
 
-    def _settle(self) -> None:
-        """Read the reduced rows, in order: the one place that waits for the device."""
-        for _, work, _ in self._pending:
-            if work is not None:
-                work.wait()
-        self._read(len(self._pending))
-
-    def _settle_alone(self) -> None:
-        """Read what needs no waiting and no other rank, after an error that may have ended them.
-
-        On an accelerator nothing is read: its stream may be stuck behind a lost rank.
-        """
-        if self._collector is None or self._collector.device.type != "cpu":
-            return
-        completed = 0
-        for _, work, _ in self._pending:
-            if work is not None:
-                if not work.is_completed():
-                    break
-                try:
-                    work.wait()
-                except RuntimeError:  # completed by failing
-                    break
-            completed += 1
-        self._read(completed)
-
-    def _read(self, count: int) -> None:
-        rows, self._pending = self._pending[:count], self._pending[count:]
-        if not rows:
-            return
-        values = torch.stack([row for row, _, _ in rows]).tolist()
-        for (small, big, inverse, examples, unmeasured), (_, _, parts) in zip(
-            values, rows, strict=True
-        ):
+    def _settle(self, *, alone: bool = False) -> None:
+        """Take in the steps that have been reduced."""
+        read = self._rows.read_without_waiting() if alone else self._rows.read()
+        for (small, big, inverse_sizes, examples, unmeasured), parts in read:
             self._examples += unmeasured
-            self._absorb(StepNorms(small / (parts or math.nan), big, parts, inverse, examples))
+            mean_small = small / parts if parts else math.nan
+            self._absorb(StepNorms(mean_small, big, parts, inverse_sizes, examples))
 
     def _absorb(self, norms: StepNorms) -> None:
         self._examples += norms.examples
@@ -296,7 +265,7 @@ class NoiseScaleMeter:
             interrupted: Set after an error, when other ranks may be gone: steps that have not
                 been read yet are left out where reading them would mean to wait.
         """
-        self._settle_alone() if interrupted else self._settle()
+        self._settle(alone=interrupted)
         return {
             "estimator": self._estimator.state_dict(),
             "steps": self._steps,

@@ -144,7 +144,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others() -
 
 
 def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisescale.meter._MOST_PENDING", 6)
+    monkeypatch.setattr("noisescale.meter._MOST_UNREAD", 6)
 
     def pending() -> list[int]:
         model = DistributedDataParallel(network())
@@ -153,7 +153,7 @@ def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         for step in range(8):
             meter.backward(loss_of(model, batch(step)), local_batch_size=8)
             meter.step()
-            waiting.append(len(meter._pending))
+            waiting.append(len(meter._rows))
         return waiting
 
     assert on_ranks(2, pending) == [[1, 2, 3, 4, 5, 0, 1, 2]] * 2
@@ -282,7 +282,7 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
             torch.cuda.set_sync_debug_mode("default")
     by_hooks = meter._collector._capture_by_hooks
     assert not by_hooks
-    return [(row[0].item(), row[1].item()) for row, _, _ in meter._pending]
+    return [(row[0].item(), row[1].item()) for row, _, _ in meter._rows._waiting]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fieller's confidence interval for a ratio of two correlated means."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def fieller_interval(
+    noise_trace: float, grad_sq_norm: float, covariance: NDArray[np.float64], quantile: float
+) -> tuple[float, float]:
+    """Return the confidence interval for the ratio S/Q of two correlated means.
+
+    It holds every ratio r that a test of "S - r·Q has mean zero" does not reject:
+
+        (S - rQ)² <= t²·(v_SS - 2r·v_SQ + r²·v_QQ)      or      A·r² - 2B·r + C <= 0
+        A = Q² - t²·v_QQ      B = S·Q - t²·v_SQ      C = S² - t²·v_SS
+
+    Where Q differs from zero (A > 0) that is the interval between the roots (B ∓ √(B² - AC))/A.
+    Where it does not, no ratio is too large; the test then bounds the ratio from below if at
+    least S differs from zero (C > 0).
+
+    Args:
+        noise_trace: S, the averaged tr(Σ).
+        grad_sq_norm: Q, the averaged |G|².
+        covariance: v_SS, v_SQ and v_QQ of the two averages.
+        quantile: t, the two-sided quantile, in standard errors.
+
+    Returns:
+        The low end, floored at 0, and the high end, infinite where not resolved.
+
+    Example:
+        >>> fieller_interval(30.0, 1.0, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        (23.78..., 38.71...)
+        >>> fieller_interval(30.0, 0.1, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        (98.66..., inf)
+
+    References:
+        Fieller 1954, "Some problems in interval estimation".
+    """
+    ss, sq, qq = (quantile**2 * float(v) for v in covariance)
+    a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    if a > 0 and grad_sq_norm > 0:
+        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
+    if a <= 0 < c and noise_trace > 0 and b + root > 0:
+        # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
+        return c / (b + root), math.inf
+    return 0.0, math.inf
