@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints, resuming, second fits, errors: what is put in is taken out, nothing is lost."""
 
+import copy
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,14 @@ def test_more_fits_continue_and_what_validate_and_test_load_does_not_disturb(
         assert seen["another Trainer"][0] == [1, 2, 3, 4, 5, 6, 7]
         assert {hooks for _, hooks, _ in seen.values()} == {0}
         assert len({text for _, _, text in seen.values()}) == 4
+
+
+def test_the_monitor_can_be_copied_and_sent_to_spawned_processes() -> None:
+    monitor = NoiseScaleMonitor(window=20, confidence=0.9)
+
+    for copied in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
+        assert copied.noise_scale.confidence == 0.9
+        assert copied.state_dict() == {}
 
 
 class RaisesAt(L.Callback):
