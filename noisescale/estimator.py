@@ -122,12 +122,12 @@ class NoiseScaleEstimator:
         confidence: float = 0.95,
         unit: str = "examples",
     ) -> None:
-        if window != "auto" and (not _is_whole(window) or window < 2):
+        if window != "auto" and (not is_whole(window) or window < 2):
             raise ValueError(
                 f'`window` must be "auto" or at least 2 steps, got {window!r}.'
                 ' Leave it at "auto" to have it sized from the noise.'
             )
-        if not (_is_real(confidence) and 0 < confidence < 1):
+        if not (is_real(confidence) and 0 < confidence < 1):
             raise ValueError(
                 f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
             )
@@ -255,11 +255,13 @@ class NoiseScaleEstimator:
         )
 
 
-def _is_real(value: object) -> bool:
+def is_real(value: object) -> bool:
+    """Whether it is a number of Python's or numpy's."""
     return isinstance(value, Real)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether it is an integer of Python's or numpy's, not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

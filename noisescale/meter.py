@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,7 @@ from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.reduced_rows import ReducedRows
 from noisescale.collectors.step_norms import StepNorms
-from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real, is_whole
 
 Collector = DdpCollector | MicroBatchCollector
 
@@ -135,6 +134,12 @@ class NoiseScaleMeter:
 
     def before_backward(self, loss: Tensor, local_batch_size: float) -> None:
         """Do what `backward` does, where somebody else calls `loss.backward()` right after."""
+        if not is_real(local_batch_size):
+            raise TypeError(
+                "`local_batch_size` must be a number, got an object of type"
+                f" {type(local_batch_size).__name__}. Take `int(...)` of a tensor, on the host:"
+                " of one on the device it would wait for it at every step."
+            )
         if not 0 <= local_batch_size < math.inf:
             raise ValueError(
                 f"`local_batch_size` must be a number of examples, got {local_batch_size!r}."
@@ -300,7 +305,7 @@ def _collector(model: nn.Module, parameters: Iterable[nn.Parameter] | None) -> C
 
 def checked_every_n_steps(value: int) -> int:
     """Return `value`, or raise a ValueError that says what is wrong with it."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ValueError(
             f"`every_n_steps` must be at least 1, got {value!r}. Pass 1 to measure every step."
         )

@@ -298,6 +298,12 @@ def test_a_negative_batch_size_stops_the_fit() -> None:
         fit(monitor)
 
 
+def test_a_batch_size_that_is_a_tensor_stops_the_fit() -> None:
+    monitor = NoiseScaleMonitor(batch_size_fn=lambda batch: (batch[1] >= 0).sum())
+    with pytest.raises(Exception, match="`local_batch_size` must be a number, got an object of"):
+        fit(monitor)
+
+
 def test_a_batch_without_examples_skips_the_step() -> None:
     (result, _) = fit(NoiseScaleMonitor(batch_size_fn=lambda batch: len(batch[0]) % 8))
 
