@@ -3,8 +3,8 @@
 
 import copy
 import pickle
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as L
@@ -197,13 +197,24 @@ def test_an_error_removes_every_hook_and_leaves_a_checkpoint(tmp_path: Path, bat
     assert checkpoint["callbacks"]["NoiseScaleMonitor"]["meter"]["steps"] == batch + 1
 
 
-def test_validation_and_checkpoints_are_not_timed(tmp_path: Path) -> None:
-    class SlowExtras(L.Callback):
-        def on_save_checkpoint(self, *_: Any) -> None:
-            time.sleep(0.3)
+def test_validation_and_checkpoints_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that a batch moves by 0.01 s, and each of the others by 100 s."""
+    now = [0.0]
+    monkeypatch.setattr(
+        "noisescale.lightning.step_timer.time", SimpleNamespace(perf_counter=lambda: now[0])
+    )
 
-        def on_validation_end(self, trainer: Any, module: Any) -> None:
-            time.sleep(0.3)
+    class Clock(L.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            now[0] += 0.01
+
+        def on_save_checkpoint(self, *_: Any) -> None:
+            now[0] += 100
+
+        def on_validation_end(self, *_: Any) -> None:
+            now[0] += 100
 
     class Validated(type(classifier())):  # type: ignore[misc]
         def val_dataloader(self) -> Any:
@@ -211,13 +222,15 @@ def test_validation_and_checkpoints_are_not_timed(tmp_path: Path) -> None:
 
     (result, _) = fit(
         NoiseScaleMonitor(),
-        SlowExtras(),
+        Clock(),
         checkpoint_to(tmp_path, every_n_train_steps=3),
         enable_checkpointing=True,
         model=Validated(),
-        val_check_interval=2,
-        log_every_n_steps=3,
+        val_check_interval=4,
+        log_every_n_steps=1,
     )
 
     timed = result["history"]["seconds_per_step"]
-    assert 0 < np.nanmax(timed) < 0.2
+    # Not timed: the first step, the one after step 4's validation, those after saving at 3 and 6.
+    assert np.isnan(timed).tolist() == [True, False, False, True, True, False, True]
+    assert np.array(timed)[[1, 2, 5]] == pytest.approx(0.01)
