@@ -35,7 +35,7 @@ def loss_of(net: nn.Module, batch: Any) -> Tensor:
 
 
 def classifier(package: ModuleType = L) -> Any:
-    class Classifier(package.LightningModule):  # type: ignore[name-defined, misc]
+    class Classifier(package.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = network()
@@ -110,7 +110,7 @@ def monitored(fitting: Any, module: Any) -> dict[str, Any]:
 
 
 def _recorder(package: ModuleType, folder: Path, results: Callable[[Any, Any], Any]) -> Any:
-    class Recorder(package.Callback):  # type: ignore[name-defined, misc]
+    class Recorder(package.Callback):
         def on_fit_end(self, fitting: Any, module: Any) -> None:
             torch.save(results(fitting, module), folder / f"{fitting.global_rank}")
 

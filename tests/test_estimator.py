@@ -16,7 +16,7 @@ from noisescale.fieller import fieller_interval
 def estimator_after(
     noise: np.ndarray, signal: np.ndarray, weights: np.ndarray | None = None, **options: object
 ) -> NoiseScaleEstimator:
-    estimator = NoiseScaleEstimator(**options)  # type: ignore[arg-type]
+    estimator = NoiseScaleEstimator(**options)
     for t, (s, q) in enumerate(zip(noise, signal, strict=True)):
         assert estimator.update(GradientMoments(q, s), 1 if weights is None else weights[t])
     return estimator
@@ -239,7 +239,7 @@ def test_an_impossible_window_is_refused(window: object) -> None:
         ' Leave it at "auto" to have it sized from the noise.'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        NoiseScaleEstimator(window=window)  # type: ignore[arg-type]
+        NoiseScaleEstimator(window=window)
 
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, -0.1, math.nan, None])
@@ -257,4 +257,4 @@ def test_an_impossible_weight_is_refused(weight: float) -> None:
 
 def test_a_unit_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^`unit` must be a word, got 5"):
-        NoiseScaleEstimator(unit=5)  # type: ignore[arg-type]
+        NoiseScaleEstimator(unit=5)

@@ -268,7 +268,7 @@ def doubled(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
     """Small and big squared norms of each step; on CUDA a synchronisation is an error."""
     # One rank alone would have its micro-batches compared.
-    meter_module._collector = DdpCollector  # type: ignore[assignment]
+    meter_module._collector = DdpCollector
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).to(device)
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, doubled)

@@ -51,7 +51,7 @@ def test_the_readmes_code_runs() -> None:
     class Monitor:
         noise_scale = "as measured"
 
-    Monitor.history = history  # type: ignore[attr-defined]
+    Monitor.history = history
     for block in blocks:
         exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
 

@@ -78,6 +78,7 @@ def should_log(trainer: pl.Trainer) -> bool:
 
 def has_log_steps(trainer: pl.Trainer) -> bool:
     """Whether Lightning logs at any step: `log_every_n_steps=0` means never."""
+    # Set on the Trainer by its logger connector, where type checkers do not see it.
     return bool(trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
 
@@ -88,6 +89,7 @@ def log_step(trainer: pl.Trainer) -> int:
 
 def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
     """Show a value until it is replaced. `self.log` would also send it to every logger."""
+    # Declared for floats; the progress bars show strings as they are.
     trainer._logger_connector._progress_bar_metrics[name] = value  # type: ignore[assignment]
 
 

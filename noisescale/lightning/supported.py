@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -69,19 +70,24 @@ def _accumulates(trainer: pl.Trainer) -> bool:
 
 
 def _check_reduction(ddp: DistributedDataParallel) -> None:
-    for name in [name for hook, _ in ddp._comm_hooks for name in _names(hook)]:
+    for name in [name for hook, _ in ddp._comm_hooks for name in _names(hook, set())]:
         for part, reason in _UNSUPPORTED_COMM_HOOKS.items():
             if part in name:
                 remedy = "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none."
                 _refuse("ddp_comm_hook", name, reason, remedy)
 
 
-def _names(hook: Any) -> Iterator[str]:
+def _names(hook: Any, seen: set[int]) -> Iterator[str]:
     """The names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
+    if id(hook) in seen:  # a closure that refers to itself
+        return
+    seen.add(id(hook))
     yield str(getattr(hook, "__qualname__", hook))
-    for cell in getattr(hook, "__closure__", None) or ():
-        if callable(cell.cell_contents):
-            yield from _names(cell.cell_contents)
+    for value in (
+        inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
+    ):
+        if callable(value):
+            yield from _names(value, seen)
 
 
 def _check_optimization(trainer: pl.Trainer) -> None:

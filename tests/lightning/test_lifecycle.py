@@ -216,7 +216,7 @@ def test_validation_and_checkpoints_are_not_timed(
         def on_validation_end(self, *_: Any) -> None:
             now[0] += 100
 
-    class Validated(type(classifier())):  # type: ignore[misc]
+    class Validated(type(classifier())):
         def val_dataloader(self) -> Any:
             return loader(50)
 

@@ -113,7 +113,7 @@ def host_reads(*callbacks: Any, accumulate: int) -> list[int]:
         results=lambda *_: counter.reads,
     )
     assert len(reads) == 13
-    return reads  # type: ignore[no-any-return]
+    return reads
 
 
 class ReadsTheMonitor(L.Callback):

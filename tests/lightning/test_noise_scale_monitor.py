@@ -207,7 +207,7 @@ def test_every_n_steps_measures_fewer_steps_and_counts_all_examples() -> None:
 
 
 def test_an_odd_batch_without_batch_size_fn_is_refused() -> None:
-    class Odd(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    class Odd(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return 8
 
@@ -289,7 +289,7 @@ def test_a_batch_size_fn_that_is_no_function_is_refused_at_construction() -> Non
         " Pass a function from a batch to the number of examples in it."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        NoiseScaleMonitor(batch_size_fn=32)  # type: ignore[arg-type]
+        NoiseScaleMonitor(batch_size_fn=32)
 
 
 def test_a_negative_batch_size_stops_the_fit() -> None:

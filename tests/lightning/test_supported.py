@@ -103,7 +103,10 @@ def test_comm_hooks_that_change_the_mean_are_refused(hook: Any, name: str, reaso
 
 
 def test_comm_hooks_that_keep_the_mean_are_supported() -> None:
-    model = ddp(fp16_compress_hook, fp16_compress_wrapper(allreduce_hook))
+    def refers_to_itself(state: Any, bucket: Any) -> Any:
+        return refers_to_itself
+
+    model = ddp(fp16_compress_hook, fp16_compress_wrapper(allreduce_hook), refers_to_itself)
 
     assert check_supported(set_up(SimpleNamespace(model=model, precision_plugin=SimpleNamespace())))
 
@@ -120,7 +123,7 @@ def test_optimizers_and_precisions_that_are_not_measured_are_refused() -> None:
 
 
 def test_a_fit_under_fsdp2_is_refused_when_it_starts() -> None:
-    class Sharded(type(classifier())):  # type: ignore[misc]
+    class Sharded(type(classifier())):
         def configure_model(self) -> None:
             from torch.distributed.fsdp import fully_shard
 
