@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
     | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
     | `skipped_steps` | steps left out so far |
+    | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 
     When `most_rows` are reached every second row is dropped and from then on every second log
     step is kept, and so on: a run of any length keeps an even spacing. Counts are cumulative,
@@ -49,7 +50,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         (array([50.]), array([nan]))
     """
 
-    def __init__(self, most_rows: int = 4096) -> None:
+    def __init__(self, most_rows: int = 4096, extra_columns: Iterable[str] = ()) -> None:
         if most_rows < 2:
             raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
         self._most_rows = most_rows
@@ -57,14 +58,13 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._seen = 0
         self.last_step = 0.0
         """`step` of the last row appended, kept or not; 0 before it."""
-        self._columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+        self._columns: dict[str, list[float]] = {name: [] for name in (*COLUMNS, *extra_columns)}
 
     def append(self, **row: float) -> None:
         """Add the row of one log step; columns left out become NaN."""
-        if unknown := row.keys() - set(COLUMNS):
+        if unknown := row.keys() - self._columns.keys():
             raise ValueError(
-                f"`row` must have known columns, got {sorted(unknown)}."
-                f" Known: {', '.join(COLUMNS)}."
+                f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(self)}."
             )
         self._seen += 1
         self.last_step = float(row.get("step", self.last_step))
@@ -100,7 +100,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        return f"History({len(self._columns['step'])} rows of {', '.join(COLUMNS)})"
+        return f"History({len(self._columns['step'])} rows of {', '.join(self)})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows, in builtins."""
@@ -113,7 +113,9 @@ class History(Mapping[str, NDArray[np.float64]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Continue from a `state_dict`. Extra columns that it lacks are NaN up to there."""
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
-        self._columns = {name: list(state["columns"][name]) for name in COLUMNS}
+        columns = state["columns"]
+        unknown = [float("nan")] * len(columns["step"])
+        self._columns = {name: list(columns.get(name, unknown)) for name in self}

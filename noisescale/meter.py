@@ -8,18 +8,21 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
-from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.reduced_rows import ReducedRows
-from noisescale.collectors.step_norms import StepNorms
-from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real, is_whole
-
-Collector = DdpCollector | MicroBatchCollector
+from noisescale.collectors.choosing import SmallBatch, choose_collector
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.loss_scale import LossScale
+from noisescale.collectors.per_example import Layers
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import StepRows
+from noisescale.collectors.rows.window import Weight
+from noisescale.estimates import Estimates
+from noisescale.estimator import NoiseScale, is_real, is_whole
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
@@ -28,19 +31,36 @@ _MOST_UNREAD = 1024
 class NoiseScaleMeter:
     """Measure the gradient noise scale in a torch loop.
 
-    Under DDP every rank's gradient norm is taken just before the gradients are averaged, the norm
-    of the average right after; both cross ranks in one small asynchronous all-reduce a step, and
-    stay on the device until `noise_scale` is read. In one process the micro-batches of a step are
-    compared with their sum: accumulate two or more. Gradients are read only: training is bitwise
-    what it is without the meter.
+    The gradients of many small batches are compared with the one that the step is taken with.
+    What a small batch is depends on the way of training:
+
+    | `small_batch` | compared with the step's gradient | needs |
+    |---|---|---|
+    | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP2, two ranks or more |
+    | `"micro_batch"` | that of every micro-batch (of every rank) | accumulation, or ranks |
+    | `"example"` | that of every example, by layers | Linear, Conv, Embedding, normalization |
+
+    Norms cross ranks in one small asynchronous all-reduce a step, and stay on the device until
+    `noise_scale` is read. Gradients are read only: training is bitwise what it is without the
+    meter.
 
     Args:
-        model: The DistributedDataParallel module; in one process any module.
+        model: The DistributedDataParallel module, or one sharded by `fully_shard`; in one process
+            any module. Fabric's and torch.compile's wrappers are looked through.
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
+        small_batch: See above. "auto": the rank where several train, else the micro-batch.
+        layers: With `small_batch="example"`: "all" layers that have a formula, or only those of
+            "normalization", which costs next to nothing and tends to follow the whole.
+        groups: From a parameter's name to its group's: a function that returns None for those in
+            none, or a mapping from regular expressions, of which the first found in the name
+            counts. Each group gets a noise scale of its own from the same pass.
+        grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
+        preconditioner: The optimizer, of Adam's family, by whose second moments gradients are
+            divided for `preconditioned_noise_scale`, which is not B_simple.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
@@ -59,7 +79,8 @@ class NoiseScaleMeter:
         ...     print(meter.noise_scale)
 
     References:
-        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+        McCandlish et al. 2018, arXiv:1812.06162, appendix A.1. Gray et al. 2024, arXiv:2411.00999,
+        for examples and normalization layers.
     """
 
     def __init__(
@@ -71,13 +92,31 @@ class NoiseScaleMeter:
         unit: str = "examples",
         every_n_steps: int = 1,
         parameters: Iterable[nn.Parameter] | None = None,
+        small_batch: SmallBatch = "auto",
+        layers: Layers = "all",
+        groups: Groups | None = None,
+        grad_scaler: GradScaler | None = None,
+        preconditioner: Optimizer | None = None,
     ) -> None:
         self.every_n_steps = checked_every_n_steps(every_n_steps)
-        self._estimator = NoiseScaleEstimator(window, confidence, unit)
-        self._collector: Collector | None = _collector(model, parameters)
-        self._rows = ReducedRows()
-        self._constants: tuple[tuple[float, ...], Tensor] | None = None
+        # Arguments are checked before the collector puts hooks into the model.
+        Estimates((), False, window, confidence, unit)
+        collector = choose_collector(
+            model,
+            small_batch=small_batch,
+            layers=layers,
+            parameters=parameters,
+            groups=groups,
+            preconditioner=preconditioner,
+        )
+        self._collector: Collector | None = collector
+        self._estimates = Estimates(
+            collector.norms.group_names, preconditioner is not None, window, confidence, unit
+        )
+        self._rows = StepRows(collector.norms.partition, collector.group)
+        self._loss_scale = LossScale(grad_scaler)
         self._window_sizes: list[float] = []
+        self._window_weights: list[Weight] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
         self._steps = 0
@@ -90,7 +129,23 @@ class NoiseScaleMeter:
     def noise_scale(self) -> NoiseScale:
         """The latest estimate. Reads the device: ask when you log, not at every step."""
         self._settle()
-        return self._estimator.estimate()
+        return self._estimates.whole
+
+    @property
+    def group_noise_scales(self) -> dict[str, NoiseScale]:
+        """The latest estimate for each of `groups`."""
+        self._settle()
+        return self._estimates.groups
+
+    @property
+    def preconditioned_noise_scale(self) -> NoiseScale | None:
+        """The noise scale of g/(√v̂ + ε), see `preconditioner`; None where there is none.
+
+        tr(Σ)/|G|² of the gradient as Adam scales it, in `unit`. It is not B_simple: the
+        documentation tells what is known about it.
+        """
+        self._settle()
+        return self._estimates.preconditioned
 
     @property
     def steps(self) -> int:
@@ -121,19 +176,37 @@ class NoiseScaleMeter:
         return self._batch_size
 
     def backward(self, loss: Tensor, local_batch_size: float) -> None:
-        """Call `loss.backward()` and capture this rank's gradient norm.
+        """Call `loss.backward()` and capture the norms of its small batches.
 
         Args:
             loss: The mean over this rank's examples, divided for accumulation as you do it, and
-                not scaled: loss scaling (a GradScaler) is not taken out yet. A forward pass
-                whose gradients are not to be averaged belongs into `no_sync()` too.
-            local_batch_size: This rank's examples in `loss`.
+                scaled if there is a `grad_scaler`. A forward pass whose gradients are not to be
+                averaged belongs into `no_sync()` too.
+            local_batch_size: This rank's examples in `loss`, each counted once however many
+                augmented copies of it there are.
         """
         self.before_backward(loss, local_batch_size)
         loss.backward()
 
-    def before_backward(self, loss: Tensor, local_batch_size: float) -> None:
-        """Do what `backward` does, where somebody else calls `loss.backward()` right after."""
+    def before_backward(
+        self,
+        loss: Tensor,
+        local_batch_size: float,
+        *,
+        capture_average: bool = False,
+        weight: Weight | None = None,
+    ) -> None:
+        """Do what `backward` does, where somebody else calls `loss.backward()` right after.
+
+        Args:
+            loss: The loss, or any tensor of the graph that its backward pass goes through first.
+            local_batch_size: See `backward`.
+            capture_average: Set at the last pass of a step whose gradients will be clipped or
+                unscaled before `step` can be called: they are normed at the end of this pass.
+            weight: What the mean loss was multiplied by, up to a factor common to all passes and
+                ranks, where they do not count alike: its share of the tokens, say. A number, or a
+                scalar on the device. Then all passes need one.
+        """
         if not is_real(local_batch_size):
             raise TypeError(
                 "`local_batch_size` must be a number, got an object of type"
@@ -146,9 +219,16 @@ class NoiseScaleMeter:
                 " Pass how many examples of this rank are in the loss."
             )
         collector = self._open_collector()
+        if not collector.norms.any_trained():
+            return  # another optimizer's turn, with this one's parameters toggled off
+        if self._window_sizes and collector.gradients_dropped:
+            collector.reset()
+            self._window_sizes, self._window_weights = [], []
         self._window_sizes.append(local_batch_size)
-        if self._steps % self.every_n_steps == 0:
-            collector.before_backward(loss)
+        if weight is not None:
+            self._window_weights.append(weight)
+        if self._measures:
+            collector.before_backward(loss, local_batch_size, capture_average=capture_average)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step: call it before gradient clipping and `optimizer.step()`.
@@ -162,7 +242,7 @@ class NoiseScaleMeter:
         """
         collector = self._open_collector()
         sizes = self._window_sizes
-        measured = self._steps % self.every_n_steps == 0
+        measured = self._measures
         self._steps += 1
         if measured:
             self._reduce(collector, sizes, loss_divisor or len(sizes))
@@ -170,8 +250,9 @@ class NoiseScaleMeter:
             self._last_measured_step = self._steps
         else:
             self._unmeasured_examples += sum(sizes)
-        self._window_sizes = []
+        self._window_sizes, self._window_weights = [], []
         collector.reset()
+        collector.wanted = self._measures
         if len(self._rows) >= _MOST_UNREAD:
             self._settle()
 
@@ -184,10 +265,14 @@ class NoiseScaleMeter:
         try:
             self._settle(alone=interrupted)
         finally:
-            self._rows = ReducedRows()
+            self._rows.clear()
             if self._collector is not None:
                 self._collector.close()
                 self._collector = None
+
+    @property
+    def _measures(self) -> bool:
+        return self._steps % self.every_n_steps == 0
 
     def _open_collector(self) -> Collector:
         if self._collector is None:
@@ -195,55 +280,48 @@ class NoiseScaleMeter:
         return self._collector
 
     def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
-        """Sum this step's row over ranks: one collective, unconditional, asynchronous.
-
-        A rank that has nothing comparable reduces NaN, so that all of them leave the step out.
-        """
         if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
                 " and averaged ones: such steps are not measured. Wrap all but the last backward"
-                " of a step in `model.no_sync()`."
+                " of a step in `model.no_sync()`, or compare micro-batches:"
+                ' `small_batch="micro_batch"`.'
             )
-        small, big = collector.small_sq_norm(), collector.big_sq_norm()
-        if small is None:
-            small = torch.full_like(big, math.nan)
-        layout = collector.layout(sizes, loss_divisor)
-        if layout.small_scale != 1:
-            small = small * layout.small_scale
-        if layout.big_scale != 1:
-            big = big * layout.big_scale
-        examples = float(sum(sizes))
-        constants = (layout.inverse_sizes, examples, self._unmeasured_examples)
-        row = torch.cat([torch.stack([small, big]), self._on_device(constants, big)])
-        self._rows.add(row, layout.parts, collector.group)
-
-    def _on_device(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        """Host numbers as a tensor, copied only when they change and never synchronously."""
-        if self._constants is None or self._constants[0] != values:
-            tensor = torch.tensor(values, dtype=like.dtype)
-            if like.device.type == "cuda":
-                tensor = tensor.pin_memory().to(like.device, non_blocking=True)
-            self._constants = values, tensor.to(like.device)
-        return self._constants[1]
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        as_they_are_now = not collector.average_captured
+        if not (weights := self._window_weights):
+            layout = collector.layout(sizes, loss_divisor)
+        elif len(weights) == len(sizes):
+            layout = collector.weighted_layout(sizes, weights)
+        else:
+            raise ValueError(
+                "`weight` must be given for all backward passes of a step or for none, got"
+                f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
+            )
+        self._rows.add(
+            None if small is None else self._loss_scale.without(small),
+            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+            layout,
+            examples=float(sum(sizes)),
+            unmeasured_examples=self._unmeasured_examples,
+        )
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
-        read = self._rows.read_without_waiting() if alone else self._rows.read()
-        for (small, big, inverse_sizes, examples, unmeasured), parts in read:
-            self._examples += unmeasured
-            mean_small = small / parts if parts else math.nan
-            self._absorb(StepNorms(mean_small, big, parts, inverse_sizes, examples))
+        for step in self._rows.read(without_waiting=alone):
+            self._examples += step.unmeasured_examples
+            self._absorb(step.norms, step.entries)
 
-    def _absorb(self, norms: StepNorms) -> None:
+    def _absorb(self, norms: StepNorms, entries: list[StepNorms]) -> None:
         self._examples += norms.examples
         self._batch_size = norms.examples
         if not norms.comparable:
             self._skipped_steps += 1
-            if norms.parts == 1 and self._estimator.estimate().steps == 0:
+            if norms.alone and self._estimates.whole.steps == 0:
                 self._warn(
                     "A step of one micro-batch in one process has nothing to be compared with: it"
-                    " is not measured. Accumulate two or more, or use more devices."
+                    " is not measured. Accumulate two or more, use more devices, or compare single"
+                    ' examples: `small_batch="example"`.'
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1
@@ -252,7 +330,8 @@ class NoiseScaleMeter:
                 " rank its own examples, with a `DistributedSampler`."
             )
         else:
-            self._estimator.update(norms.moments(), weight=norms.examples)
+            moments = [entry.moments() for entry in entries]
+            self._estimates.update(norms.moments(), moments, weight=norms.examples)
 
     def _warn(self, message: str) -> None:
         if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
@@ -272,7 +351,7 @@ class NoiseScaleMeter:
         """
         self._settle(alone=interrupted)
         return {
-            "estimator": self._estimator.state_dict(),
+            "estimates": self._estimates.state_dict(),
             "steps": self._steps,
             "last_measured_step": self._last_measured_step,
             "skipped_steps": self._skipped_steps,
@@ -283,24 +362,15 @@ class NoiseScaleMeter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, saved with the same `window`."""
-        self._estimator.load_state_dict(state["estimator"])
+        self._estimates.load_state_dict(state["estimates"])
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
+        if self._collector is not None:
+            self._collector.wanted = self._measures
         self._skipped_steps = state["skipped_steps"]
         self._examples = state["examples"]
         self._unmeasured_examples = state["unmeasured_examples"]
         self._batch_size = state["batch_size"]
-
-
-def _collector(model: nn.Module, parameters: Iterable[nn.Parameter] | None) -> Collector:
-    if isinstance(model, DistributedDataParallel) and dist.get_world_size(model.process_group) > 1:
-        return DdpCollector(model, parameters)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise TypeError(
-            "`model` must be a DistributedDataParallel module where several processes train, got"
-            f" {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
-        )
-    return MicroBatchCollector(model, parameters)
 
 
 def checked_every_n_steps(value: int) -> int:

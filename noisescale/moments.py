@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -79,7 +80,9 @@ class BatchSizes(NamedTuple):
     big: float
 
 
-def effective_batch_sizes(sum_inverse_sizes: float, parts: int) -> BatchSizes:
+def effective_batch_sizes(
+    sizes: Sequence[float], weights: Sequence[float] | None = None
+) -> BatchSizes:
     """Return the batch sizes that make `gradient_moments` exact for unequal parts.
 
     With the step's gradient g = Σ wᵢgᵢ over parts of nᵢ examples,
@@ -91,29 +94,31 @@ def effective_batch_sizes(sum_inverse_sizes: float, parts: int) -> BatchSizes:
     harmonic mean of the sizes for B_small and m times it for B_big.
 
     Args:
-        sum_inverse_sizes: Σ 1/nᵢ over the parts of one step (in 1/examples). A part that
-            averaged k micro-batches of nᵢⱼ examples counts as 1/nᵢ = (1/k²) Σⱼ 1/nᵢⱼ.
-        parts: m, the number of parts.
+        sizes: nᵢ, the examples of every part of one step. A part that averaged k micro-batches
+            of nᵢⱼ examples counts as nᵢ = k²/Σⱼ(1/nᵢⱼ).
+        weights: wᵢ, which sum to 1; default: equal.
 
     Returns:
-        The effective sizes, in examples. Their ratio is `parts`.
+        The effective sizes, in examples.
 
     Raises:
-        ValueError: If there are fewer than two parts or the sum is not positive.
+        ValueError: If there are fewer than two parts, or a size or a weight is not positive.
 
     Example:
-        >>> effective_batch_sizes(1 / 8 + 1 / 24, parts=2)
+        >>> effective_batch_sizes([8, 24])
         BatchSizes(small=12.0, big=24.0)
     """
-    if parts < 2:
+    if len(sizes) < 2:
         raise ValueError(
-            f"`parts` must be at least 2, got {parts!r}."
+            f"`sizes` must be of at least 2 parts, got {sizes!r}."
             " Measure on two or more devices, or accumulate."
         )
-    if not sum_inverse_sizes > 0:
+    if weights is None:
+        weights = [1 / len(sizes)] * len(sizes)
+    if not min(*sizes, *weights) > 0:
         raise ValueError(
-            f"`sum_inverse_sizes` must be positive, got {sum_inverse_sizes!r}."
-            " Sum 1/n over parts of n > 0 examples."
+            f"`sizes` and `weights` must be positive, got {sizes!r} and {weights!r}."
+            " Leave out parts without examples."
         )
-    small = parts / sum_inverse_sizes
-    return BatchSizes(small, parts * small)
+    parts = list(zip(sizes, weights, strict=True))
+    return BatchSizes(1 / sum(w / n for n, w in parts), 1 / sum(w**2 / n for n, w in parts))

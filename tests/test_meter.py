@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import noisescale.meter as meter_module
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.gradient_norms import GradientNorms
 
 
 def batch(step: int, size: int = 8) -> list[torch.Tensor]:
@@ -102,7 +103,7 @@ def test_averaging_more_than_once_a_step_is_left_out_with_a_warning() -> None:
     on_zero, on_one = on_ranks(2, warned)
 
     assert len(on_zero[0]) == 1
-    assert "Wrap all but the last backward of a step in `model.no_sync()`." in on_zero[0][0]
+    assert "Wrap all but the last backward of a step in `model.no_sync()`" in on_zero[0][0]
     assert (on_zero[1], on_one) == (1, ([], 1))
 
 
@@ -136,7 +137,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
         else:
             state = meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(5, dtype=torch.float64))  # lets rank 0 end its group
+            dist.all_reduce(torch.zeros(8, dtype=torch.float64))  # lets rank 0 end its group
         return state["steps"], meter.noise_scale.steps
 
     (steps, measured), _ = on_ranks(2, saved)
@@ -195,8 +196,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         return str(error.value)
 
     message = (
-        "`model` must be a DistributedDataParallel module where several processes train, got"
-        " Sequential. Wrap it: `DistributedDataParallel(model)`."
+        "`model` must be a DistributedDataParallel or FSDP2 module where several processes train,"
+        " got Sequential. Wrap it: `DistributedDataParallel(model)`."
     )
     assert on_ranks(2, unwrapped) == [message] * 2
 
@@ -239,7 +240,9 @@ def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
     meter = NoiseScaleMeter(model)
     train(meter, model, 3)
 
-    with pytest.warns(UserWarning, match="Accumulate two or more, or use more devices") as warned:
+    with pytest.warns(
+        UserWarning, match="Accumulate two or more, use more devices, or compare single examples"
+    ) as warned:
         scale = meter.noise_scale
 
     assert len(warned) == 1
@@ -268,7 +271,9 @@ def doubled(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
     """Small and big squared norms of each step; on CUDA a synchronisation is an error."""
     # One rank alone would have its micro-batches compared.
-    meter_module._collector = DdpCollector
+    meter_module.choose_collector = lambda ddp, **_: DdpCollector(
+        ddp, GradientNorms(list(ddp.module.named_parameters()))
+    )
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).to(device)
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, doubled)
@@ -284,7 +289,7 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
             torch.cuda.set_sync_debug_mode("default")
     by_hooks = meter._collector._capture_by_hooks
     assert not by_hooks
-    return [(row[0].item(), row[1].item()) for row, _, _ in meter._rows._waiting]
+    return [(row[0].item(), row[1].item()) for row, _ in meter._rows._rows._waiting]
 
 
 @pytest.mark.parametrize(
@@ -309,3 +314,55 @@ def test_local_norms_are_captured_before_the_averages_are_written(
     assert len(rows) == 5
     for small, big in rows:
         assert big == pytest.approx(4 * small, rel=1e-6)
+
+
+def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
+    """Against the two expectations written out; weights matter up to a common factor only."""
+    model = network()
+    x, y = data(24).tensors
+    sizes, weights = [4, 12, 8], [1.0, 5.0, 2.0]
+    gradients = []
+
+    def measured(factor: float) -> tuple[float, float]:
+        meter = NoiseScaleMeter(model)
+        model.zero_grad()
+        gradients.clear()
+        for start, size, weight in zip([0, 4, 16], sizes, weights, strict=True):
+            part = (x[start : start + size], y[start : start + size])
+            plain = copy.deepcopy(model)
+            plain.zero_grad()
+            loss_of(plain, part).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in plain.parameters()]).double())
+            loss = loss_of(model, part) * weight / sum(weights)
+            on_device = torch.tensor(weight * factor)
+            meter.before_backward(loss, size, weight=on_device if factor > 1 else weight * factor)
+            loss.backward()
+        meter.step()
+        return meter.noise_scale.grad_sq_norm, meter.noise_scale.noise_trace
+
+    on_host, on_device = measured(0.1), measured(7)
+
+    w, g = torch.tensor(weights).double(), torch.stack(gradients)
+    v, n = w**2 / (w**2).sum(), torch.tensor(sizes)
+    small, big = v @ g.square().sum(1), (w @ g / w.sum()).square().sum()
+    equations = torch.stack([torch.ones(2), torch.stack([v @ (1 / n.double()), (w**2 / n).sum()])])
+    equations[1, 1] /= w.sum() ** 2
+    signal, trace = torch.linalg.solve(equations.double().T, torch.stack([small, big])).tolist()
+    for got in (on_host, on_device):
+        assert got == (pytest.approx(signal, rel=1e-5), pytest.approx(trace, rel=1e-5))
+
+
+def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model)
+    for weight in (2.0, None):
+        meter.before_backward(loss := loss_of(model, batch(0)), 8, weight=weight)
+        loss.backward()
+
+    with pytest.raises(ValueError, match="`weight` must be given") as error:
+        meter.step()
+
+    assert str(error.value) == (
+        "`weight` must be given for all backward passes of a step or for none, got 1 for 2 passes."
+        " Pass 1 for those that count once."
+    )

@@ -29,7 +29,7 @@ def test_moments_are_unbiased_on_gaussian_gradients(sizes: tuple[int, ...]) -> N
     ]
     small = np.mean([(g**2).sum(axis=1) for g in parts], axis=0)
     big = (np.mean(parts, axis=0) ** 2).sum(axis=1)
-    batches = effective_batch_sizes(sum(1 / n for n in sizes), len(sizes))
+    batches = effective_batch_sizes(sizes)
 
     estimates = np.array(
         [
@@ -49,7 +49,7 @@ def test_equal_weights_of_unequal_parts_have_the_expected_squared_norms() -> Non
     draws = list(itertools.product((-1.0, 1.0), repeat=sum(sizes)))
     small = np.mean([(d[0] ** 2 + np.mean(d[1:]) ** 2) / 2 for d in draws])
     big = np.mean([((d[0] + np.mean(d[1:])) / 2) ** 2 for d in draws])
-    batches = effective_batch_sizes(1 / 1 + 1 / 2, 2)
+    batches = effective_batch_sizes(sizes)
 
     moments = gradient_moments(small, big, small_batch=batches.small, big_batch=batches.big)
 
@@ -86,7 +86,9 @@ def test_an_impossible_small_batch_is_refused(small_batch: float) -> None:
 
 
 def test_impossible_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`parts` must be at least 2, got 1\."):
-        effective_batch_sizes(0.5, 1)
-    with pytest.raises(ValueError, match=r"`sum_inverse_sizes` must be positive, got 0\."):
-        effective_batch_sizes(0, 2)
+    with pytest.raises(ValueError, match=r"`sizes` must be of at least 2 parts, got \[8\]\."):
+        effective_batch_sizes([8])
+    with pytest.raises(ValueError, match=r"`sizes` and `weights` must be positive, got \[8, 0\]"):
+        effective_batch_sizes([8, 0])
+    with pytest.raises(ValueError, match=r"`sizes` and `weights` must be positive"):
+        effective_batch_sizes([8, 8], [1.5, -0.5])

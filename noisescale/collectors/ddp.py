@@ -18,9 +18,7 @@ Private attributes read here, as of torch 2.13: `Variable._execution_engine.queu
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -30,9 +28,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from noisescale.collectors.parameters import trained_parameters
-from noisescale.collectors.squared_norms import norms_of, squared_norm, sum_of_squares
-from noisescale.collectors.window import WindowLayout
+from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.rows.window import Weight, WindowLayout, weighted_rank, whole_rank
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
@@ -44,30 +42,33 @@ class DdpCollector:
 
     Args:
         ddp: The wrapped model.
-        parameters: Those that are trained; default: all that require a gradient.
+        norms: Its parameters that are trained, and where their norms count.
     """
 
-    def __init__(
-        self, ddp: DistributedDataParallel, parameters: Iterable[Parameter] | None = None
-    ) -> None:
-        named = ddp.module.named_parameters()
-        averaged = [p for name, p in named if name not in ddp.parameters_to_ignore]
-        self._parameters = trained_parameters(averaged, parameters)
+    wanted = True
+
+    def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
+        self.norms = norms
+        self.group: dist.ProcessGroup | None = ddp.process_group
+        self.device = norms.device
         self._ddp = ddp
-        self.group = ddp.process_group
-        self._ranks = dist.get_world_size(self.group)
-        self.device = self._parameters[0].device
-        self._share = _share(self._parameters, dist.get_rank(self.group), self._ranks)
+        self._average = AveragedGradient(norms, ddp.process_group)
         self._averaged = 0
         self._hooks: dict[int, RemovableHandle] = {}
         self._capture_by_hooks = True
         self._hooks_needed = bool(ddp.gradient_as_bucket_view)
         self._probes_left = _PROBING_BACKWARDS
         self._armed = False
+        self._capture_average = False
         self._graph_task: int | None = None
-        self._local_sq_norm: Tensor | None = None
-        self._norms_of: dict[int, list[Tensor]] = {}
+        self._local_sq_norms: Tensor | None = None
+        self._norms_of: dict[int, Norms] = {}
         self._install_hooks()
+
+    @property
+    def gradients_dropped(self) -> bool:
+        """Whether `zero_grad` was called since the last pass: the window starts anew."""
+        return not self.norms.any_gradient()
 
     @property
     def averaged_too_often(self) -> bool:
@@ -76,12 +77,13 @@ class DdpCollector:
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
-        window = len(sizes)
-        scale = (loss_divisor / window) ** 2 if window else math.nan
-        inverse_size = sum(1 / n if n else math.inf for n in sizes) * (window and window**-2)
-        return WindowLayout(self._ranks, inverse_size, small_scale=scale, big_scale=scale)
+        return whole_rank(sizes, loss_divisor)
 
-    def before_backward(self, loss: Tensor) -> None:
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Every rank is a part, as heavy as its micro-batches together."""
+        return weighted_rank(sizes, weights)
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
 
         Those before it in the same step only add to this rank's `p.grad`.
@@ -94,40 +96,34 @@ class DdpCollector:
             self._install_hooks()
         if loss.requires_grad:
             self._armed = True
+            self._capture_average = capture_average
             loss.register_hook(self._on_backward_start)
 
-    def small_sq_norm(self) -> Tensor | None:
+    def small_sq_norms(self) -> Tensor | None:
         """|g_rank|² of the captured backward pass; None if there was none to rely on."""
         if self.averaged_too_often:
             return None
         if not self._capture_by_hooks:
-            return None if self._hooks_needed else self._local_sq_norm
+            return None if self._hooks_needed else self._local_sq_norms
         if self._graph_task is None:
             return None
         self._probes_left -= 1
         if self._probes_left <= 0 and not self._hooks_needed and self._norms_of:
             self._leave_one_hook()
-        every_norm = [norm for norms in self._norms_of.values() for norm in norms]
-        return sum_of_squares(every_norm, device=self.device)
+        every_norm = self.norms.none()
+        for norms in self._norms_of.values():
+            for entry, pieces in enumerate(norms):
+                every_norm[entry].extend(pieces)
+        return self.norms.sums(every_norm)
 
-    def big_sq_norm(self) -> Tensor:
-        """This rank's share of |g|², of the averaged gradient now in `p.grad`.
+    def big_sq_norms(self) -> Tensor:
+        """This rank's share of |g|² of the averaged gradient."""
+        return self._average.sq_norms()
 
-        All ranks hold the same average, so each norms 1/W of its rows and the shares are summed
-        with the small norms: a step reads (1 + 1/W) x the gradient instead of 2 x.
-        """
-        gradients = []
-        for p, start, stop in self._share:
-            if p.grad is None or not p.requires_grad:
-                continue
-            if p.grad.is_sparse:  # its rows cannot be cut: the rank with the first takes them all
-                if start == 0:
-                    gradients.append(p.grad)
-            elif p.dim() == 0 or stop - start == p.shape[0]:
-                gradients.append(p.grad)
-            else:
-                gradients.append(p.grad[start:stop])
-        return self._sum(gradients)
+    @property
+    def average_captured(self) -> bool:
+        """Whether the average was taken at the end of the backward pass."""
+        return self._average.captured
 
     def reset(self) -> None:
         """Begin another step."""
@@ -136,9 +132,11 @@ class DdpCollector:
 
     def _forget(self) -> None:
         self._armed = False
+        self._capture_average = False
         self._graph_task = None
-        self._local_sq_norm = None
+        self._local_sq_norms = None
         self._norms_of = {}
+        self._average.forget()
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -147,27 +145,29 @@ class DdpCollector:
         self._hooks = {}
         self.reset()
 
-    def _sum(self, tensors: list[Tensor]) -> Tensor:
-        with torch.no_grad():
-            return squared_norm(tensors, device=self.device)
-
     def _on_backward_start(self, _: Tensor) -> None:
         if not self._armed:
             return
         self._graph_task = torch._C._current_graph_task_id()
-        if not self._capture_by_hooks:
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
-        elif self._ddp.find_unused_parameters:
+        if self._capture_average:
+            self._average.capture_at_backward_end()
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        if self._capture_by_hooks and self._ddp.find_unused_parameters:
             # What a parameter gathered from earlier micro-batches counts, also where this pass
             # leaves it out and its hook stays silent.
-            for index, p in enumerate(self._parameters):
+            for index, p in enumerate(self.norms.parameters):
                 if p.grad is not None and p.requires_grad:
-                    self._norms_of[index] = norms_of([p.grad])
+                    self._norms_of[index] = self.norms.of([Piece(index, p.grad)])
 
     def _on_backward_end(self) -> None:
-        if self._armed:
-            gradients = [p.grad for p in self._parameters if p.requires_grad]
-            self._local_sq_norm = self._sum([g for g in gradients if g is not None])
+        if self._armed and not self._capture_by_hooks:
+            pieces = [
+                Piece(index, p.grad)
+                for index, p in enumerate(self.norms.parameters)
+                if p.grad is not None and p.requires_grad
+            ]
+            self._local_sq_norms = self.norms.sums(self.norms.of(pieces))
+        self._armed = False
 
     def _on_accumulated(self, index: int, parameter: Parameter) -> None:
         if not self._armed:
@@ -177,12 +177,11 @@ class DdpCollector:
         if self._capture_by_hooks and parameter.grad is not None:
             # Reinserted, so that the last one in the dict is the last one that was ready.
             self._norms_of.pop(index, None)
-            with torch.no_grad():
-                self._norms_of[index] = norms_of([parameter.grad])
+            self._norms_of[index] = self.norms.of([Piece(index, parameter.grad)])
 
     def _install_hooks(self) -> None:
         self._capture_by_hooks = True
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self.norms.parameters):
             if index not in self._hooks:
                 hook = partial(self._on_accumulated, index)
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(hook)
@@ -197,29 +196,3 @@ class DdpCollector:
         last_ready = next(reversed(self._norms_of))
         for index in [i for i in self._hooks if i != last_ready]:
             self._hooks.pop(index).remove()
-
-
-def _share(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[Parameter, int, int]]:
-    """Cut all parameters, laid end to end, into `ranks` runs of rows; return one of them.
-
-    A row (an index of the first dimension, so that a run of them is a view whatever the layout)
-    goes to the rank whose interval holds its first element. Depends on shapes and order alone:
-    every rank makes the same cut.
-    """
-    total = sum(p.numel() for p in parameters)
-
-    def first_row(of_rank: int, offset: int, rows: int, row: int) -> int:
-        """The first row that starts where the interval of that rank does, or later."""
-        elements = Fraction(of_rank * total, ranks) - offset
-        return min(max(math.ceil(elements / row), 0), rows)
-
-    share: list[tuple[Parameter, int, int]] = []
-    offset = 0
-    for p in parameters:
-        if p.numel():
-            rows = p.shape[0] if p.dim() else 1
-            start, stop = (first_row(r, offset, rows, p.numel() // rows) for r in (rank, rank + 1))
-            if start < stop:
-                share.append((p, start, stop))
-            offset += p.numel()
-    return share

@@ -1,89 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of the micro-batches that one process accumulates: the small batches of one device.
+"""Norms of the micro-batches that are accumulated: the small batches of one device, or of each.
 
-A hook on each parameter sees the gradient of one micro-batch before it is added to `p.grad`. The
-sum that is there at the optimizer step is the gradient of the big batch.
+A hook on each parameter sees the gradient of one micro-batch before it is added to `p.grad` (and
+before DDP takes it). What is in `p.grad` at the optimizer step is the gradient of the big batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.nn import Parameter
+import torch.distributed as dist
+from torch import Tensor
 
-from noisescale.collectors.parameters import trained_parameters
-from noisescale.collectors.squared_norms import norms_of, squared_norm, sum_of_squares
-from noisescale.collectors.window import WindowLayout
+from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.rows.window import (
+    Weight,
+    WindowLayout,
+    each_micro_batch,
+    weighted_micro_batches,
+)
 
-# Small gradients are kept until they are worth one fused norm, at most a DDP bucket of them. A
-# gradient that is kept while it becomes `p.grad` has to be cloned, so large ones never are.
+# On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
+# bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
 _LARGE_BYTES = 2**20
 _MOST_BYTES_KEPT = 25 * 2**20
 
 
 class MicroBatchCollector:
-    """Squared norms of each micro-batch's gradient and of the accumulated one, in one process.
+    """Squared norms of each micro-batch's gradient and of the step's.
 
     Args:
-        model: The model, wrapped or not.
-        parameters: Those that are trained; default: all that require a gradient.
+        norms: The parameters that are trained, and where their norms count.
+        group: The ranks that average their gradients; None: one process.
     """
 
-    group = None
     averaged_too_often = False
+    wanted = True
 
-    def __init__(self, model: nn.Module, parameters: Iterable[Parameter] | None = None) -> None:
-        self._parameters = trained_parameters(model.parameters(), parameters)
-        self.device = self._parameters[0].device
+    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
+        self.norms = norms
+        self.group = group
+        self.device = norms.device
+        self._average = AveragedGradient(norms, group)
         self._handles = [
             p.register_hook(partial(self._on_gradient, index))
-            for index, p in enumerate(self._parameters)
+            for index, p in enumerate(norms.parameters)
         ]
         self._armed = False
-        self._kept: list[Tensor] = []
+        self._capture_average = False
+        self._kept: list[Piece] = []
         self._bytes_kept = 0
-        self._norms: list[Tensor] = []
+        self._captured = norms.none()
         self._seen: set[int] = set()
         self._seen_twice = False
 
+    @property
+    def gradients_dropped(self) -> bool:
+        """Whether `zero_grad` was called since the last pass: the window starts anew."""
+        return not self.norms.any_gradient()
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every micro-batch is a part; its gradient was divided like the losses."""
-        window = len(sizes)
-        return WindowLayout(
-            parts=window,
-            inverse_sizes=sum(1 / n if n else float("inf") for n in sizes),
-            small_scale=loss_divisor**2,
-            big_scale=(loss_divisor / window) ** 2 if window else float("nan"),
-        )
+        return each_micro_batch(sizes, loss_divisor)
 
-    def before_backward(self, loss: Tensor) -> None:
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Every micro-batch is a part, of a weight of its own."""
+        return weighted_micro_batches(sizes, weights)
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
         self._armed = loss.requires_grad
+        self._capture_average = capture_average
         self._seen = set()
         if self._armed:
             loss.register_hook(self._on_backward_start)
 
-    def small_sq_norm(self) -> Tensor | None:
+    def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
-        if not self._norms or self._seen_twice:
+        if not any(self._captured) or self._seen_twice:
             return None
-        return sum_of_squares(self._norms, device=self.device)
+        return self.norms.sums(self._captured)
 
-    def big_sq_norm(self) -> Tensor:
-        """|g|² of the accumulated gradient, now in `p.grad`."""
-        gradients = [p.grad for p in self._parameters if p.requires_grad and p.grad is not None]
-        with torch.no_grad():
-            return squared_norm(gradients, device=self.device)
+    def big_sq_norms(self) -> Tensor:
+        """This rank's share of |g|² of the step's gradient."""
+        return self._average.sq_norms()
+
+    @property
+    def average_captured(self) -> bool:
+        """Whether the step's gradient was taken at the end of a backward pass."""
+        return self._average.captured
 
     def reset(self) -> None:
         """Begin another window."""
         self._armed = False
         self._kept, self._bytes_kept = [], 0
-        self._norms = []
+        self._captured = self.norms.none()
         self._seen_twice = False
+        self._average.forget()
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -94,25 +110,31 @@ class MicroBatchCollector:
 
     def _on_backward_start(self, _: Tensor) -> None:
         if self._armed:
-            torch.autograd.Variable._execution_engine.queue_callback(self._flush)
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+            if self._capture_average:
+                self._average.capture_at_backward_end()
 
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         if not self._armed:
             return
         # A parameter whose gradient comes in two pieces (reentrant checkpointing of two uses)
         # has no norm of its whole gradient to be seen here.
-        self._seen_twice |= index in self._seen
+        if index in self._seen:
+            self._seen_twice = True
         self._seen.add(index)
-        if gradient.is_sparse or gradient.numel() * gradient.element_size() >= _LARGE_BYTES:
-            with torch.no_grad():
-                self._norms.extend(norms_of([gradient]))
+        size = gradient.numel() * gradient.element_size()
+        if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
+            self.norms.add_one(self._captured, index, gradient)
             return
-        self._kept.append(gradient)
-        self._bytes_kept += gradient.numel() * gradient.element_size()
+        self._kept.append(Piece(index, gradient))
+        self._bytes_kept += size
         if self._bytes_kept >= _MOST_BYTES_KEPT:
             self._flush()
 
+    def _on_backward_end(self) -> None:
+        self._flush()
+        self._armed = False  # what runs before the next pass (a gradient penalty) does not count
+
     def _flush(self) -> None:
-        with torch.no_grad():
-            self._norms.extend(norms_of(self._kept))
+        self.norms.add(self._captured, self._kept)
         self._kept, self._bytes_kept = [], 0

@@ -9,15 +9,19 @@ from torch.nn import Parameter
 
 
 def trained_parameters(
-    parameters: Iterable[Parameter], only: Iterable[Parameter] | None
-) -> list[Parameter]:
-    """Return the `parameters` that require a gradient, in order; of them those in `only` if given.
+    named_parameters: Iterable[tuple[str, Parameter]], only: Iterable[Parameter] | None
+) -> list[tuple[str, Parameter]]:
+    """Return the parameters that require a gradient, in order; of them those in `only` if given.
 
     Raises:
         ValueError: If there are none.
     """
     among = None if only is None else {id(p) for p in only}
-    trained = [p for p in parameters if p.requires_grad and (among is None or id(p) in among)]
+    trained = [
+        (name, p)
+        for name, p in named_parameters
+        if p.requires_grad and (among is None or id(p) in among)
+    ]
     if not trained:
         raise ValueError(
             "`model` must have parameters that require a gradient, got none."

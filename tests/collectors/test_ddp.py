@@ -16,7 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from noisescale.collectors.ddp import DdpCollector, _share
+from noisescale.collectors.averaged_gradient import share_of
+from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.parameters import trained_parameters
 
 STEPS = 4
 
@@ -86,6 +89,11 @@ def brute_force(
     return [g.square().sum().item() for g in gradients], mean.square().sum().item()
 
 
+def collector_of(ddp: DistributedDataParallel, parameters: Any = None) -> DdpCollector:
+    named = ddp.module.named_parameters()
+    return DdpCollector(ddp, GradientNorms(trained_parameters(named, parameters)))
+
+
 def captured(
     model: Net,
     ddp_options: dict[str, Any],
@@ -99,7 +107,7 @@ def captured(
     if comm_hook is not None:
         ddp.register_comm_hook(None, comm_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    collector = DdpCollector(ddp)
+    collector = collector_of(ddp)
     rows = []
     for step in range(STEPS):
         expected = brute_force(model, step, micros, ranks, branch_of)
@@ -107,10 +115,10 @@ def captured(
         for micro in range(micros):
             with nullcontext() if micro == micros - 1 else ddp.no_sync():
                 loss = backward(ddp, step, micro, rank, branch_of(rank, micro))
-                collector.before_backward(loss)
+                collector.before_backward(loss, 1)
                 loss.backward()
-        local = collector.small_sq_norm()
-        share = collector.big_sq_norm()
+        local = collector.small_sq_norms()
+        share = collector.big_sq_norms()
         dist.all_reduce(share)
         rows.append((None if local is None else local.item(), share.item(), *expected))
         collector.reset()
@@ -210,7 +218,8 @@ def test_shares_hold_every_element_once_and_are_balanced(ranks: int) -> None:
 
     for rank in range(ranks):
         size = 0
-        for p, start, stop in _share(parameters, rank, ranks):
+        for index, start, stop in share_of(parameters, rank, ranks):
+            p = parameters[index]
             cut = p.data[start:stop] if p.dim() else p.data
             cut += 1
             size += cut.numel()
@@ -225,11 +234,11 @@ def test_only_trained_parameters_count() -> None:
     def norms() -> tuple[float, float]:
         model = Net()
         ddp = DistributedDataParallel(model)
-        collector = DdpCollector(ddp, model.last.parameters())
+        collector = collector_of(ddp, model.last.parameters())
         loss = backward(ddp, 0, 0, dist.get_rank(), "both")
-        collector.before_backward(loss)
+        collector.before_backward(loss, 1)
         loss.backward()
-        local = collector.small_sq_norm()
+        local = collector.small_sq_norms()
         assert local is not None
         plain = Net()
         backward(plain, 0, 0, dist.get_rank(), "both").backward()
@@ -243,7 +252,7 @@ def test_only_trained_parameters_count() -> None:
 def test_a_model_without_trained_parameters_is_refused() -> None:
     def refused() -> str:
         with pytest.raises(ValueError) as error:  # noqa: PT011 - asserted whole below
-            DdpCollector(DistributedDataParallel(Net()), parameters=[])
+            collector_of(DistributedDataParallel(Net()), parameters=[])
         return str(error.value)
 
     assert on_ranks(1, refused) == [
@@ -254,8 +263,8 @@ def test_a_model_without_trained_parameters_is_refused() -> None:
 
 def test_without_a_backward_there_is_no_norm() -> None:
     def nothing() -> list[Any]:
-        collector = DdpCollector(DistributedDataParallel(Net()))
-        collector.before_backward(torch.zeros(()))
-        return [collector.small_sq_norm(), collector.big_sq_norm().item()]
+        collector = collector_of(DistributedDataParallel(Net()))
+        collector.before_backward(torch.zeros(()), 1)
+        return [collector.small_sq_norms(), collector.big_sq_norms().item()]
 
     assert on_ranks(1, partial(nothing)) == [[None, 0.0]]

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from noisescale.collectors.squared_norms import squared_norm
+from noisescale.collectors.squared_norms import (
+    norms_of,
+    norms_of_one,
+    scaled,
+    squared_norm,
+    sums_of_squares,
+)
 
 CPU = torch.device("cpu")
 
@@ -83,3 +89,14 @@ def test_no_copy_is_made() -> None:
 
     allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.events())
     assert 0 < allocated <= 0.01 * tensor.nbytes
+
+
+@pytest.mark.parametrize("elements", [7, 20_000, 2**20])
+def test_what_was_scaled_has_the_norm_of_what_is_scaled(elements: int) -> None:
+    """Long tensors are summed up at once, short ones only normed: both forms have to scale."""
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+
+    for norms in (norms_of([tensor]), norms_of_one(tensor)):
+        result = sums_of_squares([scaled(norms, 3.0), norms], device=CPU)
+
+        assert result.tolist() == pytest.approx([9 * by_numpy(tensor), by_numpy(tensor)], rel=1e-6)

@@ -7,32 +7,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Read = list[tuple[list[float], int]]
+Read = list[list[float]]
 
 
 class ReducedRows:
     """A queue of equally long rows: summed over ranks at once, read by the host when it asks."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, dist.Work | None, int]] = []
+        self._waiting: list[tuple[Tensor, dist.Work | None]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, row: Tensor, tag: int, group: dist.ProcessGroup | None) -> None:
+    def add(self, row: Tensor, group: dist.ProcessGroup | None) -> None:
         """Sum a row over the group, asynchronously: one collective, for every rank to issue.
 
         Args:
             row: Its numbers, on the device; given away to the reduction.
-            tag: Handed back with the row.
             group: None where one process trains: the row is read as it is.
         """
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
-        self._waiting.append((row, work, tag))
+        self._waiting.append((row, work))
 
     def read(self) -> Read:
-        """Return all rows, in order, with their tags. Waits for the device."""
-        for _, work, _ in self._waiting:
+        """Return all rows, in order. Waits for the device."""
+        for _, work in self._waiting:
             if work is not None:
                 work.wait()
         return self._taken(len(self._waiting))
@@ -43,7 +42,7 @@ class ReducedRows:
         On an accelerator that is nothing: its stream may be stuck behind a lost rank.
         """
         completed = 0
-        for row, work, _ in self._waiting:
+        for row, work in self._waiting:
             if row.device.type != "cpu" or not _has_succeeded(work):
                 break
             completed += 1
@@ -53,8 +52,8 @@ class ReducedRows:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         if not taken:
             return []
-        values = torch.stack([row for row, _, _ in taken]).tolist()
-        return list(zip(values, [tag for _, _, tag in taken], strict=True))
+        values: Read = torch.stack([row for row, _ in taken]).tolist()
+        return values
 
 
 def _has_succeeded(work: dist.Work | None) -> bool:

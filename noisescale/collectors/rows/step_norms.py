@@ -6,28 +6,33 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from noisescale.moments import GradientMoments, effective_batch_sizes, gradient_moments
+from noisescale.moments import GradientMoments, gradient_moments
 
 
 class StepNorms(NamedTuple):
     """Squared gradient norms of one optimizer step, over all ranks."""
 
     small_sq_norm: float
-    """Mean over the parts of |g_part|²."""
+    """Weighted mean of |g_part|² over the parts."""
     big_sq_norm: float
     """|g|² of the average over the parts, before clipping."""
-    parts: int
-    """Parts that were averaged: the ranks of data parallelism, or one process's micro-batches."""
-    sum_inverse_sizes: float
-    """Σ 1/n over the parts, in 1/examples."""
+    small_batch: float
+    """Effective examples behind a part, 1/Σ(w/n), see `effective_batch_sizes`."""
+    big_batch: float
+    """Effective examples behind the average, 1/Σ(w²/n)."""
     examples: float
     """Examples behind the step, over all ranks: its global batch size."""
 
     @property
+    def alone(self) -> bool:
+        """Whether the step was one single part, which there is nothing to compare with."""
+        return 0 < self.big_batch <= self.small_batch * (1 + 1e-9)
+
+    @property
     def comparable(self) -> bool:
         """Whether there are parts to compare, all of them finite and with examples."""
-        sums = self.small_sq_norm + self.big_sq_norm + self.sum_inverse_sizes
-        return self.parts > 1 and math.isfinite(sums)
+        sums = self.small_sq_norm + self.big_sq_norm + self.small_batch + self.big_batch
+        return math.isfinite(sums) and self.small_batch > 0 and not self.alone
 
     @property
     def identical_parts(self) -> bool:
@@ -40,7 +45,9 @@ class StepNorms(NamedTuple):
 
     def moments(self) -> GradientMoments:
         """The step's estimates of |G|² and tr(Σ)."""
-        small_batch, big_batch = effective_batch_sizes(self.sum_inverse_sizes, self.parts)
         return gradient_moments(
-            self.small_sq_norm, self.big_sq_norm, small_batch=small_batch, big_batch=big_batch
+            self.small_sq_norm,
+            self.big_sq_norm,
+            small_batch=self.small_batch,
+            big_batch=self.big_batch,
         )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The norm of the step's gradient, shared out among the ranks that all hold it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+
+
+class AveragedGradient:
+    """|g|² of the gradient in `p.grad`, or of this rank's share of it.
+
+    All ranks of data parallelism hold the same average, so each norms 1/W of its rows and the
+    shares are summed with the small norms: a step reads (1 + 1/W) x the gradient instead of 2 x.
+
+    Args:
+        norms: The parameters, and where their norms count.
+        group: The ranks that hold the gradient; None: one process.
+    """
+
+    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
+        self._norms = norms
+        rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self._share = share_of(norms.parameters, rank, ranks)
+        self._captured: Tensor | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether `sq_norms` is as of a `capture`."""
+        return self._captured is not None
+
+    def sq_norms(self) -> Tensor:
+        """This rank's share, shape (entries,): as captured, or as `p.grad` is now."""
+        return self._now() if self._captured is None else self._captured
+
+    def capture_at_backward_end(self) -> None:
+        """Call it within a backward pass, from its first hook or a final callback.
+
+        Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
+        its last bucket is ready: one that is queued by a callback queued early comes after it.
+        """
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        queue_callback(lambda: queue_callback(self._capture))
+
+    def forget(self) -> None:
+        """Begin another step."""
+        self._captured = None
+
+    def _capture(self) -> None:
+        self._captured = self._now()
+
+    def _now(self) -> Tensor:
+        pieces = []
+        for index, start, stop in self._share:
+            p = self._norms.parameters[index]
+            if p.grad is None or not p.requires_grad:
+                continue
+            if p.grad.is_sparse:  # its rows cannot be cut: the rank with the first takes them all
+                if start == 0:
+                    pieces.append(Piece(index, p.grad))
+            elif p.dim() == 0 or stop - start == p.shape[0]:
+                pieces.append(Piece(index, p.grad))
+            else:
+                rows = slice(start, stop)
+                pieces.append(Piece(index, p.grad[rows], rows))
+        return self._norms.sums(self._norms.of(pieces))
+
+
+def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:
+    """Cut all parameters, laid end to end, into `ranks` runs of rows; return one of them.
+
+    A row (an index of the first dimension, so that a run of them is a view whatever the layout)
+    goes to the rank whose interval holds its first element. Depends on shapes and order alone:
+    every rank makes the same cut.
+
+    Returns:
+        Triples of a parameter's index, its first row and the one after the last.
+    """
+    total = sum(p.numel() for p in parameters)
+
+    def first_row(of_rank: int, offset: int, rows: int, row: int) -> int:
+        """The first row that starts where the interval of that rank does, or later."""
+        elements = Fraction(of_rank * total, ranks) - offset
+        return min(max(math.ceil(elements / row), 0), rows)
+
+    share: list[tuple[int, int, int]] = []
+    offset = 0
+    for index, p in enumerate(parameters):
+        if p.numel():
+            rows = p.shape[0] if p.dim() else 1
+            start, stop = (first_row(r, offset, rows, p.numel() // rows) for r in (rank, rank + 1))
+            if start < stop:
+                share.append((index, start, stop))
+            offset += p.numel()
+    return share

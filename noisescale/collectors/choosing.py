@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which collector fits a model, the processes that train it, and the small batch asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.examples.verdicts import refuse_compiled
+from noisescale.collectors.fsdp import FsdpCollector, is_sharded
+from noisescale.collectors.gradient_norms import GradientNorms, Groups
+from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.collectors.parameters import trained_parameters
+from noisescale.collectors.per_example import Layers, PerExampleCollector
+from noisescale.collectors.preconditioner import AdamPreconditioner
+
+SmallBatch = Literal["auto", "rank", "micro_batch", "example"]
+
+
+def choose_collector(
+    model: nn.Module,
+    *,
+    small_batch: SmallBatch = "auto",
+    layers: Layers = "all",
+    parameters: Iterable[Parameter] | None = None,
+    groups: Groups | None = None,
+    preconditioner: Optimizer | None = None,
+) -> Collector:
+    """Return the collector for a model, its hooks installed. For arguments see `NoiseScaleMeter`.
+
+    Raises:
+        TypeError: If several processes train and `model` is not wrapped.
+        ValueError: If the arguments contradict each other or the way of training.
+    """
+    check_small_batch(small_batch, layers, preconditioner is not None)
+    if small_batch == "example":
+        refuse_compiled(model)
+    model = unwrapped(model)
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    sharded = is_sharded(model)
+    if ddp is None and not sharded and _processes() > 1:
+        raise TypeError(
+            "`model` must be a DistributedDataParallel or FSDP2 module where several processes"
+            f" train, got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
+        )
+    trained = trained_parameters(_named_parameters(model, ddp), parameters)
+    if sharded:
+        if small_batch == "example" or preconditioner is not None:
+            raise ValueError(
+                '`small_batch` must be "auto" or "rank", and `preconditioner` None, where gradients'
+                f" are sharded, got {small_batch!r} and {_kind(preconditioner)}. There each"
+                " micro-batch that a rank reduces is a small batch."
+            )
+        return FsdpCollector(model, trained, groups)
+    averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
+    group = ddp.process_group if ddp is not None and averaging else None
+    if small_batch == "auto":
+        small_batch = "rank" if averaging else "micro_batch"
+    if small_batch == "example":
+        return PerExampleCollector(model, trained, groups, group, layers=layers)
+    scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)
+    norms = GradientNorms(trained, groups, scaling)
+    if small_batch == "micro_batch":
+        return MicroBatchCollector(norms, group)
+    if ddp is None or not averaging:
+        raise ValueError(
+            '`small_batch` must be "micro_batch" or "example" in one process, got "rank": one rank'
+            ' has none to be compared with. Leave it at "auto".'
+        )
+    return DdpCollector(ddp, norms)
+
+
+def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> None:
+    """Raise a ValueError where these arguments are unknown or contradict each other."""
+    for name, value, known in (
+        ("small_batch", small_batch, get_args(SmallBatch)),
+        ("layers", layers, get_args(Layers)),
+    ):
+        if value not in known:
+            choices = ", ".join(f'"{choice}"' for choice in known)
+            raise ValueError(
+                f'`{name}` must be one of {choices}, got {value!r}. Leave it at "{known[0]}".'
+            )
+    if layers != "all" and small_batch != "example":
+        raise ValueError(
+            f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
+            ' examples are normed layer by layer. Pass `small_batch="example"` too.'
+        )
+    if preconditioned and small_batch == "example":
+        raise ValueError(
+            "A preconditioner must be left out where examples are the small batches, got both:"
+            ' their gradients are never formed. Pass `small_batch="micro_batch"` or "rank".'
+        )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that averages gradients, out of the wrappers of Fabric and of torch.compile."""
+    for attribute in ("_forward_module", "_orig_mod"):
+        if isinstance(inner := getattr(model, attribute, None), nn.Module):
+            return unwrapped(inner)
+    return model
+
+
+def _named_parameters(
+    model: nn.Module, ddp: DistributedDataParallel | None
+) -> list[tuple[str, Parameter]]:
+    """All that are averaged over ranks, by the names they have in the user's module."""
+    if ddp is None:
+        named = list(model.named_parameters())
+    else:
+        ignored = ddp.parameters_to_ignore
+        named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
+    return [(name.replace("_orig_mod.", ""), p) for name, p in named]
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__

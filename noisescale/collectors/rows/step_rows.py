@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured steps as rows of numbers: packed on the device, summed over ranks, unpacked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.collectors.rows.reduced_rows import ReducedRows
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.window import Weight, WindowLayout
+
+
+class MeasuredStep(NamedTuple):
+    """One optimizer step, over all ranks."""
+
+    norms: StepNorms
+    """Of the whole gradient."""
+    entries: list[StepNorms]
+    """Of every entry: the parameter groups, the rest, and the preconditioned gradient if any."""
+    unmeasured_examples: float
+    """Examples of the steps before it that were not measured."""
+
+
+class StepRows:
+    """A queue of measured steps.
+
+    Args:
+        partition: Entries that together are the whole gradient; those after them are not part
+            of it.
+        group: The ranks to sum over; None: one process.
+    """
+
+    def __init__(self, partition: int, group: dist.ProcessGroup | None) -> None:
+        self._partition = partition
+        self._group = group
+        self._ranks = dist.get_world_size(group) if group is not None else 1
+        self._rows = ReducedRows()
+        self._constants: tuple[tuple[float, ...], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self,
+        small: Tensor | None,
+        big: Tensor,
+        layout: WindowLayout,
+        *,
+        examples: float,
+        unmeasured_examples: float,
+    ) -> None:
+        """Sum a step's row over ranks: one collective, unconditional, asynchronous.
+
+        Args:
+            small: Squared norms as captured, shape (entries,); None: nothing comparable. That
+                reduces NaN, so that all ranks leave the step out.
+            big: This rank's share of the squared norm of the step's gradient, likewise.
+            layout: What they are norms of.
+            examples: This rank's.
+            unmeasured_examples: This rank's since the last measured step.
+        """
+        if small is None:
+            small = torch.full_like(big, float("nan"))
+        numbers = (
+            layout.inverse_part_size,
+            layout.inverse_size,
+            layout.part_weight,
+            layout.total_weight,
+            examples,
+            unmeasured_examples,
+        )
+        if layout.small_scale != 1:
+            small = small * layout.small_scale
+        if layout.big_scale != 1:
+            big = big * layout.big_scale
+        row = torch.cat([small, big, self._on_device(numbers, big)])
+        self._rows.add(row, self._group)
+
+    def read(self, *, without_waiting: bool = False) -> Iterator[MeasuredStep]:
+        """Take all steps out; `without_waiting` only those that need no other rank."""
+        rows = self._rows.read_without_waiting() if without_waiting else self._rows.read()
+        for row in rows:
+            *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
+            if not weights:  # nothing counts in this step: leave it out
+                weights = total = inverse_part_sizes = inverse_sizes = math.nan
+            entries = len(norms) // 2
+            # Where all ranks weigh 1 this is the mean over them.
+            small = [x * (total / self._ranks) ** 2 / weights for x in norms[:entries]]
+            big = norms[entries:]
+            # Without weights every rank has 1/W, so that Σw/n = Σa/W and Σw²/n = Σc/W².
+            small_batch = weights / inverse_part_sizes
+            big_batch = total**2 / inverse_sizes
+            of_entries = [
+                StepNorms(s, b, small_batch, big_batch, examples)
+                for s, b in zip(small, big, strict=True)
+            ]
+            whole = StepNorms(
+                sum(small[: self._partition]),
+                sum(big[: self._partition]),
+                small_batch,
+                big_batch,
+                examples,
+            )
+            yield MeasuredStep(whole, of_entries, unmeasured)
+
+    def clear(self) -> None:
+        """Drop what has not been read."""
+        self._rows = ReducedRows()
+
+    def _on_device(self, numbers: tuple[Weight, ...], like: Tensor) -> Tensor:
+        """Numbers as a tensor: those of the host are never copied synchronously."""
+        values = tuple(x for x in numbers if not isinstance(x, Tensor))
+        if len(values) < len(numbers):
+            # What the device alone knows changes at every step. Filling in a value copies none.
+            return torch.stack(
+                [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in numbers]
+            )
+        if self._constants is None or self._constants[0] != values:
+            tensor = torch.tensor(values, dtype=like.dtype)
+            if like.device.type == "cuda":
+                tensor = tensor.pin_memory().to(like.device, non_blocking=True)
+            self._constants = values, tensor.to(like.device)
+        return self._constants[1]

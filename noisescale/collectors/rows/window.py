@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the micro-batches of one optimizer step make up the small and the big batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+Weight = float | Tensor
+"""How much a loss counts; a number on the device where only that knows it."""
+
+
+class WindowLayout(NamedTuple):
+    """What turns one rank's captured squared norms into those of mean gradients.
+
+    A rank's gradient is the mean of its parts' (its micro-batches, its examples, or itself), and
+    the step's gradient is the mean of the ranks'. Where passes weigh differently, with weights u,
+    the step's gradient is Σu·g/Σu over all passes of all ranks, and what is captured of a part is
+    W·u·g/Σu; ranks sum the weights too, so that they need be known up to a factor only.
+    """
+
+    small_scale: float
+    """What makes the captured Σ|g_part|² the mean of |g_part|² over this rank's parts."""
+    big_scale: float
+    """What makes the captured |g|² that of the mean gradient."""
+    inverse_part_size: Weight
+    """Mean of 1/n over this rank's parts, in 1/examples."""
+    inverse_size: Weight
+    """1/n of this rank's own gradient as a mean of unequal parts: Σw²/n, in 1/examples."""
+    part_weight: Weight = 1.0
+    """Σu² over this rank's parts, which |g_part|² is averaged with; 1: ranks count alike."""
+    total_weight: Weight = 1.0
+    """Σu over this rank's parts, which the step's gradient is averaged with."""
+
+
+def whole_rank(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+    """The rank is the part: a mean over micro-batches of `sizes` examples.
+
+    Args:
+        sizes: This rank's examples in each backward pass of the step.
+        loss_divisor: What each loss was divided by.
+    """
+    scale = (loss_divisor / len(sizes)) ** 2 if sizes else math.nan
+    inverse_size = mean_inverse(sizes) / max(len(sizes), 1)
+    return WindowLayout(scale, scale, inverse_size, inverse_size)
+
+
+def each_micro_batch(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+    """Every micro-batch is a part."""
+    window = len(sizes)
+    inverse_part_size = mean_inverse(sizes)
+    return WindowLayout(
+        small_scale=loss_divisor**2 / window if window else math.nan,
+        big_scale=(loss_divisor / window) ** 2 if window else math.nan,
+        inverse_part_size=inverse_part_size,
+        inverse_size=inverse_part_size / max(window, 1),
+    )
+
+
+def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+    """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them.
+
+    Args:
+        sizes: This rank's examples in each backward pass of the step.
+        weights: What the mean loss of each was multiplied by, up to a factor common to all ranks.
+    """
+    total = sum(weights)
+    return _weighted(sizes, weights, part_weight=total * total)
+
+
+def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+    """Every micro-batch is a part, of a weight of its own; arguments as for `weighted_rank`."""
+    return _weighted(sizes, weights, part_weight=sum(u * u for u in weights))
+
+
+def weighted_examples(
+    sizes: Sequence[float], rows: Sequence[int | None], weights: Sequence[Weight]
+) -> WindowLayout:
+    """Likewise with every row of a micro-batch as a part; the rows of one count alike."""
+    layout = weighted_micro_batches(sizes, weights)
+    part_sizes = each_example(sizes, rows, 1.0)  # checks them
+    if not math.isfinite(part_sizes.inverse_part_size):
+        return part_sizes
+    inverse = sum(u * u * (r or 0) / n for u, r, n in zip(weights, rows, sizes, strict=True))
+    return layout._replace(inverse_part_size=inverse)
+
+
+def _weighted(
+    sizes: Sequence[float], weights: Sequence[Weight], *, part_weight: Weight
+) -> WindowLayout:
+    # With parts of weights u the mean of |g_part|², weighted by u², is E = |G|² + tr(Σ)·Σ(u²/n)/Σu²
+    # and |g|² is |G|² + tr(Σ)·Σ(u²/n)/(Σu)². Within a rank Σ(u²/n) is that of the rank as well.
+    inverse = sum((u * u * (1 / n) if n else math.inf) for u, n in zip(weights, sizes, strict=True))
+    return WindowLayout(1.0, 1.0, inverse, inverse, part_weight, sum(weights))
+
+
+def each_example(
+    sizes: Sequence[float], rows: Sequence[int | None], loss_divisor: float
+) -> WindowLayout:
+    """Every row of every micro-batch is a part, of size/rows examples (or tokens).
+
+    A micro-batch's loss is the mean over its rows, so that row i adds c_i = g_i/rows; captured
+    are rows · Σ|c_i|², the means of |g_i|².
+
+    Args:
+        sizes: This rank's examples in each backward pass of the step.
+        rows: The rows of the batch in each; None where they are not known.
+        loss_divisor: What each loss was divided by.
+
+    Raises:
+        ValueError: If a micro-batch has more rows than examples: they are not independent.
+    """
+    window = len(sizes)
+    if not window or len(rows) != window:
+        return WindowLayout(math.nan, math.nan, math.nan, math.nan)
+    inverse_row_sizes = []
+    for size, n in zip(sizes, rows, strict=True):
+        if n is not None and 0 < size < n:
+            raise ValueError(
+                "`local_batch_size` must be at least the rows of the batch where examples are the"
+                f" small batches, got {size:g} for {n} rows. If several rows come from one"
+                ' example, choose small_batch="micro_batch" or "rank".'
+            )
+        inverse_row_sizes.append(math.nan if n is None else n / size if size else math.inf)
+    return WindowLayout(
+        small_scale=loss_divisor**2 / window,
+        big_scale=(loss_divisor / window) ** 2,
+        inverse_part_size=sum(inverse_row_sizes) / window,
+        inverse_size=mean_inverse(sizes) / window,
+    )
+
+
+def mean_inverse(sizes: Sequence[float]) -> float:
+    """Mean of 1/n; infinite where a part is empty, NaN where there is none."""
+    if not sizes:
+        return math.nan
+    return sum(1 / n if n else math.inf for n in sizes) / len(sizes)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scales of one run: of the whole gradient, of its groups, of the preconditioned one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.moments import GradientMoments
+
+
+class Estimates:
+    """An estimator for each of them, all with the same window and confidence.
+
+    Args:
+        groups: Names of the parameter groups.
+        preconditioned: Whether there is a preconditioned noise scale.
+        window: See `NoiseScaleEstimator`.
+        confidence: See `NoiseScaleEstimator`.
+        unit: See `NoiseScaleEstimator`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[str] = (),
+        preconditioned: bool = False,
+        window: int | Literal["auto"] = "auto",
+        confidence: float = 0.95,
+        unit: str = "examples",
+    ) -> None:
+        def estimator() -> NoiseScaleEstimator:
+            return NoiseScaleEstimator(window, confidence, unit)
+
+        self._whole = estimator()
+        self._groups = {name: estimator() for name in groups}
+        self._preconditioned = estimator() if preconditioned else None
+
+    @property
+    def whole(self) -> NoiseScale:
+        """Of the whole gradient."""
+        return self._whole.estimate()
+
+    @property
+    def groups(self) -> dict[str, NoiseScale]:
+        """Of each group of parameters."""
+        return {name: estimator.estimate() for name, estimator in self._groups.items()}
+
+    @property
+    def preconditioned(self) -> NoiseScale | None:
+        """Of the preconditioned gradient, which is not B_simple; None where it is not measured."""
+        return None if self._preconditioned is None else self._preconditioned.estimate()
+
+    def update(
+        self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
+    ) -> None:
+        """Add one step.
+
+        Args:
+            whole: The moments of the whole gradient.
+            entries: Those of the groups, of the rest and of the preconditioned gradient if any.
+            weight: See `NoiseScaleEstimator.update`.
+        """
+        self._whole.update(whole, weight)
+        for estimator, moments in zip(self._groups.values(), entries, strict=False):
+            estimator.update(moments, weight)
+        if self._preconditioned is not None:
+            self._preconditioned.update(entries[-1], weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in builtins."""
+        return {
+            "whole": self._whole.state_dict(),
+            "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
+            "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
+        self._whole.load_state_dict(state["whole"])
+        for name, estimator in self._groups.items():
+            if name in state["groups"]:
+                estimator.load_state_dict(state["groups"][name])
+        if self._preconditioned is not None and state["preconditioned"] is not None:
+            self._preconditioned.load_state_dict(state["preconditioned"])

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A meter with a clock and a history: what the callbacks of all trainers log and keep."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from noisescale.estimator import NoiseScale
+from noisescale.history import History
+from noisescale.meter import NoiseScaleMeter
+from noisescale.step_timer import StepTimer
+
+ROOT = "noise_scale/"
+"""What the names of all logged metrics begin with."""
+
+
+class Reading(NamedTuple):
+    """The metrics of one log step."""
+
+    all: dict[str, float]
+    """Every metric; NaN and infinite where it is not known."""
+    known: dict[str, float]
+    """Those for loggers: finite, and of what is resolved only."""
+    estimate: NoiseScale
+
+
+class Measurement:
+    """What is measured of one optimizer's gradients.
+
+    Args:
+        meter: Of its parameters.
+        prefix: What the names of its metrics begin with.
+    """
+
+    def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
+        self.meter = meter
+        self.history = History(extra_columns=[f"group/{g}" for g in meter.group_noise_scales])
+        self._prefix = prefix
+        self._timer = StepTimer()
+
+    @property
+    def advanced(self) -> bool:
+        """Whether a step was measured since the last row of the history."""
+        return self.meter.last_measured_step > self.history.last_step
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._timer = StepTimer()
+
+    def interrupt(self) -> None:
+        """Leave the step under way out of the times: something else happens in it."""
+        self._timer.interrupt()
+
+    def step(self, *, loss_divisor: float | None = None) -> None:
+        """Close the step, see `NoiseScaleMeter.step`."""
+        self.meter.step(loss_divisor=loss_divisor)
+        self._timer.step()
+
+    def read(self) -> Reading:
+        """Return the metrics, and add a row to the history if a step was measured."""
+        meter = self.meter
+        estimate = meter.noise_scale
+        seconds_per_step = self._timer.mean_since_last_read()
+        metrics = {
+            **_interval("simple", estimate),
+            "lower_bound": estimate.low,
+            "grad_sq_norm": estimate.grad_sq_norm,
+            "noise_trace": estimate.noise_trace,
+            "batch_size": meter.batch_size,
+            "efficiency": estimate.efficiency(meter.batch_size),
+            "seconds_per_step": seconds_per_step,
+            "skipped_steps": float(meter.skipped_steps),
+        }
+        # TensorBoard draws a band only where value, low and high have been logged together.
+        unknown = set() if estimate.resolved else {*_interval("simple", estimate), "efficiency"}
+        if (preconditioned := meter.preconditioned_noise_scale) is not None:
+            metrics |= (interval := _interval("preconditioned", preconditioned))
+            unknown |= set() if preconditioned.resolved else interval.keys()
+        groups = meter.group_noise_scales
+        metrics |= {f"group/{name}": of_group.value for name, of_group in groups.items()}
+        unknown |= {f"group/{name}" for name, of_group in groups.items() if not of_group.resolved}
+        if self.advanced:
+            self.history.append(
+                step=meter.last_measured_step,
+                examples=meter.examples,
+                noise_scale=estimate.value,
+                low=estimate.low,
+                high=estimate.high,
+                **{
+                    column: metrics[column]
+                    for column in self.history
+                    if column in metrics and column not in unknown
+                },
+            )
+        return Reading(
+            all={self._prefix + key: value for key, value in metrics.items()},
+            known={
+                self._prefix + key: value
+                for key, value in metrics.items()
+                if math.isfinite(value) and key not in unknown
+            },
+            estimate=estimate,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs, in builtins; see `NoiseScaleMeter.state_dict`."""
+        return {"meter": self.meter.state_dict(), "history": self.history.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.meter.load_state_dict(state["meter"])
+        self.history.load_state_dict(state["history"])
+
+
+def _interval(name: str, estimate: NoiseScale) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch import nn
+
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.loss_scale import LossScale
+
+
+def one_step(unscales: bool, fused: bool) -> tuple[NoiseScaleMeter, list[float]]:
+    """Two micro-batches of one step in a torch loop with a GradScaler, and their moments."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+    meter = NoiseScaleMeter(model, grad_scaler=scaler)
+    gradients = []
+    for _ in range(2):
+        x = torch.randn(4, 5)
+        loss = model(x).square().mean() / 2
+        gradients.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, model.parameters())]) * 2
+        )
+        meter.backward(scaler.scale(model(x).square().mean() / 2), local_batch_size=4)
+    if unscales:
+        scaler.unscale_(optimizer)
+    meter.step()
+    scaler.step(optimizer)
+    scaler.update()
+    parts = torch.stack(gradients).double()
+    small, big = parts.square().sum().item() / 2, parts.mean(0).square().sum().item()
+    return meter, [(8 * big - 4 * small) / 4, (small - big) / (1 / 4 - 1 / 8)]
+
+
+@pytest.mark.parametrize(("unscales", "fused"), [(True, False), (False, False), (False, True)])
+def test_the_loss_scale_is_taken_out_whoever_unscales(unscales: bool, fused: bool) -> None:
+    meter, expected = one_step(unscales, fused)
+
+    scale = meter.noise_scale
+
+    assert [scale.grad_sq_norm, scale.noise_trace] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_disabled_scaler_changes_nothing() -> None:
+    norms = torch.tensor([2.0])
+
+    assert LossScale(torch.amp.GradScaler("cpu", enabled=False)).without(norms) is norms
+    assert LossScale(None).without(norms) is norms
