@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FSDP2 reduces, seen from inside: its units, their flat buffers, its divisors.
+
+FSDP2 lays the local gradients of one unit (a module that `fully_shard` was applied to) in one
+buffer: a row for each shard, in it that shard of every parameter that has a gradient, one after
+another, padded with zeros. It calls the unit's reduce-scatter on that.
+
+Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a state's
+`_fsdp_param_groups`, here called units; of a unit `_reduce_scatter_comm` (also written: that is
+what `set_custom_reduce_scatter` does, which takes no module of several units),
+`_reduce_scatter_process_group`, `_all_reduce_process_group`, `_all_reduce_hook`, `reduce_grads`,
+`all_reduce_grads`, `device`, `mesh_info`, `fsdp_params`, `gradient_divide_factor` and
+`force_sum_reduction_for_comms`; of a parameter `sharded_param` and `padded_sharded_param_size`;
+`_get_gradient_divide_factors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+
+try:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
+except ImportError:  # an older torch, where nobody can see what FSDP2 reduces
+    FSDPModule, ReduceScatter = None, object  # type: ignore[assignment, misc]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to some module."""
+    return FSDPModule is not None and any(isinstance(m, FSDPModule) for m in model.modules())
+
+
+class Unit(ReduceScatter):
+    """Takes the place of a unit's reduce-scatter: shows its buffer, then calls the one it was.
+
+    Args:
+        unit: FSDP's.
+        norms: The parameters that count, and where.
+        on_reduce: Called with this and the buffer, on FSDP's stream.
+    """
+
+    def __init__(
+        self, unit: Any, norms: GradientNorms, on_reduce: Callable[[Unit, Tensor], None]
+    ) -> None:
+        self.waiting: Callable[[int], None] | None = None
+        """Told which parameters are in a buffer whose contents are not known yet."""
+        self._unit = unit
+        self._on_reduce = on_reduce
+        self._wrapped: Any = unit._reduce_scatter_comm
+        self._hooks: list[RemovableHandle] = []
+        self._columns = [p.padded_sharded_param_size.numel() for p in unit.fsdp_params]
+        # For each parameter the first that counts in the same entry; None: it does not count.
+        index_of = {id(p): index for index, p in enumerate(norms.parameters)}
+        self._counts_as = [
+            None if index is None else norms.entry_of.index(norms.entry_of[index])
+            for index in (index_of.get(id(p.sharded_param)) for p in unit.fsdp_params)
+        ]
+        unit._reduce_scatter_comm = self
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this backward pass reduces its gradients, not only adds to them."""
+        return bool(self._unit.reduce_grads)
+
+    @property
+    def reduces_over_replicas(self) -> bool:
+        """Whether it does so over replicas too, if there are any."""
+        replicated = isinstance(self._unit.mesh_info, DDPMeshInfo)
+        return bool(self._unit.all_reduce_grads) or not replicated
+
+    @property
+    def factor(self) -> float:
+        """What p.grad is of the mean over ranks: not 1 where FSDP was given a divisor."""
+        ranks: int = self._unit.mesh_info.mesh.size()
+        return ranks / (self._unit.gradient_divide_factor or ranks)
+
+    def divided_by(self, dtype: torch.dtype) -> float:
+        """What the buffer is divided by before it is reduced: half precision would overflow."""
+        unit = self._unit
+        before, _, _, _ = _get_gradient_divide_factors(
+            unit._reduce_scatter_process_group,
+            unit._all_reduce_process_group if isinstance(unit.mesh_info, DDPMeshInfo) else None,
+            dtype,
+            unit.device.type,
+            unit.gradient_divide_factor,
+            unit.force_sum_reduction_for_comms,
+        )
+        return before or 1.0
+
+    def cut(self, buffer: Tensor, take: Callable[[list[Piece]], None]) -> None:
+        """Give `take` what counts, now or as soon as it is known what is in the buffer."""
+        trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
+        entries = {self._counts_as[i] for i in trained}
+        rows = buffer.view(self._unit.mesh_info.shard_mesh_size, -1)
+        if len(entries) == 1:
+            take([Piece(index, buffer) for index in entries if index is not None])
+        elif sum(self._columns[i] for i in trained) == rows.shape[1]:
+            take(self._pieces(rows, trained))
+        else:
+            self._cut_later(rows, trained, take)
+
+    def close(self) -> None:
+        """Put the reduce-scatter back, unless somebody has since put another in this place."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._unit._reduce_scatter_comm is self:
+            self._unit._reduce_scatter_comm = self._wrapped
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Leave the buffers to the reduce-scatter that was there."""
+        buffer: Tensor = self._wrapped.allocate(size, dtype=dtype, device=device)
+        return buffer
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Show the buffer, then reduce."""
+        self._on_reduce(self, input_tensor)
+        work: dist.Work | None = self._wrapped(
+            output_tensor=output_tensor,
+            input_tensor=input_tensor,
+            group=group,
+            op=op,
+            async_op=async_op,
+        )
+        return work
+
+    def _pieces(self, rows: Tensor, present: list[int]) -> list[Piece]:
+        """Cut out what counts: neighbours in one piece, row by row, so that nothing is copied."""
+        pieces, start = [], 0
+        for index, run in groupby(present, self._counts_as.__getitem__):
+            stop = start + sum(self._columns[i] for i in run)
+            if index is not None:
+                pieces += [Piece(index, row) for row in rows[:, start:stop]]
+            start = stop
+        return pieces
+
+    def _cut_later(
+        self, rows: Tensor, trained: list[int], take: Callable[[list[Piece]], None]
+    ) -> None:
+        """Some parameter got no gradient, and FSDP does not say which until it has reduced.
+
+        Then it calls the hooks of every parameter that was in the buffer, in order, as autograd
+        does where it has written a gradient.
+        """
+        present: list[int] = []
+
+        def found(position: int) -> None:
+            present.append(position)
+            if sum(self._columns[i] for i in present) == rows.shape[1]:
+                self.waiting = None
+                if rows.device.type != "cpu":  # FSDP keeps the buffer for its reduce-scatter only
+                    rows.record_stream(torch.accelerator.current_stream(rows.device))
+                take(self._pieces(rows, present))
+
+        self.waiting = found
+        if not self._hooks:
+            for position in trained:
+                parameter = self._unit.fsdp_params[position].sharded_param
+                hook = partial(self._on_written, position)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _on_written(self, position: int, _: Tensor) -> None:
+        if self.waiting is not None:
+            self.waiting(position)
+
+
+def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) -> list[Any]:
+    """Return FSDP's units that hold any of the parameters.
+
+    Raises:
+        ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
+    """
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        _refuse(
+            "be sharded by `fully_shard`",
+            "FullyShardedDataParallel",
+            "FSDP1 does not show unsharded gradients. Use FSDP2",
+        )
+    states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
+    units = [unit for state in dict.fromkeys(states) for unit in state._fsdp_param_groups]
+    unit_of: dict[int, Any] = {
+        id(p.sharded_param): unit for unit in units for p in unit.fsdp_params
+    }
+    held: dict[Any, None] = {}
+    meshes: set[Any] = set()
+    parameter: Any  # a DTensor
+    for name, parameter in named_parameters:
+        if id(parameter) not in unit_of:
+            _refuse(
+                "shard every trained parameter",
+                repr(name),
+                "FSDP does not reduce its gradient. Apply `fully_shard` to the whole model as"
+                " well, or leave the parameter out",
+            )
+        unit = unit_of[id(parameter)]
+        info = unit.mesh_info
+        if not isinstance(info, FSDPMeshInfo) or info.shard_mesh_size == 1:
+            _refuse(
+                "shard over two or more ranks",
+                f"{name!r} on {info.mesh}",
+                "nothing is reduce-scattered there. Use DistributedDataParallel",
+            )
+        if parameter.device_mesh.size() != info.mesh.size():
+            _refuse(
+                "be data parallel only",
+                f"{name!r} on {parameter.device_mesh}",
+                "a rank has only a part of its gradient. Train without tensor parallelism, or"
+                " leave the noise scale out",
+            )
+        if unit._all_reduce_hook is not None:
+            _refuse(
+                "have no all-reduce hook",
+                f"one on the unit of {name!r}",
+                "FSDP does not know what it averages over. Pass `fully_shard` a mesh of two"
+                " dimensions instead",
+            )
+        held[unit] = None
+        meshes.add((tuple(info.mesh.mesh.flatten().tolist()), info.shard_mesh_size))
+    if len(meshes) > 1:
+        _refuse(
+            "be sharded over one mesh",
+            str(len(meshes)),
+            "its gradients are means over different ranks. Measure the parameters of one mesh",
+        )
+    return list(held)
+
+
+def _refuse(requirement: str, got: str, reason_and_remedy: str) -> NoReturn:
+    raise ValueError(f"`model` must {requirement}, got {got}: {reason_and_remedy}.")
