@@ -3,8 +3,27 @@
 
 import os
 
+import pytest
+
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 import torch
 
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.meter import NoiseScaleMeter
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[StepNorms]:
+    """Every step that any meter takes in, in the process that it does it in."""
+    steps: list[StepNorms] = []
+    absorb = NoiseScaleMeter._absorb
+
+    def record(meter: NoiseScaleMeter, norms: StepNorms, entries: list[StepNorms]) -> None:
+        steps.append(norms)
+        absorb(meter, norms, entries)
+
+    monkeypatch.setattr(NoiseScaleMeter, "_absorb", record)
+    return steps

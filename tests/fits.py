@@ -9,7 +9,10 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
@@ -29,16 +32,39 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
 
 
+class Opaque(nn.Module):
+    """A linear map whose examples no formula tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((FEATURES, CLASSES), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def opaque_network() -> nn.Module:
+    return Opaque()
+
+
 def loss_of(net: nn.Module, batch: Any) -> Tensor:
     x, y = batch
     return nn.functional.cross_entropy(net(x), y)
 
 
-def classifier(package: ModuleType = L) -> Any:
+def classifier(
+    package: ModuleType = L, net: nn.Module | None = None, lr: float = 0.1, sharded: bool = False
+) -> Any:
     class Classifier(package.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = network()
+            self.net = network() if net is None else net
+
+        def configure_model(self) -> None:
+            if sharded and not isinstance(self.net, FSDPModule):
+                for child in [c for c in self.net.children() if list(c.parameters())]:
+                    fully_shard(child, mesh=self.device_mesh["data_parallel"])
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return loss_of(self.net, batch)
@@ -50,7 +76,7 @@ def classifier(package: ModuleType = L) -> Any:
             pass
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=lr)
 
     return Classifier()
 
@@ -92,20 +118,45 @@ def fit(
         recorder = _recorder(package, Path(folder), results or monitored)
         fitting = trainer(ranks, package, callbacks=[*callbacks, recorder], **options)
         fitting.fit(
-            model or classifier(package),
+            classifier(package) if model is None else model,
             loader() if train_loader is None else train_loader,
             ckpt_path=ckpt_path,
         )
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
 
 
+def fit_sharded(
+    *callbacks: Any,
+    ranks: int = 2,
+    tensor_parallel: int = 1,
+    results: Callable[[Any, Any], Any],
+    **options: Any,
+) -> list[Any]:
+    """Fit under FSDP2, as `fit` does. The model has to be `classifier(sharded=True)`.
+
+    Lightning's launcher would carry weights back to this process, which sharded ones do not
+    survive: so the ranks are ours, and Lightning finds itself under torchrun.
+    """
+    model, train_loader = options.pop("model"), options.pop("train_loader", None)
+
+    def on_one() -> Any:
+        strategy = ModelParallelStrategy(ranks // tensor_parallel, tensor_parallel)
+        fitting = trainer(ranks, callbacks=list(callbacks), strategy=strategy, **options)
+        fitting.fit(model, loader() if train_loader is None else train_loader)
+        return results(fitting, model)
+
+    return on_ranks(ranks, as_torchrun(on_one))
+
+
 def monitored(fitting: Any, module: Any) -> dict[str, Any]:
     (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
+    state = monitor.state_dict()
     return {
         "noise_scale": monitor.noise_scale,
         "history": {name: column.tolist() for name, column in monitor.history.items()},
         "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
-        "state": monitor.state_dict(),
+        "state": state,
+        "meter": state["optimizers"][0]["meter"] if "optimizers" in state else {},
     }
 
 

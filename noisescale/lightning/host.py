@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_utilities.core import rank_zero
 from lightning_utilities.core.apply_func import apply_to_collection
+from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
@@ -69,6 +70,11 @@ def _warn_that_sizes_differ() -> None:
         "The tensors of a batch differ in their first dimension. NoiseScaleMonitor takes that of"
         " the first one for the number of examples. If that is not so, pass `batch_size_fn`."
     )
+
+
+def is_compiled(module: pl.LightningModule) -> bool:
+    """Whether it was made by `torch.compile`, which Lightning takes apart again."""
+    return getattr(module, "_compiler_ctx", None) is not None
 
 
 def should_log(trainer: pl.Trainer) -> bool:

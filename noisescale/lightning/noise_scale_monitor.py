@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,34 +11,34 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
 from noisescale.lightning import host
-from noisescale.lightning.step_timer import StepTimer
+from noisescale.lightning.measurements import measurements_for, warn_that_nothing_is_measured
 from noisescale.lightning.supported import check_supported
-from noisescale.lightning.tensorboard_layout import merged_into
-from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
+from noisescale.lightning.tensorboard_layout import charts, merged_into
+from noisescale.measurement import Measurement
+from noisescale.meter import checked_every_n_steps
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-_RESOLVED_ONLY = tuple(
-    f"noise_scale/{key}" for key in ("simple", "simple_low", "simple_high", "efficiency")
-)
-
-
 class NoiseScaleMonitor(host.Callback):
     """Measure the simple gradient noise scale during training and log it.
 
-    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`, that trains by
-    DDP on two or more devices, or in one process with `accumulate_grad_batches` of 2 or more:
+    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`:
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
-    Training is bitwise what it is without it. At Lightning's own log steps every logger gets
-    these keys, finite values only, and `trainer.callback_metrics` all of them. The first four are
-    logged only where the noise scale is resolved, the lower bound always.
+    Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
+    accumulates each micro-batch's with their sum, in one that does not each example's with the
+    batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
+    steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
+    them. Those of a noise scale are logged only where it is resolved, the lower bound always.
 
     | key | meaning |
     |---|---|
@@ -51,6 +50,12 @@ class NoiseScaleMonitor(host.Callback):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
+    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+
+    Under manual optimization with several optimizers each is measured on its own parameters. The
+    keys above are the first one's; the others' begin with `noise_scale/optimizer_1/` and so on.
 
     The averaged gradient is taken in `on_before_optimizer_step`, before Lightning clips it; what
     changes it earlier (in `on_after_backward`, say) spoils the comparison. Weight decay that is
@@ -62,9 +67,18 @@ class NoiseScaleMonitor(host.Callback):
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
-            the first dimension of its tensors. Graphs, packed sequences and tokens need one.
+            the first dimension of its tensors. Graphs, packed sequences and tokens need one, and
+            so do batches with several augmented copies of an example, which count once.
         unit: What `batch_size_fn` counts, for display.
+        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
+            see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
+            Examples cost some of the step's time: set `every_n_steps`, or `layers`.
+        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
+            to nothing.
+        preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
+            second pass over the gradients. It is not B_simple.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -80,16 +94,18 @@ class NoiseScaleMonitor(host.Callback):
         McCandlish et al. 2018, arXiv:1812.06162.
     """
 
-    history: History
-    """The noise scale along the run, one row for each log step."""
-
     def __init__(
         self,
         window: int | Literal["auto"] = "auto",
         every_n_steps: int = 1,
         batch_size_fn: Callable[[Any], float] | None = None,
         unit: str = "examples",
+        groups: Groups | None = None,
         confidence: float = 0.95,
+        *,
+        small_batch: SmallBatch = "auto",
+        layers: Layers = "all",
+        preconditioned: bool = False,
     ) -> None:
         super().__init__()
         if batch_size_fn is not None and not callable(batch_size_fn):
@@ -98,26 +114,56 @@ class NoiseScaleMonitor(host.Callback):
                 " Pass a function from a batch to the number of examples in it."
             )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
+        check_small_batch(small_batch, layers, preconditioned)
         self._options: dict[str, Any] = {
             "window": window,
             "every_n_steps": checked_every_n_steps(every_n_steps),
             "unit": unit,
             "confidence": confidence,
+            "small_batch": small_batch,
+            "layers": layers,
+            "groups": groups,
         }
+        self._preconditioned = preconditioned
         self._batch_size_fn = batch_size_fn or host.batch_size_of
-        self.history = History()
-        self._meter: NoiseScaleMeter | None = None
+        self._measurements: list[Measurement] = []
         self._measuring = False
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
         self._local_batch_size: float = 0
-        self._timer = StepTimer()
         self._layouts = ExitStack()
 
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during the fit and after it. Reads the device."""
-        return self._nothing_measured if self._meter is None else self._meter.noise_scale
+        return self.noise_scales[0]
+
+    @property
+    def noise_scales(self) -> list[NoiseScale]:
+        """Those of all optimizers, where several are used under manual optimization."""
+        return [m.meter.noise_scale for m in self._measurements] or [self._nothing_measured]
+
+    @property
+    def group_noise_scales(self) -> dict[str, NoiseScale]:
+        """The latest estimate for each of `groups`, of the first optimizer."""
+        return self._measurements[0].meter.group_noise_scales if self._measurements else {}
+
+    @property
+    def preconditioned_noise_scale(self) -> NoiseScale | None:
+        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
+        if not self._measurements:
+            return None
+        return self._measurements[0].meter.preconditioned_noise_scale
+
+    @property
+    def history(self) -> History:
+        """The noise scale along the run, one row for each log step; see `histories`."""
+        return self.histories[0]
+
+    @property
+    def histories(self) -> list[History]:
+        """Those of all optimizers, where several are used under manual optimization."""
+        return [m.history for m in self._measurements] or [History()]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A fit that goes on (from a checkpoint, or on this Trainer) continues the averages.
@@ -126,25 +172,24 @@ class NoiseScaleMonitor(host.Callback):
             state = self.state_dict() if trainer.global_step else {}
         self._loaded = None
         self._handed_on = state
-        self._meter = None
-        self.history = History()
-        if not check_supported(trainer):
-            return
-        model = trainer.strategy.model
-        assert model is not None
-        trained = [p for o in trainer.optimizers for g in o.param_groups for p in g["params"]]
-        self._meter = NoiseScaleMeter(model, parameters=trained, **self._options)
-        if state:
-            self._meter.load_state_dict(state["meter"])
-            self.history.load_state_dict(state["history"])
-        self._measuring = True
+        self._measurements = []
+        check_supported(trainer)
+        self._measurements = measurements_for(
+            trainer, self._options, preconditioned=self._preconditioned
+        )
+        for measurement, of_it in zip(
+            self._measurements, state.get("optimizers", ()), strict=False
+        ):
+            measurement.load_state_dict(of_it)
+        self._measuring = bool(self._measurements)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._timer = StepTimer()
+        for measurement in self._measurements:
+            measurement.start()
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
-                    self._layouts.enter_context(merged_into(writer, _charts(self._options)))
+                    self._layouts.enter_context(merged_into(writer, self._charts()))
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -155,29 +200,44 @@ class NoiseScaleMonitor(host.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        if self._measuring and self._meter is not None:
-            self._meter.before_backward(loss, self._local_batch_size)
+        if self._measuring:
+            for measurement in self._measurements:
+                measurement.meter.before_backward(loss, self._local_batch_size)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        if self._measuring and self._meter is not None:
-            self._meter.step(loss_divisor=trainer.accumulate_grad_batches)
-            self._timer.step()
-            if host.should_log(trainer):
-                self._log(trainer, self._meter, host.log_step(trainer))
+        if not self._measuring:
+            return
+        automatic = pl_module.automatic_optimization
+        which = 0 if len(self._measurements) == 1 else trainer.optimizers.index(optimizer)
+        measurement = self._measurements[which]
+        # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
+        try:
+            measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
+        except ValueError as reason:
+            # Examples were our choice, and turn out not to be told apart by any layer.
+            if self._options["small_batch"] != "auto":
+                raise
+            warn_that_nothing_is_measured(reason)
+            self._stop(interrupted=False)
+            self._measurements = []
+            return
+        if host.should_log(trainer):
+            self._log(trainer, measurement, host.log_step(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._timer.interrupt()
+        self._interrupt()
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._timer.interrupt()
+        self._interrupt()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._measuring and self._meter is not None and self._advanced(self._meter):
-            self._log(trainer, self._meter, max(host.log_step(trainer) - 1, 0))
+        for measurement in self._measurements:
+            if self._measuring and measurement.advanced:
+                self._log(trainer, measurement, max(host.log_step(trainer) - 1, 0))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
@@ -189,79 +249,38 @@ class NoiseScaleMonitor(host.Callback):
         self._stop(interrupted=True)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._meter is None:
+        if not self._measurements:
             return self._handed_on
-        return {"meter": self._meter.state_dict(), "history": self.history.state_dict()}
+        return {"optimizers": [m.state_dict() for m in self._measurements]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(self, trainer: pl.Trainer, meter: NoiseScaleMeter, step: int) -> None:
-        estimate = meter.noise_scale
-        values = {
-            "simple": estimate.value,
-            "simple_low": estimate.low,
-            "simple_high": estimate.high,
-            "lower_bound": estimate.low,
-            "grad_sq_norm": estimate.grad_sq_norm,
-            "noise_trace": estimate.noise_trace,
-            "batch_size": meter.batch_size,
-            "efficiency": estimate.efficiency(meter.batch_size),
-            "seconds_per_step": self._timer.mean_since_last_read(),
-            "skipped_steps": float(meter.skipped_steps),
-        }
-        metrics = {f"noise_scale/{key}": value for key, value in values.items()}
-        # TensorBoard draws a band only where value, low and high have been logged together.
-        unknown = () if estimate.resolved else _RESOLVED_ONLY
-        known = {k: v for k, v in metrics.items() if math.isfinite(v) and k not in unknown}
+    def _log(self, trainer: pl.Trainer, measurement: Measurement, step: int) -> None:
+        reading = measurement.read()
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(known, step=step)
-        host.publish(trainer, metrics)
-        host.show_in_progress_bar(trainer, "noise_scale", estimate.short())
-        if not self._advanced(meter):
-            return
-        self.history.append(
-            step=meter.last_measured_step,
-            examples=meter.examples,
-            batch_size=meter.batch_size,
-            grad_sq_norm=estimate.grad_sq_norm,
-            noise_trace=estimate.noise_trace,
-            noise_scale=estimate.value,
-            low=estimate.low,
-            high=estimate.high,
-            seconds_per_step=values["seconds_per_step"],
-            skipped_steps=meter.skipped_steps,
-        )
+                logger.log_metrics(reading.known, step=step)
+        host.publish(trainer, reading.all)
+        if measurement is self._measurements[0]:
+            host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
 
-    def _advanced(self, meter: NoiseScaleMeter) -> bool:
-        """Whether a step was measured since the last row of the history."""
-        return meter.last_measured_step > self.history.last_step
+    def _interrupt(self) -> None:
+        for measurement in self._measurements:
+            measurement.interrupt()
 
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model and the loggers."""
         self._measuring = False
         self._layouts.close()
-        if self._meter is not None:
-            self._meter.close(interrupted=interrupted)
+        for measurement in self._measurements:
+            measurement.meter.close(interrupted=interrupted)
 
-
-def _charts(options: dict[str, Any]) -> dict[str, Any]:
-    """Our part of TensorBoard's Custom Scalars page; Multiline tags are regular expressions."""
-    value, low, high = (f"noise_scale/simple{end}" for end in ("", "_low", "_high"))
-    interval = f"{options['confidence'] * 100:g} % interval"
-    return {
-        "Noise scale": {
-            f"Simple noise scale and its {interval} [{options['unit']}]": [
-                "Margin",
-                [value, low, high],
-            ],
-            f"Noise scale against batch size [{options['unit']}]": [
-                "Multiline",
-                [r"^noise_scale/simple$", r"^noise_scale/batch_size$"],
-            ],
-            "Efficiency: progress per example": ["Multiline", [r"^noise_scale/efficiency$"]],
-            "Signal: |G|²": ["Multiline", [r"^noise_scale/grad_sq_norm$"]],
-            "Noise: tr(Σ)": ["Multiline", [r"^noise_scale/noise_trace$"]],
-        }
-    }
+    def _charts(self) -> dict[str, Any]:
+        groups = any(m.meter.group_noise_scales for m in self._measurements)
+        return charts(
+            self._options["unit"],
+            self._options["confidence"],
+            groups=groups,
+            preconditioned=self._preconditioned,
+        )

@@ -21,6 +21,8 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars
 
+from noisescale.measurement import ROOT
+
 # Layouts are written when a run starts. Further into old event files we do not look for one.
 _RECORDS_SEARCHED = 10_000
 
@@ -31,17 +33,50 @@ _USERS_WAYS_TO_WRITE_ONE = (
 )
 
 
-def merged_into(writer: SummaryWriter, charts: dict[str, Any]) -> ExitStack:
-    """Add `charts` to the layout of a run, now and whenever the user writes another one.
+def charts(
+    unit: str, confidence: float, *, groups: bool = False, preconditioned: bool = False
+) -> dict[str, Any]:
+    """Our part of the Custom Scalars page; Multiline tags are regular expressions.
+
+    Args:
+        unit: What a noise scale counts.
+        confidence: Coverage of its interval.
+        groups: Whether there is a chart that overlays the parameter groups.
+        preconditioned: Whether there is one of the preconditioned noise scale.
+    """
+    interval = f"its {confidence * 100:g} % interval [{unit}]"
+
+    def band(name: str) -> list[Any]:
+        return ["Margin", [f"{ROOT}{name}{end}" for end in ("", "_low", "_high")]]
+
+    def lines(*patterns: str) -> list[Any]:
+        return ["Multiline", [f"^{ROOT}{pattern}" for pattern in patterns]]
+
+    page = {f"Simple noise scale and {interval}": band("simple")}
+    if groups:
+        page[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
+    if preconditioned:
+        page[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
+    page |= {
+        f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
+        "Efficiency: progress per example": lines("efficiency$"),
+        "Signal: |G|²": lines("grad_sq_norm$"),
+        "Noise: tr(Σ)": lines("noise_trace$"),
+    }
+    return {"Noise scale": page}
+
+
+def merged_into(writer: SummaryWriter, page: dict[str, Any]) -> ExitStack:
+    """Add a `page` of charts to the layout of a run, now and whenever the user writes another one.
 
     Args:
         writer: The run's writer.
-        charts: As for `SummaryWriter.add_custom_scalars`.
+        page: As for `SummaryWriter.add_custom_scalars`.
 
     Returns:
         A context that lasts for as long as layouts of the user's are to be merged.
     """
-    ours = _layout_in(custom_scalars(charts))
+    ours = _layout_in(custom_scalars(page))
     _write(writer, _merged(_layout_on_disk(writer), ours))
     stack = ExitStack()
     for name in _USERS_WAYS_TO_WRITE_ONE:

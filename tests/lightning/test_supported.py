@@ -7,12 +7,11 @@ import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
-from fits import classifier, fit, loader, trainer
+from fits import classifier, fit_sharded, loader, opaque_network, trainer
 from lightning.pytorch.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,
     FSDPStrategy,
-    ModelParallelStrategy,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
@@ -62,7 +61,6 @@ def set_up(strategy: Any = None, **options: Any) -> Any:
     [
         (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
         (FSDPStrategy, "FSDP1 offers no look at a rank's own gradient"),
-        (ModelParallelStrategy, "sharded gradients (FSDP2) are not measured yet"),
     ],
 )
 def test_other_strategies_are_refused_with_the_remedy(strategy: type, reason: str) -> None:
@@ -79,7 +77,7 @@ def test_subclasses_and_unknown_strategies_are_refused() -> None:
     unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
 
     assert "got FSDPStrategy: FSDP1 offers no look" in refusal(set_up(object.__new__(Mine)))
-    assert "got SimpleNamespace: it does not train by DDP." in refusal(set_up(unknown))
+    assert "got SimpleNamespace: it trains neither by DDP nor FSDP2." in refusal(set_up(unknown))
 
 
 @pytest.mark.parametrize(
@@ -108,35 +106,33 @@ def test_comm_hooks_that_keep_the_mean_are_supported() -> None:
 
     model = ddp(fp16_compress_hook, fp16_compress_wrapper(allreduce_hook), refers_to_itself)
 
-    assert check_supported(set_up(SimpleNamespace(model=model, precision_plugin=SimpleNamespace())))
+    check_supported(set_up(SimpleNamespace(model=model, precision_plugin=SimpleNamespace())))
 
 
-def test_optimizers_and_precisions_that_are_not_measured_are_refused() -> None:
+def test_an_optimizer_of_several_gradients_a_step_is_refused() -> None:
     lbfgs = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
-    manual = SimpleNamespace(automatic_optimization=False)
-    scaled = SimpleNamespace(model=ddp(), precision_plugin=SimpleNamespace(scaler=object()))
 
-    assert "`optimizer` must be" in refusal(set_up(optimizers=[lbfgs]))
-    assert "`automatic_optimization` must be" in refusal(set_up(lightning_module=manual))
-    assert "`precision` must be" in refusal(set_up(scaled, precision="16-mixed"))
-    assert check_supported(set_up())
+    assert refusal(set_up(optimizers=[lbfgs])) == (
+        "`optimizer` must be one that NoiseScaleMonitor can measure under, got LBFGS: it takes"
+        " several gradients a step, at different weights. Use a first-order optimizer such as SGD"
+        " or AdamW."
+    )
+    check_supported(set_up())
 
 
-def test_a_fit_under_fsdp2_is_refused_when_it_starts() -> None:
-    class Sharded(type(classifier())):
-        def configure_model(self) -> None:
-            from torch.distributed.fsdp import fully_shard
-
-            fully_shard(self.net)
-
-    class Strategy(ModelParallelStrategy):
-        def _configure_launcher(self) -> None:
-            from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-
-            self._launcher = _MultiProcessingLauncher(self, start_method="fork")
-
-    with pytest.raises(Exception, match=re.escape("got ModelParallelStrategy: sharded gradients")):
-        fit(NoiseScaleMonitor(), model=Sharded(), strategy=Strategy())
+def test_tensor_parallelism_is_refused_when_a_fit_starts() -> None:
+    message = (
+        "`tensor_parallel_size` must be one that NoiseScaleMonitor can measure under, got 2: a rank"
+        " then has only a part of its gradient. Use"
+        " `ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)`"
+    )
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        fit_sharded(
+            NoiseScaleMonitor(),
+            model=classifier(sharded=True),
+            tensor_parallel=2,
+            results=lambda *_: None,
+        )
 
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
@@ -154,4 +150,4 @@ def test_the_first_process_of_ddp_alone_is_told_too() -> None:
     alone = trainer(1, strategy=DDPStrategy(start_method="fork"), callbacks=[monitor])
 
     with pytest.raises(Exception, match="nothing to measure"):  # warnings are errors here
-        alone.fit(classifier(), loader())
+        alone.fit(classifier(net=opaque_network()), loader())

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to measure of a Trainer: the gradients of each of its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from noisescale.collectors.gradient_norms import groups_of
+from noisescale.lightning.host import is_compiled, rank_zero_info, rank_zero_warn
+from noisescale.lightning.supported import accumulates
+from noisescale.measurement import ROOT, Measurement
+from noisescale.meter import NoiseScaleMeter
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+def measurements_for(
+    trainer: pl.Trainer, options: dict[str, Any], *, preconditioned: bool
+) -> list[Measurement]:
+    """Return a measurement for each optimizer, for one where gradients are taken together.
+
+    Args:
+        trainer: About to fit, its strategy set up.
+        options: For `NoiseScaleMeter`.
+        preconditioned: Whether to measure the preconditioned noise scale too.
+
+    Returns:
+        None at all, after one warning, where there is nothing to measure.
+    """
+    model = trainer.strategy.model
+    assert model is not None
+    options = dict(options)
+    alone = trainer.world_size < 2 and not accumulates(trainer)
+    by_example = alone and options["small_batch"] == "auto"
+    if by_example:
+        options["small_batch"] = "example"
+    several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
+    if several and isinstance(options["groups"], Mapping):
+        # A pattern may match parameters of one optimizer only; none at all is an error.
+        names = [name for name, _ in trainer.lightning_module.named_parameters()]
+        of_name = dict(zip(names, groups_of(names, options["groups"]), strict=True))
+        options["groups"] = of_name.get
+    measurements: list[Measurement] = []
+    for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
+        of_one = [optimizer] if several else trainer.optimizers
+        try:
+            if options["small_batch"] == "example" and is_compiled(trainer.lightning_module):
+                raise ValueError(
+                    "`model` must not be compiled where examples are the small batches, got one"
+                    ' made by torch.compile. Leave it uncompiled, or choose `small_batch="rank"`'
+                    ' or "micro_batch".'
+                )
+            meter = NoiseScaleMeter(
+                model,
+                parameters=[p for o in of_one for g in o.param_groups for p in g["params"]],
+                grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
+                preconditioner=optimizer if preconditioned else None,
+                **options,
+            )
+        except ValueError as reason:
+            if not by_example:
+                raise
+            warn_that_nothing_is_measured(reason)
+            return []
+        measurements.append(Measurement(meter, f"{ROOT}optimizer_{index}/" if index else ROOT))
+    if by_example:
+        rank_zero_info(
+            "NoiseScaleMonitor compares single examples: one process trains and does not"
+            " accumulate. That takes some of the step's time. `every_n_steps=10`,"
+            ' `small_batch="example", layers="normalization"` or'
+            " `Trainer(accumulate_grad_batches=2)` take less."
+        )
+    return measurements
+
+
+def warn_that_nothing_is_measured(reason: Exception) -> None:
+    """Say so once, and what to do. `reason`: why single examples cannot be compared."""
+    rank_zero_warn(
+        "NoiseScaleMonitor has nothing to measure: one process trains, one gradient a step has"
+        f" nothing to be compared with, and single examples cannot be told apart: {reason}"
+        " Training goes on without it. Accumulate two or more micro-batches a step"
+        " (`Trainer(accumulate_grad_batches=2)`), or use more devices"
+        ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
+    )
