@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A callback for the Trainer of Hugging Face's transformers, thin like Lightning's."""
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "`transformers` must be installed for NoiseScaleCallback. Install it with what its Trainer"
+        ' needs: `pip install "noisescale[hugging-face]"`.'
+    ) from error
+
+from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback as NoiseScaleCallback

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NoiseScaleCallback: the gradient noise scale of a run of transformers' Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.per_example import Layers
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.history import History
+from noisescale.hugging_face import host
+from noisescale.hugging_face.backward_start import BackwardStart, differentiable
+from noisescale.hugging_face.supported import check_supported, check_wrapper
+from noisescale.measurement import Measurement
+from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
+
+
+class NoiseScaleCallback(TrainerCallback, ExportableState):
+    """Measure the simple gradient noise scale during training and log it.
+
+    Add it to the callbacks of a Trainer:
+
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[NoiseScaleCallback()])
+
+    Under DDP (`torchrun`, `accelerate launch`) each rank's gradient is compared with their
+    average, in one process that accumulates each micro-batch's with their sum, in one that does
+    not each example's with the batch's; see `small_batch`. Training is bitwise what it is without
+    it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
+    the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
+    and those of a noise scale where it is resolved.
+
+    | key | meaning |
+    |---|---|
+    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
+    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
+    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
+    | `noise_scale/batch_size` | the global batch size of that step |
+    | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
+    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
+    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+
+    Gradients are measured before the Trainer clips and unscales them. Where the model divides its
+    loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are
+    weighed by theirs. A checkpoint has the averages in its `trainer_state.json`, and they go on
+    from there when training is resumed.
+
+    Args:
+        window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
+        every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
+        batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
+            examples this rank has in them, in `unit`; of the first pass where a loss takes
+            several. Default: the first dimension of its tensors. Packed or flattened sequences
+            and tokens need one.
+        unit: What `batch_size_fn` counts, for display.
+        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        confidence: Coverage of the interval, between 0 and 1.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
+            see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
+            Examples cost some of the step's time: set `every_n_steps`, or `layers`.
+        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
+            to nothing.
+        preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
+            second pass over the gradients. It is not B_simple.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if it cannot be
+            measured.
+        TypeError: If `batch_size_fn` is not callable.
+
+    Example:
+        >>> callback = NoiseScaleCallback(window=200)
+        >>> print(callback.noise_scale)
+        not measured yet
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162.
+    """
+
+    def __init__(
+        self,
+        window: int | Literal["auto"] = "auto",
+        every_n_steps: int = 1,
+        batch_size_fn: Callable[[dict[str, Any]], float] | None = None,
+        unit: str = "examples",
+        groups: Groups | None = None,
+        confidence: float = 0.95,
+        *,
+        small_batch: SmallBatch = "auto",
+        layers: Layers = "all",
+        preconditioned: bool = False,
+    ) -> None:
+        if batch_size_fn is not None and not callable(batch_size_fn):
+            raise TypeError(
+                f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
+                " model's keyword arguments to the number of examples in them."
+            )
+        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
+        check_small_batch(small_batch, layers, preconditioned)
+        self._options: dict[str, Any] = {
+            "window": window,
+            "every_n_steps": checked_every_n_steps(every_n_steps),
+            "unit": unit,
+            "confidence": confidence,
+            "small_batch": small_batch,
+            "layers": layers,
+            "groups": groups,
+        }
+        self._preconditioned = preconditioned
+        self._batch_size_fn = batch_size_fn
+        self._measurement: Measurement | None = None
+        self._measuring = False
+        self._loaded: dict[str, Any] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._start: BackwardStart | None = None
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The latest estimate, during training and after it. Reads the device."""
+        return self._measurement.meter.noise_scale if self._measurement else self._nothing_measured
+
+    @property
+    def group_noise_scales(self) -> dict[str, NoiseScale]:
+        """The latest estimate for each of `groups`."""
+        return self._measurement.meter.group_noise_scales if self._measurement else {}
+
+    @property
+    def preconditioned_noise_scale(self) -> NoiseScale | None:
+        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
+        return self._measurement.meter.preconditioned_noise_scale if self._measurement else None
+
+    @property
+    def history(self) -> History:
+        """The noise scale along the run, one row for each log step."""
+        return self._measurement.history if self._measurement else History()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self._stop(interrupted=True)  # an earlier training may have ended by an error
+        self._measurement = None
+        self._loaded = host.saved_state(self, state).get("attributes", {}).get("_loaded", {})
+        model: nn.Module = kwargs["model"]
+        scaler = getattr(kwargs["optimizer"], "scaler", None)
+        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        check_supported(args, optimizer, host.distributed_type())
+        host.go_first(self)
+        options = {
+            **self._options,
+            "grad_scaler": scaler,
+            "preconditioner": optimizer if self._preconditioned else None,
+        }
+        alone = args.world_size < 2 and args.gradient_accumulation_steps < 2
+        if by_example := alone and options["small_batch"] == "auto":
+            options["small_batch"] = "example"
+
+        def measure(called: nn.Module) -> None:
+            check_wrapper(called)
+            try:
+                meter = NoiseScaleMeter(called, **options)
+            except ValueError as reason:
+                if not by_example:
+                    raise
+                _warn_that_nothing_is_measured(reason)
+                return
+            self._measurement = Measurement(meter)
+            if self._loaded:
+                self._measurement.load_state_dict(self._loaded)
+            self._measurement.start()
+            self._measuring = True
+            # Examples are taken to count alike, whatever number of labels each of them has.
+            share_of = None if options["small_batch"] == "example" else model
+            hook = called.register_forward_hook(self._forward_hook(share_of), with_kwargs=True)
+            self._hooks.append(hook)
+
+        self._hooks.append(host.on_first_training_pass(model, measure))
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._start = None
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self._start = None
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._start = None
+        if not self._measuring or self._measurement is None:
+            return
+        try:
+            self._measurement.step()
+        except ValueError as reason:
+            # Examples were our choice, and turn out not to be told apart by any layer.
+            if self._options["small_batch"] != "auto":
+                raise
+            _warn_that_nothing_is_measured(reason)
+            self._stop(interrupted=False)
+            self._measurement = None
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        measurement = self._measurement
+        if not self._measuring or measurement is None or logs is None:
+            return
+        # Not what evaluation logs; and at the end what is new since the last log step.
+        if "loss" in logs or ("train_loss" in logs and measurement.advanced):
+            known = measurement.read().known
+            logs.update(known)
+            if state.log_history:  # the Trainer has put a copy of the logs there just now
+                state.log_history[-1].update(known)
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self._interrupt()
+
+    def on_predict(self, *_: Any, **__: Any) -> None:
+        self._interrupt()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._interrupt()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._stop(interrupted=False)
+
+    def state(self) -> dict[str, Any]:
+        """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
+        arguments = {**self._options, "preconditioned": self._preconditioned}
+        # With `restore_callback_states_from_checkpoint` the Trainer makes a new callback of these.
+        # JSON has no functions: their names make it fail there rather than go on without them.
+        if self._batch_size_fn is not None:
+            arguments["batch_size_fn"] = _name(self._batch_size_fn)
+        if callable(groups := arguments["groups"]):
+            arguments["groups"] = _name(groups)
+        measured = self._measurement.state_dict() if self._measurement else self._loaded
+        return {"args": arguments, "attributes": {"_loaded": measured}}
+
+    def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
+        """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
+        batch_size_of = self._batch_size_fn or host.batch_size_of
+
+        def on_forward(
+            called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
+        ) -> None:
+            tensors = list(differentiable(output)) if host.trains(called) else []
+            if not tensors or self._measurement is None:
+                return
+            if self._start is not None:  # a loss of several forward passes: one micro-batch
+                self._start.add(tensors)
+                return
+            self._start = BackwardStart(tensors)
+            examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
+            self._measurement.meter.before_backward(
+                cast(Tensor, self._start),
+                batch_size_of(examples),
+                capture_average=host.is_last_micro_batch(),
+                weight=None if share_of is None else host.loss_share(share_of, inputs),
+            )
+
+        return on_forward
+
+    def _interrupt(self) -> None:
+        if self._measurement is not None:
+            self._measurement.interrupt()
+
+    def _stop(self, *, interrupted: bool) -> None:
+        """Take everything back that was put into the model."""
+        self._measuring = False
+        self._start = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._measurement is not None:
+            self._measurement.meter.close(interrupted=interrupted)
+
+
+def _warn_that_nothing_is_measured(reason: Exception) -> None:
+    host.warn(
+        "NoiseScaleCallback has nothing to measure: one process trains, one gradient a step has"
+        f" nothing to be compared with, and single examples cannot be told apart: {reason}"
+        " Training goes on without it. Accumulate two or more micro-batches a step"
+        " (`gradient_accumulation_steps=2`), or use more devices (`torchrun --nproc-per-node 2`)."
+    )
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))

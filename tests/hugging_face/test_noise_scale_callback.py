@@ -1,0 +1,603 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callback against gradients of plain copies of the model, micro-batch by micro-batch."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fits import FEATURES, Opaque, data, network
+from ranks import as_torchrun, on_ranks
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from noisescale.hugging_face import NoiseScaleCallback, host
+from noisescale.hugging_face.backward_start import BackwardStart, differentiable
+from noisescale.hugging_face.supported import check_supported
+
+LENGTH, WORDS = 10, 31
+CLIPPED = {"max_grad_norm": 1e-3}
+
+
+class Classifier(nn.Module):
+    """Returns what the Trainer needs; `num_items_in_batch` is none of it."""
+
+    def __init__(self, net: nn.Module | None = None) -> None:
+        super().__init__()
+        self.net = network() if net is None else net
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def language_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def digits() -> list[dict[str, Tensor]]:
+    return [{"x": x, "labels": y} for x, y in data(60)]
+
+
+def sentences() -> list[dict[str, Tensor]]:
+    """Whose labels are masked up to a place that differs a lot."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(60):
+        words = torch.randint(WORDS, (LENGTH,), generator=generator)
+        labels = words.clone()
+        labels[: int(torch.randint(LENGTH - 1, (1,), generator=generator))] = -100
+        found.append({"input_ids": words, "labels": labels})
+    return found
+
+
+class Part(NamedTuple):
+    """One micro-batch of a step."""
+
+    gradient: np.ndarray
+    examples: int
+    labels: int
+
+
+class RecordingTrainer(Trainer):
+    """Keeps what every micro-batch's gradient is, by a copy of the model in double precision."""
+
+    copied: Callable[[], nn.Module]
+    precision: torch.dtype = torch.float64
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.steps: list[list[Part]] = []
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        plain = self.copied()
+        plain.load_state_dict(self.model.state_dict())
+        half = self.precision in (torch.bfloat16, torch.float16)
+        inputs = dict(inputs)
+        if not half:
+            plain = plain.double()
+        autocast = torch.autocast("cpu", self.precision) if half else nullcontext()
+        with autocast:
+            xs = inputs if half or "x" not in inputs else {**inputs, "x": inputs["x"].double()}
+            loss = plain(**xs)["loss"]
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in plain.parameters()]).numpy()
+        labels = inputs["labels"]
+        counted = labels[:, 1:] if labels.dim() > 1 else labels
+        part = Part(gradient, len(labels), int(counted.ne(-100).sum()))
+        if not self.steps or self.stepped:
+            self.steps.append([])
+        self.steps[-1].append(part)
+        self.stepped = self.accelerator.sync_gradients
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Fit(NamedTuple):
+    """What there is to know after training."""
+
+    log_history: list[dict[str, float]]
+    steps: list[list[Part]]
+    parameters: list[Tensor]
+    state: dict[str, Any]
+    noise_scale: Any
+
+
+def fit(
+    *callbacks: TrainerCallback,
+    kind: type[Trainer] = Trainer,
+    model: Callable[[], nn.Module] = Classifier,
+    examples: Callable[[], list[dict[str, Tensor]]] = digits,
+    resume: str | None = None,
+    prepare: Callable[[Trainer], None] | None = None,
+    extras: dict[str, Any] | None = None,
+    **options: Any,
+) -> Fit:
+    """Train 7 steps and return what came of it."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it
+    defaults: dict[str, Any] = {
+        "output_dir": "unused",
+        "use_cpu": True,
+        "per_device_train_batch_size": 4,
+        "max_steps": 7,
+        "learning_rate": 0.05,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+        "dataloader_pin_memory": False,
+    }
+    trainer = kind(
+        model(),
+        TrainingArguments(**{**defaults, **options}),
+        train_dataset=examples(),
+        callbacks=list(callbacks),
+        **(extras or {}),
+    )
+    if isinstance(trainer, RecordingTrainer):
+        trainer.copied = model
+    if prepare is not None:
+        prepare(trainer)
+    trainer.train(resume_from_checkpoint=resume)
+    (callback, *_) = [*(c for c in callbacks if isinstance(c, NoiseScaleCallback)), None]
+    return Fit(
+        trainer.state.log_history,
+        getattr(trainer, "steps", []),
+        [p.detach().clone() for p in trainer.model.parameters()],
+        callback.state()["attributes"]["_loaded"] if callback else {},
+        callback.noise_scale if callback else None,
+    )
+
+
+def fits(ranks: int, **options: Any) -> list[Fit]:
+    """`fit` with a callback, on every rank."""
+
+    def one() -> Fit:
+        return fit(NoiseScaleCallback(window=50), kind=RecordingTrainer, **options)
+
+    return [one()] if ranks == 1 else on_ranks(ranks, as_torchrun(one))
+
+
+def moments(parts: list[tuple[float, np.ndarray, float]]) -> tuple[float, float]:
+    """|G|² and tr(Σ) by least squares of two equations, from weights, gradients and 1/n."""
+    w, g, inverse = (np.array(x) for x in zip(*parts, strict=True))
+    v = w**2 / sum(w**2)
+    w = w / sum(w)
+    small, big = v @ (g**2).sum(1), ((w @ g) ** 2).sum()
+    equations = np.array([[1, v @ inverse], [1, w**2 @ inverse]])
+    return tuple(np.linalg.solve(equations, [small, big]))
+
+
+Weigh = Callable[[list[Part]], np.ndarray]
+
+
+def evenly(of_rank: list[Part]) -> np.ndarray:
+    """What the Trainer divides losses by that are means: the micro-batches there are."""
+    return np.full(len(of_rank), 1 / len(of_rank))
+
+
+def by_labels(of_rank: list[Part]) -> np.ndarray:
+    """What it has models weigh losses by: their share of all labels, up to a factor."""
+    return np.array([float(p.labels) for p in of_rank])
+
+
+def by_labels_of_the_rank(of_rank: list[Part]) -> np.ndarray:
+    return by_labels(of_rank) / sum(by_labels(of_rank))
+
+
+def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, float]:
+    """The averages over all steps, of parts that are micro-batches or ranks."""
+    found, sizes = [], []
+    for step in zip(*(run.steps for run in runs), strict=True):
+        parts = []
+        for of_rank in step:
+            weights = weigh(of_rank)
+            gradients = np.array([p.gradient for p in of_rank])
+            inverse = np.array([1 / p.examples for p in of_rank])
+            if by_rank:
+                total = sum(weights)
+                share = weights / total
+                parts.append((total, share @ gradients, share**2 @ inverse))
+            else:
+                parts.extend(zip(weights, gradients, inverse, strict=True))
+        found.append(moments(parts))
+        sizes.append(sum(p.examples for of_rank in step for p in of_rank))
+    decay = (49 / 51) ** np.arange(len(sizes))[::-1]
+    return tuple(np.average(found, axis=0, weights=decay * sizes))
+
+
+def logged(run: Fit) -> dict[str, float]:
+    return [row for row in run.log_history if "loss" in row][-1]
+
+
+LANGUAGE = {"model": language_model, "examples": sentences}
+
+
+@pytest.mark.parametrize(
+    ("options", "weigh"),
+    [
+        (CLIPPED, evenly),
+        ({**CLIPPED, "gradient_accumulation_steps": 2}, evenly),
+        ({**CLIPPED, **LANGUAGE}, by_labels),
+        ({**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3}, by_labels),
+        (
+            {**LANGUAGE, "average_tokens_across_devices": False, "gradient_accumulation_steps": 2},
+            by_labels_of_the_rank,
+        ),
+    ],
+    ids=["plain", "accumulation", "by labels", "by labels, accumulation", "by a rank's labels"],
+)
+def test_ranks_are_compared_by_unclipped_gradients(options: dict[str, Any], weigh: Weigh) -> None:
+    runs = fits(2, **options)
+
+    signal, trace = expected(runs, weigh, by_rank=True)
+    for run in runs:
+        assert logged(run)["noise_scale/grad_sq_norm"] == pytest.approx(signal, rel=1e-4)
+        assert logged(run)["noise_scale/noise_trace"] == pytest.approx(trace, rel=1e-4)
+        assert logged(run)["noise_scale/skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "weigh"),
+    [
+        # 60 examples: the last of 5 windows in an epoch is of 3 micro-batches, the others of 4.
+        ({**CLIPPED, "gradient_accumulation_steps": 4}, evenly),
+        ({**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 4}, by_labels),
+        ({**CLIPPED, "gradient_accumulation_steps": 2, "bf16": True}, evenly),
+    ],
+    ids=["plain", "by labels", "bf16"],
+)
+def test_one_process_compares_its_micro_batches(options: dict[str, Any], weigh: Weigh) -> None:
+    class Recording(RecordingTrainer):
+        precision = torch.bfloat16 if options.get("bf16") else torch.float64
+
+    run = fit(NoiseScaleCallback(window=50), kind=Recording, **options)
+
+    assert {len(step) for step in run.steps} <= {2, 3, 4}
+    signal, trace = expected([run], weigh, by_rank=False)
+    assert logged(run)["noise_scale/grad_sq_norm"] == pytest.approx(signal, rel=1e-4, abs=1e-6)
+    assert logged(run)["noise_scale/noise_trace"] == pytest.approx(trace, rel=1e-4)
+
+
+def test_loss_scaling_is_taken_out() -> None:
+    """Accelerate refuses fp16 on CPU: what it does on a GPU is set up by hand, with a real scaler.
+
+    The scale halves at the first steps, whose gradients overflow and which are left out.
+    """
+
+    def scale_losses(trainer: Trainer) -> None:
+        accelerator = trainer.accelerator
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        accelerator.native_amp = True
+        accelerator.state._mixed_precision = "fp16"
+
+    class Recording(RecordingTrainer):
+        precision = torch.float16
+
+    run = fit(
+        NoiseScaleCallback(window=50),
+        kind=Recording,
+        prepare=scale_losses,
+        gradient_accumulation_steps=2,
+        **CLIPPED,
+    )
+
+    skipped = int(logged(run)["noise_scale/skipped_steps"])
+    assert 0 < skipped < 4
+    measured = run._replace(steps=run.steps[skipped:])
+    signal, trace = expected([measured], evenly, by_rank=False)
+    assert logged(run)["noise_scale/grad_sq_norm"] == pytest.approx(signal, rel=1e-2)
+    assert logged(run)["noise_scale/noise_trace"] == pytest.approx(trace, rel=1e-2)
+
+
+class LossOfLogits(Trainer):
+    """A loss the model knows nothing of, from two forward passes."""
+
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Tensor:
+        logits = [model(**inputs)["logits"] for _ in range(2)]
+        return sum(nn.functional.cross_entropy(x, inputs["labels"]) for x in logits) / 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_of_the_users_own_and_of_several_passes_is_one_micro_batch(ranks: int) -> None:
+    def states(kind: type[Trainer]) -> list[Fit]:
+        def one() -> Fit:
+            options = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": True}
+            return fit(NoiseScaleCallback(window=50), kind=kind, **options)
+
+        return [one()] if ranks == 1 else on_ranks(ranks, as_torchrun(one))
+
+    own, models = states(LossOfLogits)[0], states(Trainer)[0]
+
+    assert own.noise_scale.grad_sq_norm == pytest.approx(models.noise_scale.grad_sq_norm, rel=1e-4)
+    assert own.noise_scale.noise_trace == pytest.approx(models.noise_scale.noise_trace, rel=1e-4)
+    assert own.state["meter"]["examples"] == 7 * 8 * ranks
+
+
+def test_a_backward_pass_begins_once_at_the_first_of_several_tensors() -> None:
+    x = torch.ones(2, requires_grad=True)
+    logits = x * 2
+    unused, loss, late = logits + 1, logits.sum(), x * 3
+    seen: list[float] = []
+    start = BackwardStart(differentiable({"loss": loss, "more": (unused, [logits]), "no": 1}))
+    start.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+    start.add([late])
+
+    (7 * loss + late.sum()).backward()
+
+    assert len(seen) == 1
+    assert seen[0] in (7, 2)  # of the loss or of what came late, not of the logits
+
+
+@pytest.mark.parametrize("options", [{}, {**LANGUAGE, "bf16": True}], ids=["plain", "bf16"])
+def test_parameters_are_bit_identical(options: dict[str, Any]) -> None:
+    options = {**options, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
+
+    def parameters(*callbacks: TrainerCallback) -> list[list[Tensor]]:
+        return on_ranks(2, as_torchrun(lambda: fit(*callbacks, **options).parameters))
+
+    with_it, without = parameters(NoiseScaleCallback()), parameters()
+
+    for ours, theirs in zip(with_it, without, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_training_resumes_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    options = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 3, **LANGUAGE}
+
+    def run(resume: str | None) -> list[Fit]:
+        def one() -> Fit:
+            callback = NoiseScaleCallback(every_n_steps=2, groups={"layers.0": "first"})
+            return fit(callback, resume=resume, logging_steps=2, **options)
+
+        return on_ranks(2, as_torchrun(one))
+
+    whole = run(None)
+    resumed = run(str(tmp_path / "checkpoint-3"))
+
+    for ours, theirs in zip(resumed, whole, strict=True):
+        # How norms are summed up changes after the first two steps of a run, and the rounding.
+        assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-10, nan_ok=True)
+        assert len(numbers(ours)) > 200
+
+
+def numbers(found: Fit) -> dict[str, float]:
+    """All that was measured and logged, by its path; not times, nor the Trainer's own values."""
+    flat = {}
+
+    def add(value: Any, path: str) -> None:
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in items:
+                add(inner, f"{path}/{key}")
+        elif isinstance(value, int | float) and "second" not in path and path[-5:] != "/loss":
+            flat[path] = value
+
+    add([found.state, found.log_history[:-1]], "")
+    return flat
+
+
+def test_the_averages_also_go_on_where_the_trainer_restores_callbacks(tmp_path: Path) -> None:
+    options = {"output_dir": str(tmp_path), "gradient_accumulation_steps": 2}
+    saved = fit(NoiseScaleCallback(), save_strategy="steps", save_steps=7, **options)
+    options |= {"restore_callback_states_from_checkpoint": True, "max_steps": 9}
+    resume = str(tmp_path / "checkpoint-7")
+
+    resumed = fit(NoiseScaleCallback(window=3), resume=resume, **options)
+
+    rows = [row for row in resumed.log_history if "noise_scale/batch_size" in row]
+    assert saved.state["meter"]["examples"] == 56
+    assert len(rows) == 9
+
+
+def test_a_function_is_not_lost_where_the_trainer_restores_callbacks() -> None:
+    state = NoiseScaleCallback(batch_size_fn=len).state()
+
+    with pytest.raises(TypeError, match="`batch_size_fn` must be callable, got 'len'"):
+        NoiseScaleCallback.from_state(json.loads(json.dumps(state)))
+
+
+class Recorder(TrainerCallback):
+    """Stands for TensorBoard's and others, which come before the user's callbacks."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, float]] = []
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_all_that_report_see_the_metrics_of_training_alone() -> None:
+    recorder = Recorder()
+
+    run = fit(
+        recorder,
+        NoiseScaleCallback(every_n_steps=3),
+        gradient_accumulation_steps=2,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        extras={"eval_dataset": digits()[:8]},
+    )
+
+    ours = [{k for k in logs if k.startswith("noise_scale/")} for logs in recorder.logs]
+    kept = [{k for k in logs if k.startswith("noise_scale/")} for logs in run.log_history]
+    assert ours == kept
+    assert all("noise_scale/noise_trace" in row for row in ours[:6:2])
+    assert "noise_scale/noise_trace" in ours[-1]  # step 7, measured after the last log step
+    assert not any(k for k, logs in zip(ours, recorder.logs, strict=True) if "eval_loss" in logs)
+
+
+def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 2, "output_dir": str(tmp_path)}
+
+    def timed(**more: Any) -> list[bool]:
+        run = fit(NoiseScaleCallback(), **options, **more)
+        return ["noise_scale/seconds_per_step" in row for row in run.log_history[:-1]]
+
+    evaluating = timed(eval_strategy="steps", eval_steps=1, extras={"eval_dataset": digits()[:8]})
+
+    assert timed() == [False] + [True] * 6
+    assert not any(evaluating)
+    assert not any(timed(save_strategy="steps", save_steps=1))
+
+
+def hooks_on(model: nn.Module) -> int:
+    found = len(torch_modules._global_forward_pre_hooks)
+    found += sum(len(m._forward_hooks) for m in model.modules())
+    return found + sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("failing_step", [0, 2])
+def test_nothing_stays_in_the_model_after_training_nor_after_an_error(failing_step: int) -> None:
+    class Failing(TrainerCallback):
+        fails = True
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.fails and state.global_step == failing_step:
+                raise RuntimeError("on purpose")
+
+    trainers: list[Trainer] = []
+    callback, failing = NoiseScaleCallback(), Failing()
+    options = {"gradient_accumulation_steps": 2, "prepare": trainers.append}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(callback, failing, **options)
+    failing.fails = False
+
+    trainers[0].train()
+
+    assert hooks_on(trainers[0].model) == 0
+    assert callback.history["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_labels_that_are_hidden_are_told_of() -> None:
+    def loss(output: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+        logits = output["logits"][:, :-1].flatten(0, 1)
+        total = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        return total / num_items_in_batch
+
+    options = {"gradient_accumulation_steps": 2, "extras": {"compute_loss_func": loss}}
+    host._warn_that_labels_are_hidden.cache_clear()
+
+    with pytest.warns(UserWarning, match="it takes all micro-batches to have equally many"):
+        run = fit(NoiseScaleCallback(), **LANGUAGE, **options)
+
+    assert run.noise_scale.noise_trace > 0
+
+
+def test_the_batch_size_is_that_of_the_users_function() -> None:
+    callback = NoiseScaleCallback(batch_size_fn=lambda inputs: inputs["x"].numel(), unit="pixels")
+
+    run = fit(callback, gradient_accumulation_steps=2)
+
+    assert logged(run)["noise_scale/batch_size"] == 2 * 4 * FEATURES
+
+
+def test_the_batch_size_cannot_always_be_inferred() -> None:
+    message = (
+        "`batch_size_fn` must be given for batches whose size cannot be inferred, got one of text."
+        " Pass a function from the model's keyword arguments to the number of examples this rank"
+        " has in them."
+    )
+    with pytest.raises(ValueError, match="batch_size_fn") as error:
+        host.batch_size_of({"text": ["one", "two"]})
+    assert str(error.value) == message
+
+    host._warn_that_sizes_differ.cache_clear()
+    with pytest.warns(UserWarning, match="The tensors of a batch differ in their first dimension."):
+        assert host.batch_size_of({"a": torch.zeros(3), "b": torch.zeros(2, 2)}) == 3
+
+
+def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:
+    with pytest.warns(UserWarning, match="NoiseScaleCallback has nothing to measure") as warned:
+        run = fit(NoiseScaleCallback(), model=lambda: Classifier(Opaque()))
+
+    assert "(`gradient_accumulation_steps=2`)" in str(warned[0].message)
+    assert not any(key.startswith("noise_scale/") for row in run.log_history for key in row)
+
+
+@pytest.mark.parametrize(
+    ("settings", "distributed_type", "named"),
+    [
+        ({}, "DEEPSPEED", "`distributed_type` .* got DEEPSPEED"),
+        ({}, "FSDP", "`distributed_type` .* got FSDP"),
+        ({"n_gpu": 2}, "NO", "`n_gpu` .* got 2: nn.DataParallel"),
+        ({"parallelism_config": object()}, "MULTI_GPU", "`parallelism_config` .* got object"),
+        ({"optim": "lomo"}, "NO", "`optim` .* got lomo: it steps within the backward pass"),
+        ({"optim": "galore_adamw_layerwise"}, "NO", "`optim` .* got galore_adamw_layerwise"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    settings: dict[str, Any], distributed_type: str, named: str
+) -> None:
+    defaults = {"n_gpu": 1, "parallelism_config": None, "optim": "adamw_torch"}
+    args: Any = SimpleNamespace(**{**defaults, **settings})
+
+    with pytest.raises(ValueError, match=named):
+        check_supported(args, None, distributed_type)
+
+
+def test_an_optimizer_of_several_gradients_a_step_is_refused_when_training_starts() -> None:
+    net = Classifier()
+    optimizer = torch.optim.LBFGS(net.parameters())
+
+    with pytest.raises(ValueError, match="LBFGS") as error:
+        fit(NoiseScaleCallback(), model=lambda: net, extras={"optimizers": (optimizer, None)})
+
+    assert str(error.value) == (
+        "`optimizer` must be one that NoiseScaleCallback can measure under, got LBFGS: it takes"
+        " several gradients a step, at different weights. Use a first-order optimizer such as SGD"
+        " or AdamW."
+    )
+    assert hooks_on(net) == 0
+
+
+def test_wrong_arguments_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="`batch_size_fn` must be callable, got 3"):
+        NoiseScaleCallback(batch_size_fn=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`every_n_steps` must be at least 1, got 0"):
+        NoiseScaleCallback(every_n_steps=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"activation_checkpointing_kwargs": {"use_reentrant": False}},
+        {"activation_checkpointing_kwargs": {"use_reentrant": True}},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+    ],
+    ids=["checkpointed", "checkpointed, reentrant", "compiled"],
+)
+# The hook that torch tells of is gone when the model is compiled: it waits for this first call.
+@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
+def test_compiled_and_checkpointed_models_are_measured_alike(
+    ranks: int, more: dict[str, Any]
+) -> None:
+    def trace(**more: Any) -> float:
+        def one() -> float:
+            options = {**LANGUAGE, "gradient_accumulation_steps": 2, "max_steps": 4}
+            return fit(NoiseScaleCallback(), **options, **more).noise_scale.noise_trace
+
+        return one() if ranks == 1 else on_ranks(ranks, as_torchrun(one))[0]
+
+    more = {"activation_checkpointing": "activation_checkpointing_kwargs" in more, **more}
+
+    assert trace(**more) == pytest.approx(trace(), rel=1e-5)
