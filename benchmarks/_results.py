@@ -34,6 +34,13 @@ def write_results(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
     return path
 
 
+def saved_rows(name: str) -> list[dict[str, Any]]:
+    """Rows of an earlier run; none where there was none."""
+    path = FOLDER / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

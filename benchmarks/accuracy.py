@@ -2,9 +2,10 @@
 """Compare measured noise scales of a real model with the truth from per-example gradients.
 
 A perceptron on scikit-learn's digits, trained a little and then frozen, so that there is one
-truth: S = tr(Σ) and G from the gradients of all examples, each computed alone in float64. DDP
-over gloo draws batches with replacement (which makes that truth the right one) and
-`NoiseScaleMeter` measures. Brute force is a copy without DDP that takes each rank's batch in turn.
+truth: S = tr(Σ) and G from the gradients of all examples, each computed alone in float64. Batches
+are drawn with replacement (which makes that truth the right one) and `NoiseScaleMeter` measures,
+in every way of training: by DDP over gloo, sharded by FSDP2, in one process that accumulates, and
+by single examples. Brute force is a plain copy that takes each small batch in turn.
 
     python benchmarks/accuracy.py [--seeds 20] [--steps 400]
 
@@ -22,24 +23,51 @@ import math
 import os
 import sys
 import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from _results import write_results
 from sklearn.datasets import load_digits
 from torch import Tensor, multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.step_norms import StepNorms
+from noisescale.collectors.rows.step_norms import StepNorms
 
 LARGEST_NORM_ERROR = 1e-6
 FEWEST_COVERED = 17 / 20
-RANK_BATCHES = {2: (32, 32), 3: (16, 32, 48)}
-"""Examples of every rank; unequal at three ranks, where the estimate must stay exact."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one step is made up, and what is compared with its gradient."""
+
+    sizes: tuple[tuple[int, ...], ...]
+    """Examples of every micro-batch of every rank."""
+    small_batch: Literal["rank", "micro_batch", "example"] = "rank"
+    sharded: bool = False
+
+    @property
+    def text(self) -> str:
+        return " + ".join(",".join(map(str, of_rank)) for of_rank in self.sizes)
+
+
+WAYS = {
+    "2 ranks": Way(((32,), (32,))),
+    # The estimate must stay exact where parts are unequal.
+    "3 unequal ranks": Way(((16,), (32,), (48,))),
+    "accumulated": Way(((8, 24, 16, 16),), "micro_batch"),
+    "accumulated on ranks": Way(((16, 16), (8, 24)), "micro_batch"),
+    "examples": Way(((64,),), "example"),
+    "shards of 2 ranks": Way(((32,), (32,)), sharded=True),
+}
 
 
 class RecordingMeter(NoiseScaleMeter):
@@ -49,9 +77,9 @@ class RecordingMeter(NoiseScaleMeter):
         super().__init__(model, **options)
         self.rows: list[StepNorms] = []
 
-    def _absorb(self, norms: StepNorms) -> None:
+    def _absorb(self, norms: StepNorms, entries: list[StepNorms]) -> None:
         self.rows.append(norms)
-        super()._absorb(norms)
+        super()._absorb(norms, entries)
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -72,9 +100,8 @@ def trained_model(steps: int = 60) -> nn.Module:
     return model
 
 
-def per_example_gradients(model: nn.Module) -> Tensor:
-    """One row for each example of the whole set, float64, shape (examples, parameters)."""
-    x, y = digits()
+def example_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """One row for each example, float64, shape (examples, parameters)."""
     parameters = {name: p.detach().double() for name, p in model.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -84,31 +111,48 @@ def per_example_gradients(model: nn.Module) -> Tensor:
     return torch.cat([g.flatten(1) for g in gradients.values()], dim=1)
 
 
-def measure(ranks: int, seeds: int, steps: int) -> dict[str, Any]:
+def wrapped(model: nn.Module, way: Way) -> nn.Module:
+    if way.sharded:
+        mesh = init_device_mesh("cpu", (len(way.sizes),))
+        return fully_shard(model, mesh=mesh)
+    return DistributedDataParallel(model) if len(way.sizes) > 1 else model
+
+
+def measure(name: str, seeds: int, steps: int) -> dict[str, Any]:
     """On every rank: all seeds, one meter each, against brute force and the truth."""
-    rank = dist.get_rank()
+    way, rank = WAYS[name], dist.get_rank()
     x, y = digits()
     model = trained_model()
-    gradients = per_example_gradients(model)
+    gradients = example_gradients(model, x, y)
     mean = gradients.mean(dim=0)
     noise_trace = (gradients - mean).square().sum(dim=1).mean().item()
-    grad_sq_norm = mean.square().sum().item()
-    truth = noise_trace / grad_sq_norm
-    plain, ddp = copy.deepcopy(model), DistributedDataParallel(model)
+    truth = noise_trace / mean.square().sum().item()
+    plain = copy.deepcopy(model)
+    model = wrapped(model, way)
     norm_error, answers = 0.0, []
     for seed in range(seeds):
-        meter = RecordingMeter(ddp, window=steps)
+        meter = RecordingMeter(
+            model,
+            window=steps,
+            small_batch="auto" if way.small_batch == "rank" else way.small_batch,
+        )
         expected = []
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
             drawn = [
-                torch.randint(len(x), (size,), generator=generator) for size in RANK_BATCHES[ranks]
+                [torch.randint(len(x), (size,), generator=generator) for size in of_rank]
+                for of_rank in way.sizes
             ]
-            expected.append(brute_force(plain, [(x[i], y[i]) for i in drawn]))
-            mine = drawn[rank]
-            ddp.zero_grad()
-            loss = nn.functional.cross_entropy(ddp(x[mine]), y[mine])
-            meter.backward(loss, local_batch_size=len(mine))
+            expected.append(
+                brute_force(plain, [[(x[i], y[i]) for i in of_rank] for of_rank in drawn], way)
+            )
+            model.zero_grad()
+            for micro, mine in enumerate(drawn[rank]):
+                last = micro == len(drawn[rank]) - 1
+                accumulates = isinstance(model, DistributedDataParallel) and not last
+                with model.no_sync() if accumulates else nullcontext():
+                    loss = nn.functional.cross_entropy(model(x[mine]), y[mine])
+                    meter.backward(loss / len(drawn[rank]), local_batch_size=len(mine))
             meter.step()
         answers.append(meter.noise_scale)
         meter.close()
@@ -118,48 +162,61 @@ def measure(ranks: int, seeds: int, steps: int) -> dict[str, Any]:
             )
     covered = sum(a.low <= truth <= a.high for a in answers)
     values = torch.tensor([a.value for a in answers])
+    widths = torch.tensor([(a.high - a.low) / a.value for a in answers])
     return {
-        "ranks": ranks,
-        "rank_batches": list(RANK_BATCHES[ranks]),
+        "way": name,
+        "small_batch": way.small_batch,
+        "rank_batches": way.sizes,
         "steps": steps,
         "seeds": seeds,
         "true_noise_scale": truth,
         "median_value_over_truth": values.median().item() / truth,
-        "median_relative_width": torch.tensor([(a.high - a.low) / a.value for a in answers])
-        .median()
-        .item(),
+        "median_relative_width": widths.median().item(),
         "covered": covered,
         "largest_norm_error": norm_error,
         "passed": norm_error <= LARGEST_NORM_ERROR and covered >= math.ceil(FEWEST_COVERED * seeds),
     }
 
 
-def brute_force(plain: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Mean squared norm of the batches' gradients and that of their mean, without DDP."""
-    gradients = []
-    for x, y in batches:
-        plain.zero_grad()
-        nn.functional.cross_entropy(plain(x), y).backward()
-        gradients.append(torch.cat([p.grad.flatten().double() for p in plain.parameters()]))
-    parts = torch.stack(gradients)
-    return parts.square().sum().item() / len(batches), parts.mean(dim=0).square().sum().item()
+def brute_force(
+    plain: nn.Module, batches: list[list[tuple[Tensor, Tensor]]], way: Way
+) -> tuple[float, float]:
+    """Mean squared norm of the small batches' gradients and that of the step's, by themselves."""
+    of_ranks = []
+    for of_rank in batches:
+        micros = []
+        for x, y in of_rank:
+            plain.zero_grad()
+            nn.functional.cross_entropy(plain(x), y).backward()
+            micros.append(torch.cat([p.grad.flatten().double() for p in plain.parameters()]))
+        of_ranks.append(torch.stack(micros))
+    means = torch.stack([micros.mean(dim=0) for micros in of_ranks])
+    if way.small_batch == "rank":
+        parts = means
+    elif way.small_batch == "micro_batch":
+        parts = torch.cat(of_ranks)
+    else:
+        parts = torch.cat([example_gradients(plain, *batch) for r in batches for batch in r])
+    return parts.square().sum(dim=1).mean().item(), means.mean(dim=0).square().sum().item()
 
 
-def work(rank: int, ranks: int, seeds: int, steps: int, folder: str) -> None:
+def work(rank: int, name: str, seeds: int, steps: int, folder: str) -> None:
     torch.set_num_threads(1)
+    ranks = len(WAYS[name].sizes)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
-    row = measure(ranks, seeds, steps)
+    row = measure(name, seeds, steps)
     if rank == 0:
         Path(folder, "row.json").write_text(json.dumps(row))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def row_of_ranks(ranks: int, seeds: int, steps: int) -> dict[str, Any]:
+def row_of(name: str, seeds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (ranks, seeds, steps, folder), nprocs=ranks)
+        ranks = len(WAYS[name].sizes)
+        multiprocessing.spawn(work, (name, seeds, steps, folder), nprocs=ranks)
         row: dict[str, Any] = json.loads(Path(folder, "row.json").read_text())
     return row
 
@@ -168,20 +225,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument(
         "--save", action="store_true", help="write benchmarks/results/accuracy.json"
     )
     arguments = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-    print("ranks  batches        truth  median/truth  width  covered  largest error of a norm")
+    print(
+        "way                   batches           truth  median/truth  width  covered"
+        "  largest error of a norm"
+    )
     rows = []
-    for ranks in RANK_BATCHES:
-        row = row_of_ranks(ranks, arguments.seeds, arguments.steps)
+    for name in arguments.ways:
+        row = row_of(name, arguments.seeds, arguments.steps)
         rows.append(row)
-        batches = "+".join(map(str, row["rank_batches"]))
         print(
-            f"{ranks:5}  {batches:10} {row['true_noise_scale']:9.1f}"
+            f"{name:21} {WAYS[name].text:14} {row['true_noise_scale']:8.1f}"
             f" {row['median_value_over_truth']:13.2f} {row['median_relative_width']:6.2f}"
             f" {row['covered']:4} / {row['seeds']} {row['largest_norm_error']:14.1e}"
             f"{'' if row['passed'] else '   FAILED'}",

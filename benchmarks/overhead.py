@@ -1,32 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time a DDP training step with the noise scale measured in it, against the plain step.
+"""Time a training step with the noise scale measured in it, against the plain step.
 
-Each way of measuring trains its own copy of one model (GELU layers of one width), all copies in
-the same processes. In every round each copy takes one step on the same batch, in an order
-shuffled alike on all ranks and from a barrier: zero_grad, forward, backward, measuring, SGD. A
-step lasts until the slowest rank is done. Claimed is the median over rounds of its time over
-the plain step's in the same round, a fiftieth of a reading of the noise scale included: loggers
-read it every 50 steps. A second plain copy shows what the machine's noise does to that figure.
-The noise scales read show that all measure the same thing.
+Each way of measuring trains its own copy of one model, all copies in the same processes. In every
+round each copy takes one step on the same batch, in an order shuffled alike on all ranks and from
+a barrier: zero_grad, forward, backward, measuring, SGD. A step lasts until the slowest rank is
+done. Claimed is the median over rounds of its time over the plain step's in the same round, a
+fiftieth of a reading of the noise scale included: loggers read it every 50 steps. A second plain
+copy shows what the machine's noise does to that figure. The noise scales read show that all
+measure the same thing.
 
-Measuring reads (1 + 1/ranks) x the gradient from memory whatever the batch, so its share of the
-step falls with the examples a rank. On CPU two batches are timed: 512 examples, about the work
-per parameter of a transformer on 512 tokens, for which the claim is made; and 64, where two
-ranks on two cores are bound by memory and the claim does not hold (no read to be saved is left).
+Families of trainings, each against a plain one of its own:
+
+    ddp           GELU layers of one width on 2 ranks, and public peers where installed
+    accumulation  the same in one process, 4 micro-batches a step, compared with each other
+    fsdp          the same, sharded by `fully_shard` on 2 ranks
+    examples      a transformer of 4 layers in one process, single sequences compared
+
+Under DDP measuring reads (1 + 1/ranks) x the gradient from memory whatever the batch, so its share
+of the step falls with the examples a rank; accumulation reads it once a micro-batch and once a
+step. On CPU two batches are timed: 512 examples, about the work per parameter of a transformer on
+512 tokens, for which the claim is made; and 64, where two ranks on two cores are bound by memory
+and the claim does not hold (no read to be saved is left).
 
 Memory is counted in one more step of each copy, under torch.profiler: all bytes that torch's
 allocator hands out on the device, and the most of them held at once. A step allocates the same
 blocks every time, so what it has above the plain step is what the measuring allocates, wherever
 that happens and whatever the functions are called; the second plain copy shows that it is exact.
 
-    python benchmarks/overhead.py [--rounds 120] [--sizes 4 16] [--rank-batch-sizes 64 512]
+    python benchmarks/overhead.py [--families ddp accumulation] [--rounds 120]
     python benchmarks/overhead.py --device cuda [--bf16] [--rounds 50]
 
-CPU: 2 ranks over gloo, one thread each. CUDA: a rank a GPU over NCCL; a single GPU is shared by
-2 ranks over gloo, as NCCL refuses that. Peers are compared where installed; no claim on them.
+CPU: ranks over gloo, one thread each. CUDA: a rank a GPU over NCCL; a single GPU is shared by
+2 ranks over gloo, as NCCL refuses that. No claim is made on peers.
 
-Exits 1 if our step takes more than 1.03 x the plain one (1.005 x on CUDA) at the batch claimed,
-or allocates more than 1 % of the parameters' bytes at any.
+Exits 1 if one of our steps takes more than is claimed for it (see FAMILIES) at a batch claimed, or
+if one under DDP or accumulation allocates more than 1 % of the parameters' bytes at any.
 """
 
 from __future__ import annotations
@@ -48,26 +56,93 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _results import write_results
-from peers import PEERS, Ours, PlainDdp, PlainDdpAgain, version
+from _results import saved_rows, write_results
+from peers import PEERS, Ours, OursByGroups, PlainDdp, PlainDdpAgain, version
 from torch import Tensor, multiprocessing, nn
 from torch.profiler import ProfilerActivity, profile
+from ways import CHARACTERS, Plain, Sequences, Sharded, transformer, variant
 
-HIGHEST_RATIO = {"cpu": 1.03, "cuda": 1.005}
 HIGHEST_SHARE_ALLOCATED = 0.01
-MILLION_PARAMETERS = {"cpu": [4.0, 16.0], "cuda": [300.0]}
-RANK_BATCH_SIZES = {"cpu": [64, 512], "cuda": [4096]}
-LEAST_RANK_BATCH_SIZE_CLAIMED = {"cpu": 512, "cuda": 4096}
 LAYERS = 8
 READ_EVERY = 50
 # Our first steps probe the model; allocators settle in every copy's.
 WARM_UP_ROUNDS = 8
 INSTALL = "pip install --no-deps -r benchmarks/peers-requirements.txt"
-TRAININGS = (PlainDdp, PlainDdpAgain, Ours, *PEERS)
+Training = type[PlainDdp] | type[Plain]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Ways of measuring that are set against one plain training."""
+
+    trainings: tuple[Training, ...]
+    """The first one is plain."""
+    highest_ratio: dict[str, dict[str, float]]
+    """Claimed for a training on a device."""
+    sizes: dict[str, list[tuple[float, int]]]
+    """Millions of parameters, and examples (or sequences) of a rank in one backward pass."""
+    least_batch_size_claimed: dict[str, int]
+    ranks: int = 1
+    allocation_claimed: bool = True
+    context: int = 0
+    """Tokens in a sequence of a transformer; 0: layers of one width."""
+
+
+AGAIN, OURS = "plain again", "noisescale"
+GROUPS = {"^0": "first", r"^\d+\.weight": "weights"}
+_LAYERS_OF_ONE_WIDTH: dict[str, Any] = {
+    "sizes": {"cpu": [(4.0, 64), (16.0, 64), (4.0, 512), (16.0, 512)], "cuda": [(300.0, 4096)]},
+    "least_batch_size_claimed": {"cpu": 512, "cuda": 4096},
+}
+FAMILIES = {
+    "ddp": Family(
+        (PlainDdp, PlainDdpAgain, Ours, OursByGroups, *PEERS),
+        {OURS: {"cpu": 1.03, "cuda": 1.005}},
+        ranks=2,
+        **_LAYERS_OF_ONE_WIDTH,
+    ),
+    "accumulation": Family(
+        (
+            Plain,
+            variant(Plain, AGAIN),
+            variant(Plain, OURS, {}),
+            variant(Plain, "by groups", {"groups": GROUPS}),
+        ),
+        {OURS: {"cpu": 1.05, "cuda": 1.05}},
+        **_LAYERS_OF_ONE_WIDTH,
+    ),
+    "fsdp": Family(
+        (Sharded, variant(Sharded, AGAIN), variant(Sharded, OURS, {})),
+        {},
+        ranks=2,
+        allocation_claimed=False,
+        **_LAYERS_OF_ONE_WIDTH,
+    ),
+    "examples": Family(
+        (
+            Sequences,
+            variant(Sequences, AGAIN),
+            variant(
+                Sequences, "normalization", {"small_batch": "example", "layers": "normalization"}
+            ),
+            variant(Sequences, "all layers", {"small_batch": "example"}),
+            variant(Sequences, "every 10th step", {"small_batch": "example", "every_n_steps": 10}),
+        ),
+        {
+            "normalization": {"cpu": 1.03, "cuda": 1.03},
+            "all layers": {"cpu": 1.3, "cuda": 1.3},
+        },
+        sizes={"cpu": [(3.0, 32), (28.0, 8)], "cuda": [(50.0, 64)]},
+        least_batch_size_claimed={"cpu": 1, "cuda": 1},
+        allocation_claimed=False,
+        context=128,
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Setting:
+    family: str
     device: str
     backend: str
     ranks: int
@@ -78,16 +153,20 @@ class Setting:
     claims: bool
 
     @property
+    def of(self) -> Family:
+        return FAMILIES[self.family]
+
+    @property
     def shares_gpu(self) -> bool:
         return self.device == "cuda" and self.ranks > torch.cuda.device_count()
 
     @property
     def time_claimed(self) -> bool:
-        return self.rank_batch_size >= LEAST_RANK_BATCH_SIZE_CLAIMED[self.device]
+        return self.rank_batch_size >= self.of.least_batch_size_claimed[self.device]
 
     @property
     def parameters(self) -> int:
-        return LAYERS * self.width * (self.width + 1)
+        return sum(p.numel() for p in self.model().parameters())
 
     @property
     def parameter_bytes(self) -> int:
@@ -95,13 +174,20 @@ class Setting:
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
+        if self.of.context:
+            return transformer(self.width).to(self.device)
         layers = [nn.Linear(self.width, self.width) for _ in range(LAYERS)]
         activated = [module for layer in layers[:-1] for module in (layer, nn.GELU())]
         return nn.Sequential(*activated, layers[-1]).to(self.device)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets; these have a mean to learn, or gradients were nothing but noise."""
-        inputs = torch.randn(self.rank_batch_size, self.width, device=self.device)
+        if self.of.context:
+            shape = (self.rank_batch_size, self.of.context)
+            tokens = torch.randint(CHARACTERS, shape, device=self.device)
+            return tokens, (tokens + 1) % CHARACTERS
+        passes = getattr(self.of.trainings[0], "passes", 1)
+        inputs = torch.randn(passes * self.rank_batch_size, self.width, device=self.device)
         return inputs, inputs + 1
 
 
@@ -134,7 +220,7 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
     """One record a training that can run here, the plain one first."""
     trainings = [
         training(setting.model(), setting.rank_batch_size, bf16=setting.bf16)
-        for training in TRAININGS
+        for training in setting.of.trainings
         if version(training)
     ]
     torch.manual_seed(1 + dist.get_rank())
@@ -160,7 +246,7 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
     ]
 
 
-def allocations(training: PlainDdp, setting: Setting) -> dict[str, int]:
+def allocations(training: PlainDdp | Plain, setting: Setting) -> dict[str, int]:
     """Bytes that one step allocates on the device: the sum, and the most held at once."""
     batch = setting.batch()
     # The profiler does not see the release of what it did not see allocated: gradients first.
@@ -206,7 +292,8 @@ def records_of_ranks(setting: Setting) -> list[dict[str, Any]]:
 
 
 def row(setting: Setting, record: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """A record set against that of plain DDP. Only our own row claims anything."""
+    """A record set against that of the plain training."""
+    claimed = setting.of.highest_ratio.get(record["measuring"], {}).get(setting.device, math.inf)
     read = statistics.median(record["read_seconds"])
     seconds = [step + read / READ_EVERY for step in record["step_seconds"]]
     ratios = [s / p for s, p in zip(seconds, plain["step_seconds"], strict=True)]
@@ -228,20 +315,28 @@ def row(setting: Setting, record: dict[str, Any], plain: dict[str, Any]) -> dict
         "peak_bytes": peak,
         "peak_share": peak / setting.parameter_bytes,
         "noise_scale": None if math.isnan(record["noise_scale"]) else record["noise_scale"],
-        "passed": record["measuring"] != Ours.name
-        or not setting.claims
+        "passed": not setting.claims
+        or claimed == math.inf
         or (
-            (median <= HIGHEST_RATIO[setting.device] or not setting.time_claimed)
-            and allocated <= HIGHEST_SHARE_ALLOCATED * setting.parameter_bytes
+            (median <= claimed or not setting.time_claimed)
+            and (
+                allocated <= HIGHEST_SHARE_ALLOCATED * setting.parameter_bytes
+                or not setting.of.allocation_claimed
+            )
         ),
     }
+
+
+def measured_for(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in ("family", "width", "rank_batch_size", "bf16"))
 
 
 def print_table(setting: Setting, rows: list[dict[str, Any]]) -> None:
     where = "one GPU that they share" if setting.shares_gpu else setting.device
     print(
-        f"\n{setting.parameters / 1e6:.3g} M parameters, {setting.ranks} ranks over"
-        f" {setting.backend} on {where}, {setting.rank_batch_size} examples a rank,"
+        f"\n{setting.family}: {setting.parameters / 1e6:.3g} M parameters,"
+        f" {setting.ranks} {'rank' if setting.ranks == 1 else 'ranks over ' + setting.backend}"
+        f" on {where}, {setting.rank_batch_size} examples a rank,"
         f" {setting.rounds} rounds{'' if setting.time_claimed else ' (time: no claim)'}"
     )
     print(
@@ -258,35 +353,47 @@ def print_table(setting: Setting, rows: list[dict[str, Any]]) -> None:
             f"{'' if r['passed'] else '   TOO MUCH'}"
         )
     for peer in PEERS:
-        if version(peer) is None:
+        if setting.family == "ddp" and version(peer) is None:
             print(f"{peer.name:18} not installed: {INSTALL}")
     sys.stdout.flush()
 
 
 def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
     gpus = torch.cuda.device_count()
-    batch_sizes = arguments.rank_batch_sizes or RANK_BATCH_SIZES[arguments.device]
-    sizes = arguments.sizes or MILLION_PARAMETERS[arguments.device]
-    for rank_batch_size, size in itertools.product(batch_sizes, sizes):
-        yield Setting(
-            device=arguments.device,
-            backend="nccl" if arguments.device == "cuda" and gpus > 1 else "gloo",
-            ranks=max(2, gpus) if arguments.device == "cuda" else 2,
-            # In steps of 32, rounded up.
-            width=32 * math.ceil(math.sqrt(size * 1e6 / LAYERS) / 32),
-            rank_batch_size=rank_batch_size,
-            rounds=arguments.rounds,
-            bf16=arguments.bf16,
-            claims=not arguments.smoke,
-        )
+    for name in arguments.families:
+        family = FAMILIES[name]
+        for size, rank_batch_size in arguments.sizes or family.sizes[arguments.device]:
+            ranks = family.ranks
+            if ranks > 1 and arguments.device == "cuda":
+                ranks = max(2, gpus)
+            # A block of a transformer has 12 w² parameters. In steps of 32, rounded up.
+            squares = 4 * 12 if family.context else LAYERS
+            yield Setting(
+                family=name,
+                device=arguments.device,
+                backend="nccl" if arguments.device == "cuda" and gpus >= ranks else "gloo",
+                ranks=ranks,
+                width=32 * math.ceil(math.sqrt(size * 1e6 / squares) / 32),
+                rank_batch_size=rank_batch_size,
+                rounds=arguments.rounds,
+                bf16=arguments.bf16,
+                claims=not arguments.smoke,
+            )
+
+
+def size(text: str) -> tuple[float, int]:
+    millions, examples = text.split("x")
+    return float(millions), int(examples)
 
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--rounds", type=int, default=120, help=f"at least {READ_EVERY}")
-    parser.add_argument("--sizes", type=float, nargs="+", help="millions of parameters")
-    parser.add_argument("--device", choices=HIGHEST_RATIO, default="cpu")
-    parser.add_argument("--rank-batch-sizes", type=int, nargs="+", help="examples a rank")
+    parser.add_argument(
+        "--sizes", type=size, nargs="+", help="as 4x512: 4 million parameters, 512 examples a rank"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--bf16", action="store_true", help="train under bfloat16 autocast")
     parser.add_argument("--smoke", action="store_true", help="tiny, quick, and nothing claimed")
     parser.add_argument(
@@ -294,7 +401,7 @@ def parsed_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.rounds, arguments.sizes, arguments.rank_batch_sizes = READ_EVERY, [0.02], [8]
+        arguments.rounds, arguments.sizes = READ_EVERY, [(0.02, 8)]
     if arguments.rounds < READ_EVERY:
         parser.error(f"`--rounds` must be at least {READ_EVERY}, got {arguments.rounds}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -314,9 +421,12 @@ def main() -> int:
         rows = [row(setting, record, plain=records[0]) for record in records]
         print_table(setting, rows)
         all_rows += rows
-    if arguments.save:
-        gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
-        write_results(f"overhead_{arguments.device}", all_rows, gpu=gpu)
+        if arguments.save:
+            gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
+            name = f"overhead_{arguments.device}"
+            new = {measured_for(r) for r in all_rows}
+            others = [r for r in saved_rows(name) if measured_for(r) not in new]
+            write_results(name, [*others, *all_rows], gpu=gpu)
     return int(not all(row["passed"] for row in all_rows))
 
 

@@ -89,6 +89,15 @@ class Ours(PlainDdp):
         return self.meter.noise_scale.value
 
 
+class OursByGroups(Ours):
+    """Biases and the first layer apart."""
+
+    name = "noisescale by groups"
+
+    def attach(self) -> None:
+        self.meter = NoiseScaleMeter(self.model, groups={"bias": "biases", "^0": "first layer"})
+
+
 class KDiffusion(PlainDdp):
     """`DDPGradientStatsHook`, a comm hook, and `GradientNoiseScale`."""
 
