@@ -23,7 +23,7 @@ wheel-test: .venv/ready ## run all tests against the built wheel, out of reach o
 	$(PYTHON) -m venv $(WHEEL_ENV)/venv
 	$(WHEEL_ENV)/venv/bin/python -m pip install -q -c constraints.txt \
 		"noisescale[test] @ file://$$(ls $(CURDIR)/dist/*.whl)"
-	cp -R tests examples benchmarks Makefile pyproject.toml *.md LICENSE CITATION.cff $(WHEEL_ENV)
+	cp -R tests examples benchmarks docs Makefile pyproject.toml *.md LICENSE CITATION.cff $(WHEEL_ENV)
 	cd $(WHEEL_ENV) && venv/bin/pytest tests --pyargs noisescale
 
 clean:

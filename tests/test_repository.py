@@ -5,13 +5,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
+from transformers import TrainingArguments
 
 import noisescale
+from noisescale.hugging_face import NoiseScaleCallback
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(ROOT.glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
 
 
@@ -42,9 +46,15 @@ def test_the_readmes_commands_exist() -> None:
     assert {"demo", "test"} <= set(commands) <= set(targets)
 
 
-def test_the_readmes_code_runs() -> None:
+def training(folder: Path) -> dict[str, Any]:
+    """What the README takes for given of a user of transformers."""
+    args = TrainingArguments(str(folder), use_cpu=True, max_steps=1, report_to=[])
+    return {"model": nn.Linear(2, 1), "args": args, "data": [{"input": [1.0, 2.0]}]}
+
+
+def test_the_readmes_code_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     history = noisescale.History()
     history.append(step=100, examples=3200, noise_scale=118.0, high=150.0)
 
@@ -53,7 +63,7 @@ def test_the_readmes_code_runs() -> None:
 
     Monitor.history = history
     for block in blocks:
-        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
+        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor, **training(tmp_path)})
 
 
 def test_the_readmes_keys_are_those_that_are_logged() -> None:
@@ -62,7 +72,16 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
     assert documented == logged
-    assert len(logged) == 10
+    assert len(logged) == 13
+
+
+def test_the_callback_of_transformers_logs_the_same_keys() -> None:
+    both = (noisescale.NoiseScaleMonitor.__doc__ or "", NoiseScaleCallback.__doc__ or "")
+
+    theirs, ours = (set(re.findall(r"`(noise_scale/[\w/<>]+)`", text)) for text in both)
+
+    assert ours == theirs - {"noise_scale/optimizer_1/"}  # the Trainer has one optimizer
+    assert len(ours) == 14
 
 
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
@@ -108,6 +127,42 @@ def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
     assert re.search(r"│ +32 │ +[\d,]+ │ +[\d,]+ │ +[\d.]+ x │ +[\d.]+ x │", output)
     assert f"tensorboard --logdir {tmp_path}" in output
     assert list(tmp_path.glob("digits/version_0/events*"))
+
+
+def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_path: Path) -> None:
+    tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
+    options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
+
+    output = run(
+        ROOT / "examples/char_transformer.py", *options, "--text", "none", "--logs", tmp_path
+    )
+
+    assert "There is no none: Python's own standard library is read instead." in output
+    for layers in ("all", "embedding", "normalization", "attention", "mlp", "head"):
+        assert re.search(rf"│ {layers} +│ .* steps\) +│", output)
+    assert "12: " in output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["examples/fabric_loop.py"],
+        [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "examples/torchrun_loop.py",
+        ],
+    ],
+    ids=["fabric", "torchrun"],
+)
+def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> None:
+    output = run(*command, "--epochs", 2)
+
+    shown = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
+    assert [epoch for epoch, _ in shown] == ["1", "2"]
+    assert float(shown[1][1]) > 50
 
 
 @pytest.mark.parametrize(
