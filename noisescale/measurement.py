@@ -4,15 +4,47 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from noisescale.estimator import NoiseScale
+from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.per_example import Layers
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
-from noisescale.meter import NoiseScaleMeter
+from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
 from noisescale.step_timer import StepTimer
 
 ROOT = "noise_scale/"
 """What the names of all logged metrics begin with."""
+
+
+def checked_options(
+    *,
+    window: int | Literal["auto"],
+    every_n_steps: int,
+    unit: str,
+    groups: Groups | None,
+    confidence: float,
+    small_batch: SmallBatch,
+    layers: Layers,
+    preconditioned: bool,
+) -> dict[str, Any]:
+    """Return the options of a `NoiseScaleMeter` that is made later, checked now.
+
+    Raises:
+        ValueError: If one is out of its range, or they contradict each other.
+    """
+    NoiseScaleEstimator(window, confidence, unit)
+    check_small_batch(small_batch, layers, preconditioned)
+    return {
+        "window": window,
+        "every_n_steps": checked_every_n_steps(every_n_steps),
+        "unit": unit,
+        "confidence": confidence,
+        "small_batch": small_batch,
+        "layers": layers,
+        "groups": groups,
+    }
 
 
 class Reading(NamedTuple):

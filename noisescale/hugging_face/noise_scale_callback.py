@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
@@ -19,8 +19,8 @@ from noisescale.history import History
 from noisescale.hugging_face import host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
-from noisescale.measurement import Measurement
-from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
+from noisescale.measurement import Measurement, checked_options
+from noisescale.meter import NoiseScaleMeter
 
 
 class NoiseScaleCallback(TrainerCallback, ExportableState):
@@ -106,17 +106,17 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
                 " model's keyword arguments to the number of examples in them."
             )
+        self._options = checked_options(
+            window=window,
+            every_n_steps=every_n_steps,
+            unit=unit,
+            groups=groups,
+            confidence=confidence,
+            small_batch=small_batch,
+            layers=layers,
+            preconditioned=preconditioned,
+        )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        check_small_batch(small_batch, layers, preconditioned)
-        self._options: dict[str, Any] = {
-            "window": window,
-            "every_n_steps": checked_every_n_steps(every_n_steps),
-            "unit": unit,
-            "confidence": confidence,
-            "small_batch": small_batch,
-            "layers": layers,
-            "groups": groups,
-        }
         self._preconditioned = preconditioned
         self._batch_size_fn = batch_size_fn
         self._measurement: Measurement | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
@@ -20,8 +20,7 @@ from noisescale.lightning import host
 from noisescale.lightning.measurements import measurements_for, warn_that_nothing_is_measured
 from noisescale.lightning.supported import check_supported
 from noisescale.lightning.tensorboard_layout import charts, merged_into
-from noisescale.measurement import Measurement
-from noisescale.meter import checked_every_n_steps
+from noisescale.measurement import Measurement, checked_options
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -113,17 +112,17 @@ class NoiseScaleMonitor(host.Callback):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
                 " Pass a function from a batch to the number of examples in it."
             )
+        self._options = checked_options(
+            window=window,
+            every_n_steps=every_n_steps,
+            unit=unit,
+            groups=groups,
+            confidence=confidence,
+            small_batch=small_batch,
+            layers=layers,
+            preconditioned=preconditioned,
+        )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        check_small_batch(small_batch, layers, preconditioned)
-        self._options: dict[str, Any] = {
-            "window": window,
-            "every_n_steps": checked_every_n_steps(every_n_steps),
-            "unit": unit,
-            "confidence": confidence,
-            "small_batch": small_batch,
-            "layers": layers,
-            "groups": groups,
-        }
         self._preconditioned = preconditioned
         self._batch_size_fn = batch_size_fn or host.batch_size_of
         self._measurements: list[Measurement] = []
