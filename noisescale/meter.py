@@ -20,7 +20,7 @@ from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.per_example import Layers
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
-from noisescale.collectors.rows.window import Weight
+from noisescale.collectors.rows.window import Weight, WindowLayout
 from noisescale.estimates import Estimates
 from noisescale.estimator import NoiseScale, is_real, is_whole
 
@@ -117,6 +117,7 @@ class NoiseScaleMeter:
         self._loss_scale = LossScale(grad_scaler)
         self._window_sizes: list[float] = []
         self._window_weights: list[Weight] = []
+        self._window_batches: list[int | None] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
         self._steps = 0
@@ -195,6 +196,7 @@ class NoiseScaleMeter:
         *,
         capture_average: bool = False,
         weight: Weight | None = None,
+        batch: int | None = None,
     ) -> None:
         """Do what `backward` does, where somebody else calls `loss.backward()` right after.
 
@@ -206,6 +208,8 @@ class NoiseScaleMeter:
             weight: What the mean loss was multiplied by, up to a factor common to all passes and
                 ranks, where they do not count alike: its share of the tokens, say. A number, or a
                 scalar on the device. Then all passes need one.
+            batch: Which batch of data the loss is of, where several passes of a step may be of
+                one: such a step is not measured, as `local_batch_size` is not that of each pass.
         """
         if not is_real(local_batch_size):
             raise TypeError(
@@ -223,8 +227,9 @@ class NoiseScaleMeter:
             return  # another optimizer's turn, with this one's parameters toggled off
         if self._window_sizes and collector.gradients_dropped:
             collector.reset()
-            self._window_sizes, self._window_weights = [], []
+            self._window_sizes, self._window_weights, self._window_batches = [], [], []
         self._window_sizes.append(local_batch_size)
+        self._window_batches.append(batch)
         if weight is not None:
             self._window_weights.append(weight)
         if self._measures:
@@ -241,8 +246,10 @@ class NoiseScaleMeter:
                 Lightning divides by its full window also when the last one of an epoch is short.
         """
         collector = self._open_collector()
-        sizes = self._window_sizes
         measured = self._measures
+        if measured:
+            self._leave_out_what_did_not_reach(collector)
+        sizes = self._window_sizes
         self._steps += 1
         if measured:
             self._reduce(collector, sizes, loss_divisor or len(sizes))
@@ -250,7 +257,7 @@ class NoiseScaleMeter:
             self._last_measured_step = self._steps
         else:
             self._unmeasured_examples += sum(sizes)
-        self._window_sizes, self._window_weights = [], []
+        self._window_sizes, self._window_weights, self._window_batches = [], [], []
         collector.reset()
         collector.wanted = self._measures
         if len(self._rows) >= _MOST_UNREAD:
@@ -279,6 +286,15 @@ class NoiseScaleMeter:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
         return self._collector
 
+    def _leave_out_what_did_not_reach(self, collector: Collector) -> None:
+        """Passes of another optimizer's loss, that left these parameters alone, do not count."""
+        reached = collector.reached
+        if reached is None or all(reached) or self._window_weights:
+            return
+        counted = [i for i, here in enumerate(reached) if here]
+        self._window_sizes = [self._window_sizes[i] for i in counted]
+        self._window_batches = [self._window_batches[i] for i in counted]
+
     def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
         if collector.averaged_too_often:
             self._warn(
@@ -288,22 +304,40 @@ class NoiseScaleMeter:
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
-        as_they_are_now = not collector.average_captured
-        if not (weights := self._window_weights):
-            layout = collector.layout(sizes, loss_divisor)
-        elif len(weights) == len(sizes):
-            layout = collector.weighted_layout(sizes, weights)
-        else:
-            raise ValueError(
-                "`weight` must be given for all backward passes of a step or for none, got"
-                f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
+        batches = [batch for batch in self._window_batches if batch is not None]
+        if len(set(batches)) < len(batches):
+            small = None
+            self._warn(
+                "Several backward passes of one step were of the same batch: such steps are not"
+                " measured, as nobody knows how many examples each pass had. Add the losses and"
+                " call `manual_backward` once a batch."
             )
-        self._rows.add(
-            None if small is None else self._loss_scale.without(small),
-            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
-            layout,
-            examples=float(sum(sizes)),
-            unmeasured_examples=self._unmeasured_examples,
+        as_they_are_now = not collector.average_captured
+        try:
+            layout = self._layout(collector, sizes, loss_divisor)
+        except ValueError:
+            # The other ranks reduce their rows: without this one they would wait for ever.
+            small, layout = None, WindowLayout(math.nan, math.nan, math.nan, math.nan)
+            raise
+        finally:
+            self._rows.add(
+                None if small is None else self._loss_scale.without(small),
+                self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+                layout,
+                examples=float(sum(sizes)),
+                unmeasured_examples=self._unmeasured_examples,
+            )
+
+    def _layout(
+        self, collector: Collector, sizes: list[float], loss_divisor: float
+    ) -> WindowLayout:
+        if not (weights := self._window_weights):
+            return collector.layout(sizes, loss_divisor)
+        if len(weights) == len(sizes):
+            return collector.weighted_layout(sizes, weights)
+        raise ValueError(
+            "`weight` must be given for all backward passes of a step or for none, got"
+            f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
         )
 
     def _settle(self, *, alone: bool = False) -> None:

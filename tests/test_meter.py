@@ -366,3 +366,25 @@ def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:
         "`weight` must be given for all backward passes of a step or for none, got 1 for 2 passes."
         " Pass 1 for those that count once."
     )
+
+
+def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
+    """Leaving out those whose small norm is the smaller one would read 0.2 as 0.23."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    meter, steps, noise = NoiseScaleMeter(model, window=4000), 3000, 0.2
+    for _ in range(steps):
+        model.zero_grad()
+        for _ in range(2):
+            weight = 0.1 + 0.9 * torch.rand(()).item()
+            example = 1 + noise**0.5 * torch.randn(1, 1)  # |G|² = 1, tr(Σ) = 0.2
+            loss = weight * model(example).sum()
+            meter.before_backward(loss, 1, weight=weight)
+            loss.backward()
+        meter.step()
+
+    scale = meter.noise_scale
+
+    assert meter.skipped_steps == 0
+    assert scale.low < noise * 1.02
+    assert scale.high > noise * 0.98

@@ -51,6 +51,13 @@ class Collector(Protocol):
                 `big_sq_norms`, because it will be clipped by then.
         """
 
+    @property
+    def reached(self) -> list[bool] | None:
+        """For each pass since the last reset whether it came to a measured parameter.
+
+        None where that is not known: then all are taken to have.
+        """
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Say what the captured norms are norms of.
 

@@ -76,6 +76,11 @@ class FsdpCollector:
         self._streams: set[torch.Stream] = set()
 
     @property
+    def reached(self) -> None:
+        """Not known: all passes count."""
+        return None
+
+    @property
     def gradients_dropped(self) -> bool:
         """Whether `zero_grad` was called since the last round: the window starts anew.
 

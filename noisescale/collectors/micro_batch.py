@@ -56,6 +56,12 @@ class MicroBatchCollector:
         self._captured = norms.none()
         self._seen: set[int] = set()
         self._seen_twice = False
+        self._reached: list[bool] = []
+
+    @property
+    def reached(self) -> list[bool]:
+        """For each pass whether it came to a measured parameter: another optimizer's may not."""
+        return self._reached
 
     @property
     def gradients_dropped(self) -> bool:
@@ -75,6 +81,7 @@ class MicroBatchCollector:
         self._armed = loss.requires_grad
         self._capture_average = capture_average
         self._seen = set()
+        self._reached.append(False)
         if self._armed:
             loss.register_hook(self._on_backward_start)
 
@@ -99,6 +106,7 @@ class MicroBatchCollector:
         self._kept, self._bytes_kept = [], 0
         self._captured = self.norms.none()
         self._seen_twice = False
+        self._reached = []
         self._average.forget()
 
     def close(self) -> None:
@@ -133,6 +141,7 @@ class MicroBatchCollector:
 
     def _on_backward_end(self) -> None:
         self._flush()
+        self._reached[-1] = bool(self._seen)
         self._armed = False  # what runs before the next pass (a gradient penalty) does not count
 
     def _flush(self) -> None:

@@ -114,6 +114,11 @@ class PerExampleCollector:
         self._hooks.wanted = wanted
 
     @property
+    def reached(self) -> None:
+        """Not known: all passes count."""
+        return None
+
+    @property
     def gradients_dropped(self) -> bool:
         """Whether `zero_grad` was called since the last pass: the window starts anew."""
         return not self.norms.any_gradient()

@@ -39,7 +39,8 @@ def measurements_for(
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
     if several and isinstance(options["groups"], Mapping):
         # A pattern may match parameters of one optimizer only; none at all is an error.
-        names = [name for name, _ in trainer.lightning_module.named_parameters()]
+        named = trainer.lightning_module.named_parameters()
+        names = [name.replace("_orig_mod.", "") for name, _ in named]
         of_name = dict(zip(names, groups_of(names, options["groups"]), strict=True))
         options["groups"] = of_name.get
     measurements: list[Measurement] = []
@@ -60,6 +61,8 @@ def measurements_for(
                 **options,
             )
         except ValueError as reason:
+            for made in reversed(measurements):
+                made.meter.close()
             if not by_example:
                 raise
             warn_that_nothing_is_measured(reason)

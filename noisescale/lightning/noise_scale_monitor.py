@@ -18,7 +18,7 @@ from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
 from noisescale.lightning import host
 from noisescale.lightning.measurements import measurements_for, warn_that_nothing_is_measured
-from noisescale.lightning.supported import check_supported
+from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
 from noisescale.lightning.tensorboard_layout import charts, merged_into
 from noisescale.measurement import Measurement, checked_options
 
@@ -130,6 +130,8 @@ class NoiseScaleMonitor(host.Callback):
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
         self._local_batch_size: float = 0
+        self._batch_idx = 0
+        self._stepped = False
         self._layouts = ExitStack()
 
     @property
@@ -195,13 +197,21 @@ class NoiseScaleMonitor(host.Callback):
     ) -> None:
         if self._measuring:
             self._local_batch_size = self._batch_size_fn(batch)
+            self._batch_idx = batch_idx
+            self._stepped = False
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         if self._measuring:
             for measurement in self._measurements:
-                measurement.meter.before_backward(loss, self._local_batch_size)
+                measurement.meter.before_backward(
+                    loss,
+                    self._local_batch_size,
+                    # By hand gradients are clipped before the optimizer's hook, if at all.
+                    capture_average=not pl_module.automatic_optimization,
+                    batch=None if pl_module.automatic_optimization else self._batch_idx,
+                )
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -209,6 +219,9 @@ class NoiseScaleMonitor(host.Callback):
         if not self._measuring:
             return
         automatic = pl_module.automatic_optimization
+        if automatic and self._stepped:
+            refuse_several_gradients_a_step(optimizer)
+        self._stepped = True
         which = 0 if len(self._measurements) == 1 else trainer.optimizers.index(optimizer)
         measurement = self._measurements[which]
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
@@ -272,7 +285,7 @@ class NoiseScaleMonitor(host.Callback):
         """Take everything back that was put into the model and the loggers."""
         self._measuring = False
         self._layouts.close()
-        for measurement in self._measurements:
+        for measurement in reversed(self._measurements):  # as what they wrap was wrapped
             measurement.meter.close(interrupted=interrupted)
 
     def _charts(self) -> dict[str, Any]:

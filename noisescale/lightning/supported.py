@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -51,12 +51,17 @@ def check_supported(trainer: pl.Trainer) -> None:
         )
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):
-            _refuse(
-                "optimizer",
-                "LBFGS",
-                "it takes several gradients a step, at different weights",
-                "Use a first-order optimizer such as SGD or AdamW.",
-            )
+            refuse_several_gradients_a_step(optimizer)
+
+
+def refuse_several_gradients_a_step(optimizer: torch.optim.Optimizer) -> NoReturn:
+    """Raise for an optimizer that calls its closure more than once, such as LBFGS and SAM."""
+    _refuse(
+        "optimizer",
+        type(optimizer).__name__,
+        "it takes several gradients a step, at different weights",
+        "Use a first-order optimizer such as SGD or AdamW.",
+    )
 
 
 def accumulates(trainer: pl.Trainer) -> bool:
@@ -70,7 +75,7 @@ def accumulates(trainer: pl.Trainer) -> bool:
     return scheduled or by_hand or trainer.accumulate_grad_batches > 1
 
 
-def _refuse(setting: str, value: str, reason: str, remedy: str) -> None:
+def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
     raise MisconfigurationException(
         f"`{setting}` must be one that NoiseScaleMonitor can measure under, got {value}: {reason}."
         f" {remedy}"

@@ -221,3 +221,78 @@ def test_averaging_every_batch_does_not_mix_micro_batches(recorded: list[StepNor
         assert got.small_sq_norm == pytest.approx(parts.square().sum().item() / 4, rel=2e-6)
         assert got.big_sq_norm == pytest.approx(parts.mean(0).square().sum().item(), rel=2e-6)
         assert (got.small_batch, got.big_batch) == (8, 32)
+
+
+class TwoLosses(L.LightningModule):
+    """Two networks with a loss and an optimizer each, and a step of both every other batch."""
+
+    def __init__(self, clips: bool = False, of_one_batch: int = 1) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.actor, self.critic = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, 1)
+        self.clips, self.of_one_batch = clips, of_one_batch
+
+    def loss(self, name: str, x: Tensor) -> Tensor:
+        return (getattr(self, name)(x) - 1).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for name in ("actor", "critic"):
+            for _ in range(self.of_one_batch):
+                self.manual_backward(self.loss(name, batch[0]) / 2)
+        if batch_idx % 2:
+            for optimizer in self.optimizers():
+                if self.clips:
+                    self.clip_gradients(optimizer, 1e-3, gradient_clip_algorithm="norm")
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.SGD(getattr(self, name).parameters(), lr=0.0)
+            for name in ("actor", "critic")
+        ]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_loss_that_is_anothers_and_clipping_by_hand_do_not_count(
+    clips: bool, recorded: list[StepNorms]
+) -> None:
+    (steps,) = fit(
+        NoiseScaleMonitor(),
+        ranks=1,
+        strategy="auto",
+        model=TwoLosses(clips),
+        train_loader=loader(BATCH_SIZE, 64),
+        log_every_n_steps=1,
+        results=lambda *_: list(recorded),
+    )
+
+    x, module = data(64).tensors[0].double(), TwoLosses().double()
+    assert len(steps) == 8
+    for index, got in enumerate(steps):
+        name, gradients = ("actor", "critic")[index % 2], []
+        for micro in (2 * (index // 2), 2 * (index // 2) + 1):
+            module.zero_grad()
+            module.loss(name, x[8 * micro : 8 * micro + 8]).backward()
+            parameters = getattr(module, name).parameters()
+            gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+        parts = torch.stack(gradients)
+        assert got.small_sq_norm == pytest.approx(parts.square().sum().item() / 2, rel=2e-6)
+        assert got.big_sq_norm == pytest.approx(parts.mean(0).square().sum().item(), rel=2e-6)
+        assert (got.small_batch, got.big_batch, got.examples) == (8, 16, 16)
+
+
+def test_several_passes_of_one_batch_are_told_and_not_measured() -> None:
+    module = TwoLosses(of_one_batch=2)
+    with pytest.warns(UserWarning, match="Several backward passes of one step were of the same"):
+        fit(
+            monitor := NoiseScaleMonitor(),
+            ranks=1,
+            strategy="auto",
+            model=module,
+            train_loader=loader(BATCH_SIZE, 64),
+            results=lambda *_: None,
+        )
+
+    assert monitor.noise_scale.steps == 0

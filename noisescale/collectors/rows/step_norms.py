@@ -22,6 +22,8 @@ class StepNorms(NamedTuple):
     """Effective examples behind the average, 1/Σ(w²/n)."""
     examples: float
     """Examples behind the step, over all ranks: its global batch size."""
+    weighted: bool = False
+    """Whether parts weigh differently; then `small_sq_norm` may well be the smaller of the two."""
 
     @property
     def alone(self) -> bool:
@@ -41,6 +43,8 @@ class StepNorms(NamedTuple):
         Different examples never do that. Equal data on all ranks does, and so does a capture
         that came too late and saw the average on every rank.
         """
+        if self.weighted:
+            return False
         return self.big_sq_norm > 0 and self.small_sq_norm <= self.big_sq_norm * (1 + 3e-6)
 
     def moments(self) -> GradientMoments:

@@ -87,6 +87,7 @@ class StepRows:
         rows = self._rows.read_without_waiting() if without_waiting else self._rows.read()
         for row in rows:
             *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
+            weighted = (weights, total) != (self._ranks, self._ranks)
             if not weights:  # nothing counts in this step: leave it out
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
             entries = len(norms) // 2
@@ -97,7 +98,7 @@ class StepRows:
             small_batch = weights / inverse_part_sizes
             big_batch = total**2 / inverse_sizes
             of_entries = [
-                StepNorms(s, b, small_batch, big_batch, examples)
+                StepNorms(s, b, small_batch, big_batch, examples, weighted)
                 for s, b in zip(small, big, strict=True)
             ]
             whole = StepNorms(
@@ -106,6 +107,7 @@ class StepRows:
                 small_batch,
                 big_batch,
                 examples,
+                weighted,
             )
             yield MeasuredStep(whole, of_entries, unmeasured)
 
