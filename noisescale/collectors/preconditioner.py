@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import Adamax, Optimizer
 
 from noisescale.collectors.squared_norms import Norm, norms_of
 
@@ -30,10 +30,10 @@ class AdamPreconditioner:
 
     def __init__(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
-            if not {"betas", "eps"} <= group.keys():
+            if not {"betas", "eps"} <= group.keys() or isinstance(optimizer, Adamax):
                 raise ValueError(
                     "`preconditioner` must be an optimizer of Adam's family, got"
-                    f" {type(optimizer).__name__}, which has no `betas` and `eps`."
+                    f" {type(optimizer).__name__}, which keeps no mean of squared gradients."
                     " Leave it out: the simple noise scale needs none."
                 )
         self._optimizer = optimizer

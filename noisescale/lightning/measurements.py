@@ -71,7 +71,8 @@ def measurements_for(
     if by_example:
         rank_zero_info(
             "NoiseScaleMonitor compares single examples: one process trains and does not"
-            " accumulate. That takes some of the step's time. `every_n_steps=10`,"
+            " accumulate. The loss has to be a mean over independent rows (no contrastive loss)."
+            " That takes some of the step's time. `every_n_steps=10`,"
             ' `small_batch="example", layers="normalization"` or'
             " `Trainer(accumulate_grad_batches=2)` take less."
         )
