@@ -79,6 +79,12 @@ def measurements_for(
     return measurements
 
 
+def ids_of_trained(trainer: pl.Trainer) -> set[int]:
+    """What tells the parameters that are trained now from those that were earlier."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return {id(p) for group in groups for p in group["params"] if p.requires_grad}
+
+
 def warn_that_nothing_is_measured(reason: Exception) -> None:
     """Say so once, and what to do. `reason`: why single examples cannot be compared."""
     rank_zero_warn(

@@ -17,7 +17,11 @@ from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
 from noisescale.lightning import host
-from noisescale.lightning.measurements import measurements_for, warn_that_nothing_is_measured
+from noisescale.lightning.measurements import (
+    ids_of_trained,
+    measurements_for,
+    warn_that_nothing_is_measured,
+)
 from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
 from noisescale.lightning.tensorboard_layout import charts, merged_into
 from noisescale.measurement import Measurement, checked_options
@@ -131,6 +135,7 @@ class NoiseScaleMonitor(host.Callback):
         self._handed_on: dict[str, Any] = {}
         self._local_batch_size: float = 0
         self._batch_idx = 0
+        self._trained: set[int] = set()
         self._stepped = False
         self._layouts = ExitStack()
 
@@ -183,6 +188,7 @@ class NoiseScaleMonitor(host.Callback):
         ):
             measurement.load_state_dict(of_it)
         self._measuring = bool(self._measurements)
+        self._trained = ids_of_trained(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
@@ -196,6 +202,13 @@ class NoiseScaleMonitor(host.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._measuring:
+            if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
+                self._trained |= trained
+                host.rank_zero_warn(
+                    "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
+                    " measuring those that were trained then. Resume from a checkpoint to measure"
+                    " all of them."
+                )
             self._local_batch_size = self._batch_size_fn(batch)
             self._batch_idx = batch_idx
             self._stepped = False

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
 from brute_force import brute_force
@@ -189,3 +190,21 @@ def test_examples_of_a_compiled_module_are_refused() -> None:
         )
     with pytest.warns(UserWarning, match="`model` must not be compiled"):
         trainer(1, strategy="auto", callbacks=[NoiseScaleMonitor()]).fit(compiled, loader())
+
+
+def test_parameters_that_are_unfrozen_later_are_told_once() -> None:
+    class Unfreeze(L.Callback):
+        def on_train_epoch_start(self, fitting: Any, module: Any) -> None:
+            if fitting.current_epoch:
+                module.net.requires_grad_(True)
+
+    with pytest.warns(UserWarning, match="Parameters have been unfrozen") as warned:
+        trainer(
+            1,
+            strategy="auto",
+            max_epochs=3,
+            accumulate_grad_batches=2,
+            callbacks=[NoiseScaleMonitor(), Unfreeze()],
+        ).fit(classifier(net=frozen()), loader())
+
+    assert len([w for w in warned if "unfrozen" in str(w.message)]) == 1
