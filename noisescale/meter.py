@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,6 +26,14 @@ from noisescale.estimator import NoiseScale, is_real, is_whole
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
+
+
+class _Pass(NamedTuple):
+    """What was said of one backward pass, see `NoiseScaleMeter.before_backward`."""
+
+    size: float
+    weight: Weight | None
+    batch: int | None
 
 
 class NoiseScaleMeter:
@@ -115,9 +123,7 @@ class NoiseScaleMeter:
         )
         self._rows = StepRows(collector.norms.partition, collector.group)
         self._loss_scale = LossScale(grad_scaler)
-        self._window_sizes: list[float] = []
-        self._window_weights: list[Weight] = []
-        self._window_batches: list[int | None] = []
+        self._passes: list[_Pass] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
         self._steps = 0
@@ -225,13 +231,10 @@ class NoiseScaleMeter:
         collector = self._open_collector()
         if not collector.norms.any_trained():
             return  # another optimizer's turn, with this one's parameters toggled off
-        if self._window_sizes and collector.gradients_dropped:
+        if self._passes and collector.gradients_dropped:
             collector.reset()
-            self._window_sizes, self._window_weights, self._window_batches = [], [], []
-        self._window_sizes.append(local_batch_size)
-        self._window_batches.append(batch)
-        if weight is not None:
-            self._window_weights.append(weight)
+            self._passes = []
+        self._passes.append(_Pass(local_batch_size, weight, batch))
         if self._measures:
             collector.before_backward(loss, local_batch_size, capture_average=capture_average)
 
@@ -249,7 +252,7 @@ class NoiseScaleMeter:
         measured = self._measures
         if measured:
             self._leave_out_what_did_not_reach(collector)
-        sizes = self._window_sizes
+        sizes = [one.size for one in self._passes]
         self._steps += 1
         if measured:
             self._reduce(collector, sizes, loss_divisor or len(sizes))
@@ -257,7 +260,7 @@ class NoiseScaleMeter:
             self._last_measured_step = self._steps
         else:
             self._unmeasured_examples += sum(sizes)
-        self._window_sizes, self._window_weights, self._window_batches = [], [], []
+        self._passes = []
         collector.reset()
         collector.wanted = self._measures
         if len(self._rows) >= _MOST_UNREAD:
@@ -289,11 +292,10 @@ class NoiseScaleMeter:
     def _leave_out_what_did_not_reach(self, collector: Collector) -> None:
         """Passes of another optimizer's loss, that left these parameters alone, do not count."""
         reached = collector.reached
-        if reached is None or all(reached) or self._window_weights:
+        if reached is None or any(one.weight is not None for one in self._passes):
             return
-        counted = [i for i, here in enumerate(reached) if here]
-        self._window_sizes = [self._window_sizes[i] for i in counted]
-        self._window_batches = [self._window_batches[i] for i in counted]
+        pairs = zip(self._passes, reached, strict=True)
+        self._passes = [one for one, here in pairs if here]
 
     def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
         if collector.averaged_too_often:
@@ -304,7 +306,7 @@ class NoiseScaleMeter:
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
-        batches = [batch for batch in self._window_batches if batch is not None]
+        batches = [one.batch for one in self._passes if one.batch is not None]
         if len(set(batches)) < len(batches):
             small = None
             self._warn(
@@ -331,7 +333,8 @@ class NoiseScaleMeter:
     def _layout(
         self, collector: Collector, sizes: list[float], loss_divisor: float
     ) -> WindowLayout:
-        if not (weights := self._window_weights):
+        weights = [one.weight for one in self._passes if one.weight is not None]
+        if not weights:
             return collector.layout(sizes, loss_divisor)
         if len(weights) == len(sizes):
             return collector.weighted_layout(sizes, weights)

@@ -35,7 +35,7 @@ try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 except ImportError:  # an older torch, where nobody can see what FSDP2 reduces
-    FSDPModule, ReduceScatter = None, object  # type: ignore[assignment, misc]
+    FSDPModule, ReduceScatter = None, object  # type: ignore[assignment, misc] # stand-ins
 
 
 def is_sharded(model: nn.Module) -> bool:

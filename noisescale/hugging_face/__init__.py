@@ -2,7 +2,7 @@
 """A callback for the Trainer of Hugging Face's transformers, thin like Lightning's."""
 
 try:
-    import transformers as _transformers  # noqa: F401
+    import transformers as _transformers  # noqa: F401 - whether it is there is all we ask
 except ImportError as error:
     raise ImportError(
         "`transformers` must be installed for NoiseScaleCallback. Install it with what its Trainer"

@@ -49,10 +49,11 @@ class Use:
         if kept is None:
             return None
         try:
+            # torch types a node of the graph without what its function saved.
             (x,) = kept.grad_fn.saved_tensors  # type: ignore[union-attr]
         except RuntimeError:  # legal where autograd itself saved a 16-bit copy, under autocast
             return None
-        return x  # type: ignore[no-any-return]
+        return x  # type: ignore[no-any-return] # likewise
 
 
 class LayerHooks:
@@ -102,6 +103,7 @@ class LayerHooks:
         if names:
             kept = None
             if "weight" in names:
+                # torch does not annotate `Function.apply`.
                 kept = _Keep.apply(self._anchor, x.detach())  # type: ignore[no-untyped-call]
             use = Use(layer, names, kept, self._is_constant(x))
             use.statistics = layer.statistics(output)

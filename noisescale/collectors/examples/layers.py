@@ -278,6 +278,7 @@ class NormLayer(Layer):
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         ):
             return None
+        # Nodes have what they saved as attributes, which torch does not declare.
         statistics: Statistics = (node._saved_result1, node._saved_result2)  # type: ignore[attr-defined]
         return statistics if statistics[0].element_size() >= 4 else None
 
@@ -296,7 +297,7 @@ class NormLayer(Layer):
 class GroupNormLayer(NormLayer):
     """The same with one gain a channel."""
 
-    module: nn.GroupNorm  # type: ignore[assignment]
+    module: nn.GroupNorm  # type: ignore[assignment] # one kind for another: never both
 
     def has_batch(self, d: Tensor) -> bool:
         """It always has."""
