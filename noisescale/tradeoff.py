@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,20 @@ class Tradeoff:
     At B_crit a run takes twice the fewest possible steps and twice the fewest possible
     examples: below it more devices buy time almost freely, above it they buy little.
 
+    Eliminating B gives the Pareto front (steps/S_min - 1)·(examples/E_min - 1) = 1. Moving along
+    it, one step saved costs r = B²/B_crit examples, the exchange rate at B.
+
+    "Critical" has two definitions, which differ several fold: `critical_batch_size` is
+    McCandlish's, `overhead_batch_size` is that of Zhang et al. Always say which.
+
     Args:
         min_steps: S_min, the optimizer steps needed at an infinite batch size.
         min_examples: E_min, the examples needed at a vanishing batch size.
+        gamma: How much nearer to the origin a batch size that follows the noise scale brings the
+            front, see `adaptive_examples`: 1 where the noise scale is constant, else less.
 
     Raises:
-        ValueError: If either is not a positive finite number.
+        ValueError: If the first two are not positive and finite, or `gamma` not within 0 to 1.
 
     Example:
         >>> tradeoff = Tradeoff(min_steps=1000, min_examples=20_000)
@@ -45,27 +54,105 @@ class Tradeoff:
 
     min_steps: float
     min_examples: float
+    gamma: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in (("min_steps", self.min_steps), ("min_examples", self.min_examples)):
             if not 0 < value < math.inf:
                 raise ValueError(
                     f"`{name}` must be positive and finite, got {value!r}."
-                    " Take it from `Tradeoff.from_run` or from a fit."
+                    " Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
                 )
+        if not 0 < self.gamma <= 1:
+            raise ValueError(
+                f"`gamma` must lie between 0 and 1, got {self.gamma!r}. Leave it at 1 for a"
+                " constant noise scale, or take it from `Tradeoff.from_run`."
+            )
 
     @property
     def critical_batch_size(self) -> float:
-        """B_crit = E_min/S_min, in examples: here steps and examples are twice their least."""
+        """B_crit = E_min/S_min, in examples: here steps and examples are twice their least.
+
+        The definition of McCandlish et al. 2018.
+        """
         return self.min_examples / self.min_steps
 
-    def steps(self, batch_size: float) -> float:
+    def overhead_batch_size(self, overhead: float, optimal_batch_size: float) -> float:
+        """Return the batch size that costs `overhead` more examples than perfect scaling.
+
+        The definition of Zhang et al. 2024 (with 0.2 and 256 sequences). Perfect scaling from
+        B_opt keeps its examples; B·steps(B) = (1 + overhead)·examples(B_opt) is solved by
+
+            B = (1 + overhead)·B_opt + overhead·B_crit
+
+        Args:
+            overhead: Relative, 0.2 for 20 %.
+            optimal_batch_size: B_opt, where scaling is taken to start, in examples.
+
+        Example:
+            >>> Tradeoff(1000, 20_000_000).overhead_batch_size(0.2, 256)
+            4307.2
+
+        References:
+            Zhang et al. 2024, arXiv:2410.21676.
+        """
+        start = _positive("optimal_batch_size", optimal_batch_size)
+        extra = _positive("overhead", overhead, "a share, such as 0.2 for 20 %")
+        return (1 + extra) * start + extra * self.critical_batch_size
+
+    @overload
+    def steps(self, batch_size: float) -> float: ...
+
+    @overload
+    def steps(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]: ...
+
+    def steps(self, batch_size: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
         """Return the optimizer steps needed at a global batch of `batch_size` examples."""
         return self.min_steps + self.min_examples / _positive("batch_size", batch_size)
 
-    def examples(self, batch_size: float) -> float:
+    @overload
+    def examples(self, batch_size: float) -> float: ...
+
+    @overload
+    def examples(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]: ...
+
+    def examples(self, batch_size: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
         """Return the examples processed at a global batch of `batch_size` examples."""
         return self.min_examples + self.min_steps * _positive("batch_size", batch_size)
+
+    def exchange_rate(self, batch_size: float) -> float:
+        """Return r = B²/B_crit: the examples that one step saved costs at `batch_size`."""
+        return _positive("batch_size", batch_size) ** 2 / self.critical_batch_size
+
+    def batch_size_for(self, exchange_rate: float) -> float:
+        """Return B = √(r·B_crit), the best batch size where a step is worth r examples.
+
+        r = B_crit gives B_crit itself, McCandlish's default.
+        """
+        rate = _positive("exchange_rate", exchange_rate, "the examples that a step is worth")
+        return math.sqrt(rate * self.critical_batch_size)
+
+    def adaptive_examples(self, steps: float) -> float:
+        """Return the examples needed in `steps` where the batch size follows the noise scale.
+
+        With B(s) = √(r·b(s)) at every step, for any one r,
+
+            (steps/S_min - 1)·(examples/E_min - 1) = γ = (∫ √b ds)²/(S_min·E_min) <= 1
+
+        with γ of the run, `gamma`. With γ = 1 this is the front of constant batch sizes.
+
+        Raises:
+            ValueError: If `steps` does not exceed `min_steps`, which no batch size can do with.
+
+        References:
+            McCandlish et al. 2018, arXiv:1812.06162, appendix D.
+        """
+        if not self.min_steps < steps < math.inf:
+            raise ValueError(
+                f"`steps` must exceed `min_steps`, got {steps!r} <= {self.min_steps!r}."
+                " No batch size reaches the result in fewer."
+            )
+        return self.min_examples * (1 + self.gamma / (steps / self.min_steps - 1))
 
     @classmethod
     def from_run(cls, noise_scale: Floats, batch_size: Floats, steps: Floats) -> Tradeoff:
@@ -77,6 +164,8 @@ class Tradeoff:
 
             S(B') = Σ (1 + b/B')/(1 + b/B) = S_min + E_min/B'
             S_min = Σ 1/(1 + b/B)          E_min = Σ b/(1 + b/B)
+
+        `gamma` of the result is (Σ √b/(1 + b/B))²/(S_min·E_min).
 
         Args:
             noise_scale: b of each stretch of the run, in examples. NaN marks a stretch where
@@ -132,12 +221,27 @@ class Tradeoff:
                     " Leave that stretch out."
                 )
         noise_free_steps = count / (1 + b / batch)
-        return cls(float(noise_free_steps.sum()), float((b * noise_free_steps).sum()))
+        min_steps = float(noise_free_steps.sum())
+        min_examples = float((b * noise_free_steps).sum())
+        adaptive = float((np.sqrt(b) * noise_free_steps).sum())
+        gamma = min(adaptive**2 / (min_steps * min_examples), 1.0) if min_examples else 1.0
+        return cls(min_steps, min_examples, gamma)
 
 
-def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"`{name}` must be positive and finite, got {value!r}. Give a number of examples."
-        )
+@overload
+def _positive(name: str, value: float, what: str = ...) -> float: ...
+
+
+@overload
+def _positive(name: str, value: NDArray[np.float64], what: str = ...) -> NDArray[np.float64]: ...
+
+
+def _positive(
+    name: str, value: float | NDArray[np.float64], what: str = "a number of examples"
+) -> float | NDArray[np.float64]:
+    values = np.asarray(value, dtype=np.float64)
+    valid = (values > 0) & (values < math.inf)
+    if not valid.all():
+        wrong = value if not values.ndim else float(values[~valid][0])
+        raise ValueError(f"`{name}` must be positive and finite, got {wrong!r}. Give {what}.")
     return value

@@ -74,6 +74,62 @@ def test_stretches_not_measured_take_the_next_value_and_the_last_one_at_the_end(
     assert gaps == filled
 
 
+def test_a_saved_step_costs_the_exchange_rate() -> None:
+    """By differences along the front, at batch sizes below and above B_crit."""
+    tradeoff = Tradeoff(min_steps=1000, min_examples=50_000)
+    for batch_size in (10.0, 50.0, 300.0):
+        near = batch_size * (1 + 1e-6)
+        more_examples = tradeoff.examples(near) - tradeoff.examples(batch_size)
+        saved_steps = tradeoff.steps(batch_size) - tradeoff.steps(near)
+
+        rate = tradeoff.exchange_rate(batch_size)
+
+        assert rate == pytest.approx(more_examples / saved_steps, rel=1e-4)
+        assert tradeoff.batch_size_for(rate) == pytest.approx(batch_size)
+
+
+def test_the_two_definitions_of_critical_differ() -> None:
+    tradeoff = Tradeoff(min_steps=1000, min_examples=2_000_000)
+
+    zhang = tradeoff.overhead_batch_size(0.2, 256)
+
+    perfect_scaling = tradeoff.examples(256) / zhang
+    assert tradeoff.steps(zhang) == pytest.approx(1.2 * perfect_scaling)
+    assert (zhang, tradeoff.critical_batch_size) == pytest.approx((707.2, 2000))
+
+
+def test_costs_of_many_batch_sizes_come_at_once() -> None:
+    tradeoff = Tradeoff(min_steps=1000, min_examples=20_000)
+    sizes = np.array([4.0, 20, 64])
+
+    assert tradeoff.steps(sizes).tolist() == [tradeoff.steps(size) for size in sizes]
+    assert tradeoff.examples(sizes).tolist() == [tradeoff.examples(size) for size in sizes]
+
+
+def test_gamma_of_a_noise_scale_that_grows_as_the_root_is_24_25ths() -> None:
+    """McCandlish et al. appendix D: b ∝ √s in noise-free steps."""
+    progress = (np.arange(100_000) + 0.5) / 100_000
+    noise_scale, batch = 100 * np.sqrt(progress), np.full(100_000, 64)
+
+    run = Tradeoff.from_run(noise_scale, batch, steps=1 + noise_scale / batch)
+
+    assert run.gamma == pytest.approx(24 / 25, abs=1e-4)
+
+
+def test_gamma_is_what_following_the_noise_scale_saves() -> None:
+    """Two stretches of 100 noise-free steps at b = 10 and 90, batches √(r·b), summed by hand."""
+    run = Tradeoff.from_run([10, 90], batch_size=[30, 30], steps=[100 * 4 / 3, 100 * 4])
+    r = 40.0
+    batches = [math.sqrt(r * 10), math.sqrt(r * 90)]
+    steps = sum(100 * (1 + b / batch) for b, batch in zip((10, 90), batches, strict=True))
+    examples = sum(100 * (batch + b) for b, batch in zip((10, 90), batches, strict=True))
+
+    assert run.adaptive_examples(steps) == pytest.approx(examples)
+    assert run.gamma == pytest.approx(0.8)
+    fixed = run.min_examples * (1 + 1 / (steps / run.min_steps - 1))
+    assert examples < fixed
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -117,3 +173,15 @@ def test_impossible_numbers_are_refused() -> None:
         Tradeoff(10, 10).steps(-1)
     with pytest.raises(ValueError, match=r"^`batch_size` must be positive and finite, got inf\."):
         Tradeoff(10, 10).examples(math.inf)
+    with pytest.raises(ValueError, match=r"^`gamma` must lie between 0 and 1, got 1\.1\."):
+        Tradeoff(10, 10, gamma=1.1)
+    with pytest.raises(
+        ValueError, match=r"^`overhead` must be positive and finite, got 0\. Give a s"
+    ):
+        Tradeoff(10, 10).overhead_batch_size(0, 256)
+    with pytest.raises(ValueError, match=r"^`exchange_rate` must be positive and finite, got -1\."):
+        Tradeoff(10, 10).batch_size_for(-1)
+    with pytest.raises(
+        ValueError, match=r"^`steps` must exceed `min_steps`, got 10 <= 10\. No batch"
+    ):
+        Tradeoff(10, 10).adaptive_examples(10)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A number with what it may at least and at most be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Band:
+    """A value between its bounds, in the unit of whatever it describes.
+
+    Where only bounds are known `value` is NaN; where there is no upper one `high` is infinite.
+
+    Example:
+        >>> Band(2.0, 1.5, 3.0) * Band(10.0, 9.0, 12.0)
+        Band(value=20.0, low=13.5, high=36.0)
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, other: Band | float) -> Band:
+        """Multiply non-negative bands: bounds by bounds, which is the widest it can be."""
+        if not isinstance(other, Band):
+            other = Band(other, other, other)
+        low, high = self.low * other.low, self.high * other.high
+        return Band(self.value * other.value, low, high)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to say: a finite bound at least."""
+        return not math.isnan(self.low)
+
+
+UNKNOWN = Band(math.nan, math.nan, math.nan)
+"""Of what was not measured at all."""
