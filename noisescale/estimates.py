@@ -4,10 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.moments import GradientMoments
+
+
+class MomentSums(NamedTuple):
+    """Over steps of batch size B: Σ B, and the sums of the steps' own moments times B."""
+
+    sum_weight: float
+    sum_grad_sq_norm: float
+    sum_noise_trace: float
+
+    def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
+        """Return the sums with one step more."""
+        grad_sq_norm, noise_trace = moments
+        return MomentSums(
+            self.sum_weight + weight,
+            self.sum_grad_sq_norm + weight * grad_sq_norm,
+            self.sum_noise_trace + weight * noise_trace,
+        )
 
 
 class Estimates:
@@ -32,6 +49,8 @@ class Estimates:
         def estimator() -> NoiseScaleEstimator:
             return NoiseScaleEstimator(window, confidence, unit)
 
+        self.sums = MomentSums(0.0, 0.0, 0.0)
+        """Of the whole gradient, over all steps."""
         self._whole = estimator()
         self._groups = {name: estimator() for name in groups}
         self._preconditioned = estimator() if preconditioned else None
@@ -61,7 +80,8 @@ class Estimates:
             entries: Those of the groups, of the rest and of the preconditioned gradient if any.
             weight: See `NoiseScaleEstimator.update`.
         """
-        self._whole.update(whole, weight)
+        if self._whole.update(whole, weight):
+            self.sums = self.sums.plus(whole, weight)
         for estimator, moments in zip(self._groups.values(), entries, strict=False):
             estimator.update(moments, weight)
         if self._preconditioned is not None:
@@ -70,6 +90,7 @@ class Estimates:
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
         return {
+            "sums": list(self.sums),
             "whole": self._whole.state_dict(),
             "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
             "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
@@ -77,6 +98,7 @@ class Estimates:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
+        self.sums = MomentSums(*state["sums"])
         self._whole.load_state_dict(state["whole"])
         for name, estimator in self._groups.items():
             if name in state["groups"]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +21,13 @@ COLUMNS = (
     "noise_scale",
     "low",
     "high",
+    "sum_weight",
+    "sum_grad_sq_norm",
+    "sum_noise_trace",
     "seconds_per_step",
     "skipped_steps",
+    "devices",
+    "accumulation",
 )
 
 
@@ -35,8 +41,12 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `batch_size` | global batch size of that step |
     | `grad_sq_norm`, `noise_trace` | averages of the two moments |
     | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
+    | `sum_weight` | sum over the measured steps so far of their batch sizes |
+    | `sum_grad_sq_norm`, `sum_noise_trace` | of each step's own moments, times its batch size |
     | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
     | `skipped_steps` | steps left out so far |
+    | `devices` | ranks that train together |
+    | `accumulation` | micro-batches each of them had in that step |
     | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 
     When `most_rows` are reached every second row is dropped and from then on every second log
@@ -50,15 +60,54 @@ class History(Mapping[str, NDArray[np.float64]]):
         (array([50.]), array([nan]))
     """
 
-    def __init__(self, most_rows: int = 4096, extra_columns: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        most_rows: int = 4096,
+        extra_columns: Iterable[str] = (),
+        *,
+        unit: str = "examples",
+        confidence: float = 0.95,
+    ) -> None:
         if most_rows < 2:
             raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
+        self.unit = unit
+        """What examples and batch sizes count."""
+        self.confidence = confidence
+        """Coverage of the intervals."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
         self.last_step = 0.0
         """`step` of the last row appended, kept or not; 0 before it."""
-        self._columns: dict[str, list[float]] = {name: [] for name in (*COLUMNS, *extra_columns)}
+        self._columns = {name: array("d") for name in (*COLUMNS, *extra_columns)}
+
+    @classmethod
+    def from_columns(
+        cls,
+        columns: Mapping[str, NDArray[np.float64]],
+        *,
+        unit: str = "examples",
+        confidence: float = 0.95,
+    ) -> History:
+        """Return a history of these columns, each of one length; all rows are kept.
+
+        Raises:
+            ValueError: If the lengths differ, or there is no `step`.
+        """
+        rows = {name: len(values) for name, values in columns.items()}
+        if "step" not in rows or len(set(rows.values())) > 1:
+            raise ValueError(
+                f"`columns` must have `step` and be equally long, got {rows}."
+                " Fill what was not measured with NaN."
+            )
+        extra = [name for name in columns if name not in COLUMNS]
+        history = cls(max(2, 2 * rows["step"]), extra, unit=unit, confidence=confidence)
+        unknown = np.full(rows["step"], np.nan)
+        for name, values in history._columns.items():
+            values.frombytes(np.asarray(columns.get(name, unknown), dtype=np.float64).tobytes())
+        history._seen = rows["step"]
+        history.last_step = float(columns["step"][-1]) if rows["step"] else 0.0
+        return history
 
     def append(self, **row: float) -> None:
         """Add the row of one log step; columns left out become NaN."""
@@ -80,18 +129,19 @@ class History(Mapping[str, NDArray[np.float64]]):
     def tradeoff(self) -> Tradeoff:
         """Steps against examples for what the run reached, see `Tradeoff.from_run`.
 
-        Rows that are not resolved count as not measured: they take the next value.
+        Each stretch of the run counts with the noise scale of its own time, see `Stretches.of`;
+        what is not resolved takes the next value. `predict` has the bounds, too.
 
         Raises:
             ValueError: If no row is resolved yet.
         """
-        steps = np.diff(self["step"], prepend=0)
-        examples = np.diff(self["examples"], prepend=0)
-        resolved = np.where(np.isfinite(self["high"]), self["noise_scale"], np.nan)
-        return Tradeoff.from_run(resolved, examples / steps, steps)
+        from noisescale.prediction.stretches import Stretches
+
+        run = Stretches.of(self)
+        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
-        return np.array(self._columns[column])
+        return np.array(self._columns[column], dtype=np.float64)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -104,7 +154,7 @@ class History(Mapping[str, NDArray[np.float64]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows, in builtins."""
-        columns = {name: list(values) for name, values in self._columns.items()}
+        columns = {name: values.tolist() for name, values in self._columns.items()}
         return {
             "stride": self._stride,
             "seen": self._seen,
@@ -118,4 +168,4 @@ class History(Mapping[str, NDArray[np.float64]]):
         self.last_step = state["last_step"]
         columns = state["columns"]
         unknown = [float("nan")] * len(columns["step"])
-        self._columns = {name: list(columns.get(name, unknown)) for name in self}
+        self._columns = {name: array("d", columns.get(name, unknown)) for name in self}

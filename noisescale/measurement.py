@@ -11,11 +11,9 @@ from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
+from noisescale.logged_tags import ROOT
 from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
 from noisescale.step_timer import StepTimer
-
-ROOT = "noise_scale/"
-"""What the names of all logged metrics begin with."""
 
 
 def checked_options(
@@ -67,7 +65,11 @@ class Measurement:
 
     def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
         self.meter = meter
-        self.history = History(extra_columns=[f"group/{g}" for g in meter.group_noise_scales])
+        self.history = History(
+            extra_columns=[f"group/{g}" for g in meter.group_noise_scales],
+            unit=meter.noise_scale.unit,
+            confidence=meter.noise_scale.confidence,
+        )
         self._prefix = prefix
         self._timer = StepTimer()
 
@@ -101,6 +103,11 @@ class Measurement:
             "noise_trace": estimate.noise_trace,
             "batch_size": meter.batch_size,
             "efficiency": estimate.efficiency(meter.batch_size),
+            "step": float(meter.last_measured_step),
+            "examples": meter.examples,
+            **meter.sums._asdict(),
+            "devices": float(meter.devices),
+            "accumulation": float(meter.accumulation),
             "seconds_per_step": seconds_per_step,
             "skipped_steps": float(meter.skipped_steps),
         }
@@ -114,8 +121,6 @@ class Measurement:
         unknown |= {f"group/{name}" for name, of_group in groups.items() if not of_group.resolved}
         if self.advanced:
             self.history.append(
-                step=meter.last_measured_step,
-                examples=meter.examples,
                 noise_scale=estimate.value,
                 low=estimate.low,
                 high=estimate.high,

@@ -21,7 +21,7 @@ from noisescale.collectors.per_example import Layers
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window import Weight, WindowLayout
-from noisescale.estimates import Estimates
+from noisescale.estimates import Estimates, MomentSums
 from noisescale.estimator import NoiseScale, is_real, is_whole
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
@@ -131,6 +131,7 @@ class NoiseScaleMeter:
         self._skipped_steps = 0
         self._examples = 0.0
         self._batch_size = math.nan
+        self._accumulation = 1
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -182,6 +183,22 @@ class NoiseScaleMeter:
         self._settle()
         return self._batch_size
 
+    @property
+    def sums(self) -> MomentSums:
+        """Sums over the measured steps so far: differences tell of any stretch of a run."""
+        self._settle()
+        return self._estimates.sums
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches (backward passes) of this rank in the last measured step."""
+        return self._accumulation
+
+    @property
+    def devices(self) -> int:
+        """Ranks that train together."""
+        return self._rows.ranks
+
     def backward(self, loss: Tensor, local_batch_size: float) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
@@ -217,17 +234,7 @@ class NoiseScaleMeter:
             batch: Which batch of data the loss is of, where several passes of a step may be of
                 one: such a step is not measured, as `local_batch_size` is not that of each pass.
         """
-        if not is_real(local_batch_size):
-            raise TypeError(
-                "`local_batch_size` must be a number, got an object of type"
-                f" {type(local_batch_size).__name__}. Take `int(...)` of a tensor, on the host:"
-                " of one on the device it would wait for it at every step."
-            )
-        if not 0 <= local_batch_size < math.inf:
-            raise ValueError(
-                f"`local_batch_size` must be a number of examples, got {local_batch_size!r}."
-                " Pass how many examples of this rank are in the loss."
-            )
+        check_batch_size(local_batch_size)
         collector = self._open_collector()
         if not collector.norms.any_trained():
             return  # another optimizer's turn, with this one's parameters toggled off
@@ -258,6 +265,7 @@ class NoiseScaleMeter:
             self._reduce(collector, sizes, loss_divisor or len(sizes))
             self._unmeasured_examples = 0.0
             self._last_measured_step = self._steps
+            self._accumulation = len(sizes) or self._accumulation
         else:
             self._unmeasured_examples += sum(sizes)
         self._passes = []
@@ -363,8 +371,8 @@ class NoiseScaleMeter:
         elif norms.identical_parts:
             self._skipped_steps += 1
             self._warn(
-                "All ranks had one and the same gradient: such steps are not measured. Give each"
-                " rank its own examples, with a `DistributedSampler`."
+                "All ranks or micro-batches had one and the same gradient: such steps are not"
+                " measured. Give each its own examples, ranks by a `DistributedSampler`."
             )
         else:
             moments = [entry.moments() for entry in entries]
@@ -395,6 +403,7 @@ class NoiseScaleMeter:
             "examples": self._examples,
             "unmeasured_examples": self._unmeasured_examples,
             "batch_size": self._batch_size,
+            "accumulation": self._accumulation,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -408,6 +417,22 @@ class NoiseScaleMeter:
         self._examples = state["examples"]
         self._unmeasured_examples = state["unmeasured_examples"]
         self._batch_size = state["batch_size"]
+        self._accumulation = state["accumulation"]
+
+
+def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:
+    """Raise unless it is a number of examples; `name` is where it comes from."""
+    if not is_real(value):
+        raise TypeError(
+            f"{name} must be a number, got an object of type {type(value).__name__}. Take"
+            " `int(...)` of a tensor, on the host: of one on the device it would wait for it at"
+            " every step."
+        )
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            f"{name} must be a number of examples, got {value!r}."
+            " Pass how many examples of this rank are in the loss."
+        )
 
 
 def checked_every_n_steps(value: int) -> int:

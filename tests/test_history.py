@@ -53,7 +53,7 @@ def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
 
 def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
     history = History()
-    history.append(step=10, examples=320, noise_scale=20129.0, low=41.9, high=np.inf)
+    history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
     with pytest.raises(ValueError, match="`noise_scale` must have a measured value, got 1"):
         history.tradeoff()
     history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)

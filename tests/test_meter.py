@@ -80,8 +80,8 @@ def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
     on_zero, on_one = on_ranks(2, warned)
 
     message = (
-        "All ranks had one and the same gradient: such steps are not measured. Give each rank its"
-        " own examples, with a `DistributedSampler`."
+        "All ranks or micro-batches had one and the same gradient: such steps are not measured."
+        " Give each its own examples, ranks by a `DistributedSampler`."
     )
     assert on_zero == ([message], 5, 0)
     assert on_one == ([], 5, 0)

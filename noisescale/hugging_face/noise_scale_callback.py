@@ -20,7 +20,7 @@ from noisescale.hugging_face import host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
 from noisescale.measurement import Measurement, checked_options
-from noisescale.meter import NoiseScaleMeter
+from noisescale.meter import NoiseScaleMeter, check_batch_size
 
 
 class NoiseScaleCallback(TrainerCallback, ExportableState):
@@ -47,6 +47,10 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
+    | `noise_scale/sum_weight`, `noise_scale/sum_grad_sq_norm`, `noise_scale/sum_noise_trace` | \
+    sums over the run, for `predict` |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
     `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
@@ -267,9 +271,11 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 return
             self._start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
+            batch_size = batch_size_of(examples)
+            check_batch_size(batch_size, "What `batch_size_fn` returns")
             self._measurement.meter.before_backward(
                 cast(Tensor, self._start),
-                batch_size_of(examples),
+                batch_size,
                 capture_average=host.is_last_micro_batch(),
                 weight=None if share_of is None else host.loss_share(share_of, inputs),
             )

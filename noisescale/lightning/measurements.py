@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from noisescale.collectors.gradient_norms import groups_of
 from noisescale.lightning.host import is_compiled, rank_zero_info, rank_zero_warn
 from noisescale.lightning.supported import accumulates
-from noisescale.measurement import ROOT, Measurement
+from noisescale.logged_tags import prefix_of
+from noisescale.measurement import Measurement
 from noisescale.meter import NoiseScaleMeter
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def measurements_for(
                 raise
             warn_that_nothing_is_measured(reason)
             return []
-        measurements.append(Measurement(meter, f"{ROOT}optimizer_{index}/" if index else ROOT))
+        measurements.append(Measurement(meter, prefix_of(index)))
     if by_example:
         rank_zero_info(
             "NoiseScaleMonitor compares single examples: one process trains and does not"

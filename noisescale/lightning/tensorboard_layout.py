@@ -21,7 +21,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars
 
-from noisescale.measurement import ROOT
+from noisescale.logged_tags import ROOT
 
 # Layouts are written when a run starts. Further into old event files we do not look for one.
 _RECORDS_SEARCHED = 10_000

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import pytorch_lightning
 import torch
-from fits import classifier, data, fit, loader, loss_of, network, opaque_network, trainer
+from fits import classifier, data, fit, loader, loss_of, monitored, network, opaque_network, trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DistributedSampler
 
 from noisescale import NoiseScaleMonitor
+from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.lightning import host
 
 KEYS = {
@@ -30,6 +31,13 @@ KEYS = {
         "efficiency",
         "seconds_per_step",
         "skipped_steps",
+        "sum_weight",
+        "sum_grad_sq_norm",
+        "sum_noise_trace",
+        "step",
+        "examples",
+        "devices",
+        "accumulation",
     )
 }
 
@@ -116,11 +124,56 @@ def test_every_logger_gets_the_documented_keys_at_lightnings_own_steps(tmp_path:
     assert logged.keys() == KEYS
     assert [event.step for event in logged["noise_scale/batch_size"]] == [2, 5, 6]
     assert [event.value for event in logged["noise_scale/batch_size"]] == [60, 60, 40]
+    assert [event.value for event in logged["noise_scale/examples"]] == [180, 360, 400]
+    assert [event.value for event in logged["noise_scale/step"]] == [3, 6, 7]
+    assert [event.value for event in logged["noise_scale/sum_weight"]] == [180, 360, 400]
     assert all(math.isfinite(event.value) for tag in logged for event in logged[tag])
     header = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert set(header) >= KEYS
     assert result["metrics"].keys() >= KEYS
     assert result["history"]["step"] == [3, 6, 7]
+
+
+def test_what_a_step_was_made_of_is_in_the_history() -> None:
+    """Two ranks, windows of three batches of 4, the last one of two: 20 a rank in 5 batches."""
+    results = fit(
+        NoiseScaleMonitor(every_n_steps=1),
+        train_loader=loader(4, 40),
+        accumulate_grad_batches=3,
+        log_every_n_steps=1,
+    )
+
+    for result in results:
+        history = result["history"]
+        assert history["devices"] == [2, 2]
+        assert history["accumulation"] == [3, 2]
+        assert history["examples"] == [24, 40]
+
+
+def test_sums_of_the_history_are_those_of_every_measured_step(
+    recorded: list[StepNorms],
+) -> None:
+    """Every second step of one process that accumulates two batches; the last one is short."""
+
+    def history_and_steps(fitting: Any, module: Any) -> Any:
+        history = monitored(fitting, module)["history"]
+        return history, [(norms.examples, norms.moments()) for norms in recorded]
+
+    ((history, steps),) = fit(
+        NoiseScaleMonitor(every_n_steps=2),
+        ranks=1,
+        train_loader=loader(8, 92),
+        accumulate_grad_batches=2,
+        log_every_n_steps=1,
+        results=history_and_steps,
+    )
+
+    weights, moments = zip(*steps, strict=True)
+    assert weights == (16, 16, 16)
+    assert history["sum_weight"][-1] == sum(weights)
+    for name in ("grad_sq_norm", "noise_trace"):
+        expected = sum(w * getattr(m, name) for w, m in zip(weights, moments, strict=True))
+        assert history[f"sum_{name}"][-1] == pytest.approx(expected, rel=1e-12)
 
 
 def test_values_agree_with_one_another() -> None:
@@ -295,13 +348,17 @@ def test_a_batch_size_fn_that_is_no_function_is_refused_at_construction() -> Non
 
 def test_a_negative_batch_size_stops_the_fit() -> None:
     monitor = NoiseScaleMonitor(batch_size_fn=lambda _: -1)
-    with pytest.raises(Exception, match="`local_batch_size` must be a number of examples, got -1"):
+    with pytest.raises(
+        Exception, match="What `batch_size_fn` returns must be a number of examples, got -1"
+    ):
         fit(monitor)
 
 
 def test_a_batch_size_that_is_a_tensor_stops_the_fit() -> None:
     monitor = NoiseScaleMonitor(batch_size_fn=lambda batch: (batch[1] >= 0).sum())
-    with pytest.raises(Exception, match="`local_batch_size` must be a number, got an object of"):
+    with pytest.raises(
+        Exception, match="What `batch_size_fn` returns must be a number, got an object of"
+    ):
         fit(monitor)
 
 

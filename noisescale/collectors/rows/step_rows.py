@@ -39,7 +39,7 @@ class StepRows:
     def __init__(self, partition: int, group: dist.ProcessGroup | None) -> None:
         self._partition = partition
         self._group = group
-        self._ranks = dist.get_world_size(group) if group is not None else 1
+        self.ranks = dist.get_world_size(group) if group is not None else 1
         self._rows = ReducedRows()
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
 
@@ -87,12 +87,12 @@ class StepRows:
         rows = self._rows.read_without_waiting() if without_waiting else self._rows.read()
         for row in rows:
             *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
-            weighted = (weights, total) != (self._ranks, self._ranks)
+            weighted = (weights, total) != (self.ranks, self.ranks)
             if not weights:  # nothing counts in this step: leave it out
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
             entries = len(norms) // 2
             # Where all ranks weigh 1 this is the mean over them.
-            small = [x * (total / self._ranks) ** 2 / weights for x in norms[:entries]]
+            small = [x * (total / self.ranks) ** 2 / weights for x in norms[:entries]]
             big = norms[entries:]
             # Without weights every rank has 1/W, so that Σw/n = Σa/W and Σw²/n = Σc/W².
             small_batch = weights / inverse_part_sizes
