@@ -16,11 +16,14 @@ from fits import FEATURES, Opaque, data, network
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.utils.tensorboard import SummaryWriter
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from noisescale.hugging_face import NoiseScaleCallback, host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported
+from noisescale.runs import read_run
 
 LENGTH, WORDS = 10, 31
 CLIPPED = {"max_grad_norm": 1e-3}
@@ -443,6 +446,20 @@ def test_all_that_report_see_the_metrics_of_training_alone() -> None:
     assert all("noise_scale/noise_trace" in row for row in ours[:6:2])
     assert "noise_scale/noise_trace" in ours[-1]  # step 7, measured after the last log step
     assert not any(k for k, logs in zip(ours, recorder.logs, strict=True) if "eval_loss" in logs)
+
+
+def test_a_run_is_read_back_from_where_the_trainer_reports_it(tmp_path: Path) -> None:
+    """In TensorBoard the Trainer puts "train/" before the names, and counts steps from 1."""
+    callback = NoiseScaleCallback()
+    writer = SummaryWriter(str(tmp_path))
+
+    fit(TensorBoardCallback(writer), callback, gradient_accumulation_steps=2)
+
+    read = read_run(tmp_path)
+    assert read["step"].tolist() == callback.history["step"].tolist() == list(range(1, 8))
+    assert read["examples"].tolist() == callback.history["examples"].tolist()
+    for column in ("low", "sum_noise_trace", "accumulation"):
+        assert read[column] == pytest.approx(callback.history[column], rel=1e-6)
 
 
 def test_evaluation_and_checkpoints_are_left_out_of_the_times(tmp_path: Path) -> None:

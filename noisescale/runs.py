@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a run back into a `History`: from TensorBoard's files, or from a CSVLogger's."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from noisescale.history import COLUMNS, History
+from noisescale.logged_tags import ROOT, name_in, prefix_of
+
+_COLUMN_OF = {
+    "simple": "noise_scale",
+    "simple_high": "high",
+    "lower_bound": "low",
+    **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
+}
+"""From what is logged, without its prefix, to the history's column."""
+
+_ALWAYS = ("step", "examples", "batch_size", "low")
+"""Columns without which a row says nothing."""
+
+_FILES = ("events.out.tfevents.*", "metrics.csv")
+
+
+def read_run(
+    path: str | PathLike[str], *, optimizer: int = 0, allow_truncated: bool = False
+) -> History:
+    """Read what `NoiseScaleMonitor` logged in one run.
+
+    Where a run was resumed from a checkpoint, steps that were trained again count once, as they
+    were trained last.
+
+    Args:
+        path: A folder with TensorBoard's event files or a CSVLogger's metrics.csv, one of those
+            files, or a folder above that has a single such run in it.
+        optimizer: Which one, where several were measured under manual optimization.
+        allow_truncated: Take what is whole of an event file that ends within a record, as those
+            of a run that is still being written do.
+
+    Returns:
+        The history as `monitor.history` has it, to the precision of the file (TensorBoard's is
+        float32). Files do not tell the unit: it is "examples".
+
+    Raises:
+        ValueError: If nothing was logged, the file is damaged, or the folder has several runs.
+        OSError: If it cannot be read.
+    """
+    path = _run_in(Path(path))
+    prefix = prefix_of(optimizer)
+    files = [path] if path.is_file() else sorted(path.glob(_FILES[0]))
+    if files and files[0].suffix != ".csv":
+        from noisescale.event_files import read_event_files
+
+        logged = read_event_files(files, prefix, allow_truncated=allow_truncated)
+        columns, others = logged.columns, logged.other_tags
+    else:
+        columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
+    return _history(columns, str(path), prefix, others)
+
+
+def history_from_scalars(
+    scalars: Mapping[str, tuple[ArrayLike, ArrayLike]], *, optimizer: int = 0, source: str = "run"
+) -> History:
+    """Return the history in scalars that were read elsewhere.
+
+    Args:
+        scalars: From tag to the steps it was logged at and its values. Rows are joined by step;
+            those that lack what is always logged are left out.
+        optimizer: See `read_run`.
+        source: What to call the run in errors.
+
+    Raises:
+        ValueError: If the monitor logged nothing.
+
+    Example:
+        >>> tags = {"step": 50, "examples": 1600, "batch_size": 32, "lower_bound": 12.5}
+        >>> logged = {f"noise_scale/{tag}": ([49], [value]) for tag, value in tags.items()}
+        >>> history_from_scalars(logged)["low"]
+        array([12.5])
+    """
+    prefix = prefix_of(optimizer)
+    ours = {
+        name: (np.asarray(steps, np.float64), np.asarray(values, np.float64))
+        for tag, (steps, values) in scalars.items()
+        if (name := name_in(tag, prefix)) is not None
+    }
+    rows = np.unique(ours["step"][0]) if "step" in ours else np.array([])
+    columns = {}
+    for tag, (steps, values) in ours.items():
+        columns[tag] = np.full(len(rows), math.nan)
+        known = np.isin(steps, rows)
+        columns[tag][np.searchsorted(rows, steps[known])] = values[known]
+    return _history(columns, source, prefix, list(scalars))
+
+
+def _run_in(path: Path) -> Path:
+    """The folder or file of the single run that there is at `path` or below it."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"`run` must be a folder or a file, got {path}, which is neither.")
+    if any(True for pattern in _FILES for _ in path.glob(pattern)):
+        return path
+    runs = sorted({file.parent for pattern in _FILES for file in path.rglob(pattern)})
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise ValueError(
+            f"`{path}` must hold a run, got no event file of TensorBoard and no metrics.csv in it."
+            " Name the folder that the logger wrote to, such as lightning_logs/version_0."
+        )
+    shown = ", ".join(str(run.relative_to(path)) for run in runs[:5])
+    raise ValueError(
+        f"`{path}` must hold one run, got {len(runs)}: {shown}{', ...' if len(runs) > 5 else ''}."
+        " Name one of them."
+    )
+
+
+def _read_csv(path: Path, prefix: str) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        ours = {
+            k: name.removeprefix(prefix) for k, name in enumerate(names) if name.startswith(prefix)
+        }
+        values: dict[str, list[float]] = {name: [] for name in ours.values()}
+        for number, line in enumerate(reader, start=2):
+            if len(line) != len(names):
+                raise ValueError(
+                    f"`{path}` must have {len(names)} cells in each line, got {len(line)} in line"
+                    f" {number}. If it is still being written, or damaged, remove that line."
+                )
+            if not any(line[k] for k in ours):
+                continue  # another callback's metrics
+            for k, name in ours.items():
+                values[name].append(_cell(line[k], path, number, names[k]))
+    columns = {name: np.array(column) for name, column in values.items()}
+    return columns, [name for name in names if name_in(name, prefix) is None]
+
+
+def _cell(text: str, path: Path, line: int, name: str) -> float:
+    if not text:
+        return math.nan  # not logged
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            f"`{name}` must be finite, got {text!r} in line {line} of {path}."
+            " NoiseScaleMonitor never logs that: mend what wrote it."
+        )
+    return value
+
+
+def _history(
+    logged: Mapping[str, NDArray[np.float64]], source: str, prefix: str, others: Sequence[str]
+) -> History:
+    columns = {
+        _COLUMN_OF.get(name, name): values
+        for name, values in logged.items()
+        if name in _COLUMN_OF or name.startswith("group/")
+    }
+    if missing := [name for name in _ALWAYS if name not in columns]:
+        if prefix != ROOT and any(name_in(tag, ROOT) for tag in others):
+            number = prefix.removeprefix(f"{ROOT}optimizer_").rstrip("/")
+            raise ValueError(
+                f"`optimizer` must be one that was measured in {source}, got {number}."
+                " Leave it out for the first."
+            )
+        has = f"{', '.join(others[:5])}" if others else "nothing else"
+        raise ValueError(
+            f"`{source}` must be a run with NoiseScaleMonitor, got no {prefix}{missing[0]} in it"
+            f" (but {has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+        )
+    complete = np.logical_and.reduce([np.isfinite(columns[name]) for name in _ALWAYS])
+    columns = {name: values[complete] for name, values in columns.items()}
+    if not complete.any():
+        raise ValueError(
+            f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
+            " Train until it has logged once."
+        )
+    # A run that was resumed trained some steps again: of each step the last one counts.
+    step = columns["step"]
+    later = np.minimum.accumulate(step[::-1])[::-1]
+    last = np.append(step[:-1] < later[1:], True)
+    columns = {name: values[last] for name, values in columns.items()}
+    unresolved = np.full(int(last.sum()), math.inf)
+    high = columns.get("high", unresolved)
+    columns["high"] = np.where(np.isnan(high), math.inf, high)
+    return History.from_columns(columns)
