@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds an optimizer step takes on other devices and batches, from those that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from noisescale.step_time.assumptions import assumptions
+from noisescale.step_time.model import FittedStepTime
+from noisescale.step_time.pollux import (
+    GROWTHS,
+    NAMES,
+    PARAMETERS,
+    Array,
+    Plans,
+    relative_seconds,
+    told_parameters,
+)
+from noisescale.step_time.timings import StepTiming
+
+REFITS = 256
+"""Enough for bounds, at 2.5 and 97.5 % of them, that do not hang on the seed."""
+
+REPEATABILITY = 0.01
+"""Times of one configuration repeat to 1 % at best, and where there are too few to tell."""
+
+STARTS = 6
+"""Points to begin from, as the errors are not convex in the overlap."""
+
+PULL = 1e-3
+"""Towards what is assumed, for times at which the timings but hint: far below any scatter."""
+
+
+def assume_step_time(timing: StepTiming) -> FittedStepTime:
+    """Return the times of other configurations from those of one, by stated assumptions.
+
+    See `fit_step_time`: nothing but the scale is fitted, and the bounds are wide.
+
+    Example:
+        >>> model = assume_step_time(StepTiming(32, 1, devices=1, nodes=1, seconds=0.1))
+        >>> f"{model.seconds(32, accumulation=2).value:.3f}"
+        '0.200'
+        >>> half = model.seconds(16)
+        >>> f"{half.low:.2f} {half.value:.3f} {half.high:.2f}"
+        '0.05 0.075 0.10'
+    """
+    return fit_step_time([timing])
+
+
+def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
+    """Fit a model of the time of a step to measured configurations.
+
+    The model is that of Pollux: with b examples on each of W devices and K micro-batches
+
+        T_grad  = a_c + b_c·b                         gradients of a micro-batch
+        T_sync  = a + c·max(W - 2, 0)                 0 for one device; others across nodes
+        T_step  = (T_grad^p + T_sync^p)^(1/p)         1 <= p <= 10: how well they overlap
+        seconds = (K - 1)·T_grad + T_step + u
+
+    This differs from the paper in u, what a step costs but once, such as the optimizer's update.
+    There it is in T_grad, where K micro-batches pay for it K times.
+
+    The logarithms are fitted by least squares, from several points. What the timings do not tell
+    (one size of batch does not show what share of T_grad is fixed, one device says nothing of
+    T_sync) is assumed. The bounds come from refits to the timings with noise as large as their
+    errors, each with what is assumed at one or the other end of its range.
+
+    Args:
+        timings: Of one or more configurations; repeats are welcome.
+
+    Returns:
+        The model, with bounds that hold 95 % of further timings.
+
+    Raises:
+        ValueError: If there are none.
+
+    Example:
+        >>> timings = [StepTiming(b, 1, 1, 1, 0.01 + 0.001 * b) for b in (8, 16, 32, 64)]
+        >>> f"{fit_step_time(timings).seconds(48).value:.4f}"
+        '0.0580'
+
+    References:
+        Qiao et al. 2021, "Pollux", OSDI, section 3.2.
+    """
+    if not timings:
+        raise ValueError("`timings` must not be empty, got []. Make some: `noisescale profile`.")
+    reference = max(timing.device_batch_size for timing in timings)
+    plans, logs = Plans.of(timings, reference), np.log([t.seconds for t in timings])
+    told, hinted = told_parameters(plans)
+    middle, low, high = (
+        np.array([getattr(parameter, end) for parameter in PARAMETERS.values()])
+        for end in ("middle", "low", "high")
+    )
+    rng = np.random.default_rng(0)
+
+    starts = [middle, *(_start(rng) for _ in range(STARTS - 1))]
+    fits = [_fit(plans, logs, told, hinted, middle, start) for start in starts]
+    fit, squares = min(fits, key=lambda found: found[1])
+    spare = max(len(timings) - 1 - len(told), 0)
+    mean_square = max(squares / max(spare, 1), REPEATABILITY**2)
+    freedom = max(spare, 2)  # one error alone would say nearly nothing
+    scatter = np.sqrt(mean_square * freedom / rng.chisquare(freedom, REFITS))  # Student's t
+    refits = []
+    for size in scatter:
+        assumed = np.where(rng.random(len(NAMES)) < 0.5, low, high)
+        start = fit[1:].copy()
+        start[NAMES.index("overlap")] = rng.uniform(1, 10)  # it may be told but weakly
+        noisy = logs + size * rng.standard_normal(len(timings))
+        refits.append(_fit(plans, noisy, told, hinted, assumed, start)[0])
+    factor = np.exp(scatter * rng.standard_normal(REFITS))
+    held = [name for index, name in enumerate(NAMES) if index not in told]
+    sentences = assumptions(held, checked=spare > 0)
+    return FittedStepTime(tuple(timings), reference, fit, np.array(refits).T, factor, sentences)
+
+
+def _fit(
+    plans: Plans, logs: Array, told: list[int], hinted: list[int], assumed: Array, start: Array
+) -> tuple[Array, float]:
+    """The unit and the parameters that fit best, those not told as assumed; squared errors."""
+    free = [*told, *hinted]
+
+    def complete(values: Array) -> Array:
+        parameters = assumed.copy()
+        parameters[free] = values
+        for growth, of in GROWTHS.items():
+            if NAMES.index(growth) not in told:
+                parameters[NAMES.index(growth)] *= parameters[NAMES.index(of)]
+        return parameters
+
+    def errors(values: Array) -> Array:
+        relative = logs - np.log(relative_seconds(complete(values), plans))
+        pulls = PULL * (values[len(told) :] - assumed[hinted])
+        return np.concatenate([relative - relative.mean(), pulls])  # the best unit is known
+
+    def slopes(values: Array) -> Array:
+        step = 1e-7
+        moved = values + step * np.vstack([np.zeros(len(free)), np.eye(len(free))])
+        parameters = np.array([complete(row) for row in moved]).T[..., None]
+        fitted = np.log(relative_seconds(parameters, plans))
+        relative = (fitted[0] - fitted[1:]) / step
+        pulls = PULL * np.eye(len(free))[:, len(told) :]
+        return np.hstack([relative - relative.mean(axis=1, keepdims=True), pulls]).T
+
+    values = np.concatenate([start[told], assumed[hinted]])
+    if free:
+        least, most = (
+            np.array([getattr(PARAMETERS[NAMES[index]], end) for index in free])
+            for end in ("least", "most")
+        )
+        inside = np.clip(values, least + 1e-6, most - 1e-6)
+        bounds = least, most
+        values = least_squares(errors, inside, slopes, bounds, x_scale="jac", ftol=1e-6).x
+    parameters = complete(values)
+    unit = np.exp(np.mean(logs - np.log(relative_seconds(parameters, plans))))
+    squares = float(np.sum(errors(values)[: len(logs)] ** 2))
+    return np.array([unit, *parameters]), squares
+
+
+def _start(rng: np.random.Generator) -> Array:
+    start: Array = 10 ** rng.uniform(-3, 0.5, len(NAMES))
+    start[NAMES.index("overlap")] = rng.uniform(1, 10)
+    return start

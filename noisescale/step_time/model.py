@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What says how long a step takes: the fitted model, and the protocol for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from noisescale.band import Band
+from noisescale.step_time.pollux import Array, Plans, relative_seconds
+from noisescale.step_time.timings import StepTiming
+
+
+class StepTimeModel(Protocol):
+    """Seconds a step of any configuration, with bounds."""
+
+    @property
+    def max_device_batch_size(self) -> float:
+        """The largest device batch that was timed, in examples."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was not measured and how it is taken to be, in whole sentences."""
+
+    def seconds(
+        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
+    ) -> Band:
+        """Return the seconds an optimizer step takes."""
+
+    def extrapolates(
+        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
+    ) -> bool:
+        """Whether the configuration lies outside of those that were timed."""
+
+
+@dataclass(frozen=True)
+class FittedStepTime:
+    """See `fit_step_time`, which makes it."""
+
+    timings: tuple[StepTiming, ...]
+    max_device_batch_size: float
+    fit: Array
+    """The unit in seconds, and the parameters in the order of `NAMES`."""
+    refits: Array
+    """The same for each refit to noisier timings, a column each."""
+    scatter: Array
+    """A factor for each refit: by how much a single time differs from the model."""
+    assumptions: tuple[str, ...]
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The constants in seconds (p: none), by their names in the formula of `fit_step_time`.
+
+        `a` and `c` are those within a node, `a_across` and `c_across` those across nodes.
+        """
+        unit, fixed, *times, overlap, update = self.fit.tolist()
+        between = zip(("a", "a_across", "c", "c_across"), times, strict=True)
+        return {
+            "a_c": unit * fixed,
+            "b_c": unit * (1 - fixed) / self.max_device_batch_size,
+            **{name: unit * time for name, time in between},
+            "p": overlap,
+            "u": unit * update,
+        }
+
+    @property
+    def log_residuals(self) -> list[float]:
+        """log(measured) - log(fitted) of each timing: 0.02 is 2 % longer than the model has it."""
+        unit, *parameters = self.fit
+        plans = Plans.of(self.timings, self.max_device_batch_size)
+        fitted = unit * relative_seconds(parameters, plans)
+        errors = np.log([timing.seconds for timing in self.timings]) - np.log(fitted)
+        return [float(error) for error in errors]
+
+    def seconds(
+        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
+    ) -> Band:
+        """Return the seconds an optimizer step takes, between bounds that hold 95 % of timings.
+
+        They have the uncertainty of the fit, the scatter of timings about it and the range of
+        what is assumed.
+        """
+        size = device_batch_size / self.max_device_batch_size
+        plan = Plans(size, accumulation, devices, nodes > 1)
+        unit, *parameters = self.fit
+        value = float(unit * relative_seconds(parameters, plan))
+        unit, *parameters = self.refits
+        drawn = unit * relative_seconds(parameters, plan) * self.scatter
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        return Band(value, min(float(low), value), max(float(high), value))
+
+    def extrapolates(
+        self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
+    ) -> bool:
+        """Whether the configuration lies outside of those that were timed.
+
+        Micro-batches repeat one another: any number of them is inside. Devices are compared with
+        those timed within a node or across nodes, whichever these are.
+        """
+        alike = [timing for timing in self.timings if (timing.nodes > 1) == (nodes > 1)]
+        return not (
+            alike
+            and _within(device_batch_size, [timing.device_batch_size for timing in self.timings])
+            and _within(devices, [timing.devices for timing in alike])
+            and _within(nodes, [timing.nodes for timing in alike])
+        )
+
+
+def _within(value: float, timed: Sequence[float]) -> bool:
+    slack = 1.01  # a mean device batch size is not a whole number
+    return min(timed) / slack <= value <= max(timed) * slack

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured seconds a step, and the CSV files that hold them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from os import PathLike
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """How long an optimizer step took in one configuration.
+
+    Args:
+        device_batch_size: Examples of one device in one micro-batch.
+        accumulation: Micro-batches of a step.
+        devices: That train together, on all nodes.
+        nodes: That they are on.
+        seconds: A step, all its micro-batches included.
+
+    Raises:
+        ValueError: If one of them is not positive and finite, a count is not whole, or there are
+            more nodes than devices.
+    """
+
+    device_batch_size: float
+    accumulation: int
+    devices: int
+    nodes: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"`{field.name}` must be positive and finite, got {value!r}."
+                    " Leave the configuration out if it was not measured."
+                )
+            if field.type == "int" and value != int(value):
+                raise ValueError(f"`{field.name}` must be a whole number, got {value!r}. Give one.")
+        if self.nodes > self.devices:
+            raise ValueError(
+                f"`nodes` must not exceed `devices`, got {self.nodes} > {self.devices}."
+                " Count the devices of all nodes."
+            )
+
+
+COLUMNS = tuple(field.name for field in fields(StepTiming))
+
+
+def write_timings(path: str | PathLike[str], timings: Iterable[StepTiming]) -> Path:
+    """Add timings to a CSV file, which is made if there is none.
+
+    Runs with different numbers of devices can so be collected in one file.
+
+    Raises:
+        ValueError: If the file is there and is none of timings.
+    """
+    path = Path(path)
+    earlier = read_timings(path) if path.exists() else []
+    partial = path.with_name(path.name + ".new")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(asdict(timing) for timing in (*earlier, *timings))
+    return partial.replace(path)
+
+
+def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
+    """Read a file of `write_timings`, or one with the same columns.
+
+    Raises:
+        ValueError: If a column is missing, or a line is not one of positive numbers.
+        OSError: If the file cannot be read.
+    """
+    path = Path(path)
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+            raise ValueError(
+                f"`{path}` must have the columns {', '.join(COLUMNS)}, got none named"
+                f" {', '.join(missing)}. Make it with `noisescale profile`."
+            )
+        timings = []
+        for number, line in enumerate(reader, start=2):
+            try:
+                size, accumulation, devices, nodes, seconds = (line[name] for name in COLUMNS)
+                plan = int(accumulation), int(devices), int(nodes)
+                timings.append(StepTiming(_number(size), *plan, float(seconds)))
+            except (TypeError, ValueError) as reason:
+                raise ValueError(
+                    f"`{path}` must have positive numbers, whole ones of accumulation, devices and"
+                    f" nodes, got {list(line.values())!r} in line {number}."
+                    " Mend or remove that line."
+                ) from reason
+    if not timings:
+        raise ValueError(
+            f"`{path}` must have timings, got column names alone."
+            " Make it with `noisescale profile`."
+        )
+    return timings
+
+
+def _number(text: str) -> float:
+    """An integer where it is one, so that files stay as they were written."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
