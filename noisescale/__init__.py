@@ -18,19 +18,29 @@ if TYPE_CHECKING:
     from noisescale.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.moments import GradientMoments as GradientMoments
     from noisescale.moments import gradient_moments as gradient_moments
+    from noisescale.prediction import Calibration as Calibration
+    from noisescale.prediction import Prediction as Prediction
+    from noisescale.prediction import predict as predict
+    from noisescale.sweep import TradeoffFit as TradeoffFit
+    from noisescale.sweep import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff import Tradeoff as Tradeoff
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Calibration": "prediction",
     "GradientMoments": "moments",
     "History": "history",
     "NoiseScale": "estimator",
     "NoiseScaleEstimator": "estimator",
     "NoiseScaleMeter": "meter",
     "NoiseScaleMonitor": "lightning.noise_scale_monitor",
+    "Prediction": "prediction",
     "Tradeoff": "tradeoff",
+    "TradeoffFit": "sweep",
+    "fit_tradeoff": "sweep",
     "gradient_moments": "moments",
+    "predict": "prediction",
 }
 
 __all__ = [*_HOME]

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one run to the compute and the time of every other batch size."""
+
+from noisescale.prediction.calibration import Calibration as Calibration
+from noisescale.prediction.costing import PredictedRow as PredictedRow
+from noisescale.prediction.predicting import predict as predict
+from noisescale.prediction.prediction import Prediction as Prediction

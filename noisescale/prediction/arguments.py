@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `predict` was given, checked, and what it takes where it was given nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from os import PathLike
+
+import numpy as np
+
+from noisescale.prediction.calibration import Calibration
+from noisescale.prediction.costing import known_sums
+from noisescale.prediction.run_law import RunLaw
+from noisescale.prediction.stretches import Array, Stretches
+
+
+def history_from(source: Mapping[str, Array] | str | PathLike[str]) -> Mapping[str, Array]:
+    """Return a history, read from a folder where that is what was given."""
+    if isinstance(source, (str, PathLike)):
+        from noisescale.runs import read_run
+
+        return read_run(source)
+    return source
+
+
+def checked_run(history: Mapping[str, Array]) -> Stretches:
+    """Cut a history into stretches, or say what is wrong with it."""
+    run = Stretches.of(history)
+    valid = (run.batch_size > 0) & np.isfinite(run.batch_size)
+    if not valid.all():
+        where = int(np.argmin(valid))
+        step, size = float(history["step"][where]), float(run.batch_size[where])
+        raise ValueError(
+            "`history` must have `examples` that rise with the steps, got"
+            f" {size!r} examples a step up to step {step:g}."
+            " Give `batch_size_fn` to the monitor if its count is wrong."
+        )
+    return run
+
+
+def checked_law(run: Stretches, calibration: Calibration) -> RunLaw:
+    """Return the law of a run, or say that nothing is known of it."""
+    law = RunLaw.of(run, calibration.kappa)
+    if not known_sums(law).min_examples > 0:
+        raise ValueError(
+            "`history` must have a noise scale, or a lower bound of it, got neither in"
+            f" {run.steps.sum():,.0f} steps. Train longer, or at a larger batch size, until the"
+            " monitor has one."
+        )
+    return law
+
+
+def calibration_from(given: Calibration | float | None) -> Calibration:
+    """Return the calibration; by default the theory."""
+    if given is None:
+        return Calibration.theory()
+    return given if isinstance(given, Calibration) else Calibration.given(given)
+
+
+def own_batch_size(history: Mapping[str, Array], run: Stretches) -> float | None:
+    """Return the batch size of more than half of the steps, if there is one."""
+    sizes, which = np.unique(history["batch_size"], return_inverse=True)
+    steps = np.bincount(which.ravel(), weights=run.steps)
+    most = int(np.argmax(steps))
+    known = 0 < sizes[most] < math.inf and steps[most] > run.steps.sum() / 2
+    return float(sizes[most]) if known else None
+
+
+def batch_sizes_from(
+    given: Iterable[float] | None, run: Stretches, law: RunLaw, own: float | None
+) -> list[float]:
+    """Return batch sizes by rising size; by default powers of two around what matters."""
+    if given is not None:
+        sizes = sorted({positive_or("batch_sizes", size, math.nan) for size in given})
+        if not sizes:
+            raise ValueError("`batch_sizes` must not be empty, got []. Leave it out for a ladder.")
+        return sizes
+    critical = law.critical_batch_size
+    middle = critical.value if 0 < critical.value < math.inf else critical.low
+    around = [own or float(run.batch_size.mean())]
+    if 0 < middle < math.inf:
+        around.append(middle)
+    least = math.floor(math.log2(max(min(around), 1.0))) - 2
+    most = math.ceil(math.log2(max(*around, 1.0))) + 3
+    return sorted({2.0**k for k in range(max(least, 0), most + 1)} | ({own} if own else set()))
+
+
+def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
+    """Return numbers of devices; by default the run's own, doubled three times."""
+    if given is None:
+        return [own, 2 * own, 4 * own, 8 * own]
+    counts = sorted(set(given))
+    if not counts or any(count != int(count) or count < 1 for count in counts):
+        raise ValueError(
+            f"`devices` must be whole numbers, 1 or more, got {counts!r}."
+            " Give for instance [1, 2, 4, 8]."
+        )
+    return [int(count) for count in counts]
+
+
+def positive_or(name: str, value: float | None, otherwise: float) -> float:
+    """Return `value` if it is positive and finite, `otherwise` where there is none."""
+    if value is None:
+        return otherwise
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"`{name}` must be positive and finite, got {value!r}. Leave it out if it is unknown."
+        )
+    return float(value)
+
+
+def check_money(price: float | None, worth: float | None, *, timed: bool) -> None:
+    """Refuse prices that are not positive, or that nothing can be multiplied with."""
+    positive_or("price_per_device_hour", price, math.nan)
+    positive_or("hour_worth", worth, math.nan)
+    if worth is not None and price is None:
+        raise ValueError(
+            f"`hour_worth` must come with `price_per_device_hour`, got {worth!r} and None."
+            " Give what a device costs in an hour, too: one is weighed against the other."
+        )
+    if price is not None and not timed:
+        raise ValueError(
+            f"`price_per_device_hour` must come with seconds a step, got {price!r} for a run that"
+            " has none. Give `step_time`, measured by `noisescale profile`."
+        )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""B_crit = kappa·B_simple: the factor between theory and a model's own critical batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from noisescale.band import Band
+from noisescale.prediction.stretches import Stretches
+from noisescale.sweep import TradeoffFit
+from noisescale.tradeoff import Floats, Tradeoff
+
+UNCALIBRATED = (
+    "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
+    " well-tuned learning rate; momentum, Adam and a decaying learning rate change the factor (in"
+    " McCandlish et al. 2018 it runs from 1/8 to 20, for language models it can be larger)."
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A factor by which the noise scale is multiplied to predict, and where it comes from.
+
+    Example:
+        >>> Calibration(Band(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
+        2.5
+
+    Raises:
+        ValueError: If the value is not positive and finite, or not within its bounds.
+    """
+
+    kappa: Band
+    source: str
+    doubts: tuple[str, ...] = ()
+    """Whole sentences, for the reader of a prediction."""
+
+    def __post_init__(self) -> None:
+        k = self.kappa
+        if not (0 < k.value < math.inf and 0 <= k.low <= k.value <= k.high):
+            raise ValueError(
+                "`kappa` must be positive, finite and within its bounds, got"
+                f" {k.value!r} in {k.low!r} to {k.high!r}. Pass 1 for the uncalibrated theory."
+            )
+
+    @classmethod
+    def given(cls, kappa: float) -> Calibration:
+        """Return a factor known from elsewhere."""
+        return cls(Band(kappa, kappa, kappa), "given")
+
+    @property
+    def is_theory(self) -> bool:
+        """Whether this is kappa = 1, for want of anything better."""
+        return self.source == UNCALIBRATED
+
+    @classmethod
+    def theory(cls) -> Calibration:
+        """Return kappa = 1, labelled so."""
+        return cls(Band(1.0, 1.0, 1.0), UNCALIBRATED)
+
+    @classmethod
+    def from_sweep(
+        cls, history: Mapping[str, NDArray[np.float64]], fit: TradeoffFit, confidence: float = 0.95
+    ) -> Calibration:
+        """Find the factor with which a run has the critical batch size of a sweep.
+
+        With noise scales kappa·b along the run, B_crit = E_min/S_min of its sums rises with
+        kappa; where it is the sweep's is the answer. It need not be their plain ratio: the
+        larger kappa·b/B, the more do the large noise scales count.
+
+        Args:
+            history: Of one run of the same model, to the sweep's goal.
+            fit: The sweep, from `fit_tradeoff`. Its interval becomes that of kappa.
+            confidence: Coverage of that interval.
+
+        Raises:
+            ValueError: If the run has no resolved noise scale.
+        """
+        run = Stretches.of(history)
+        if np.isnan(run.noise_scale).all():
+            raise ValueError(
+                "`history` must have a resolved noise scale to be calibrated, got none."
+                " Train longer, or at a larger batch size."
+            )
+        swept = fit.critical_batch_size_band(confidence)
+        kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
+        return cls(
+            Band(*kappas),
+            f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
+            f" B_crit = {swept.value:.3g}",
+            fit.warnings,
+        )
+
+    @classmethod
+    def from_branches(
+        cls,
+        noise_scale: Band,
+        batch_sizes: Floats,
+        losses: Floats,
+        tolerance: float = 0.01,
+    ) -> Calibration:
+        """Compare the noise scale at a checkpoint with branches trained from it.
+
+        From one checkpoint, branches go on at several batch sizes, the learning rate scaled with
+        them, all over the same examples. The critical batch size is the largest one that, with
+        all smaller ones, ends no more than `tolerance` above the best loss of the smaller ones.
+        It lies between that and the next branch: those are the bounds, their geometric mean the
+        value.
+
+        Args:
+            noise_scale: B_simple at the checkpoint with its interval, in examples.
+            batch_sizes: Of the branches, in examples.
+            losses: Smoothed losses at their ends.
+            tolerance: Loss, in the loss's own unit, that may be lost.
+
+        Raises:
+            ValueError: If the noise scale is not resolved, there are fewer than two branches, or
+                none or all of them are worse than the smallest.
+
+        References:
+            Merrill et al. 2025, arXiv:2505.23971.
+        """
+        batch, loss = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, losses))
+        if batch.shape != loss.shape or batch.ndim != 1 or len(batch) < 2:
+            raise ValueError(
+                "`batch_sizes` and `losses` must be equally long, two or more, got shapes"
+                f" {batch.shape} and {loss.shape}. Give the final loss of each branch."
+            )
+        if not (np.isfinite(loss).all() and (batch > 0).all() and np.isfinite(batch).all()):
+            raise ValueError(
+                "`losses` and `batch_sizes` must be finite, and batch sizes positive, got"
+                f" {losses!r} at {batch_sizes!r}. Leave out branches that diverged."
+            )
+        if not (noise_scale.value > 0 and noise_scale.low > 0 and math.isfinite(noise_scale.high)):
+            raise ValueError(
+                f"`noise_scale` must be resolved, got {noise_scale!r}. Branch later in the run."
+            )
+        order = np.argsort(batch)
+        batch, loss = batch[order], loss[order]
+        worse = loss[1:] > np.minimum.accumulate(loss)[:-1] + tolerance
+        if not worse.any():
+            raise ValueError(
+                f"`losses` must show where larger batches fall behind, got none that does up to"
+                f" {batch[-1]:g}. Branch at larger batch sizes, too."
+            )
+        first_worse = 1 + int(np.argmax(worse))
+        least, most = float(batch[first_worse - 1]), float(batch[first_worse])
+        return cls(
+            Band(
+                math.sqrt(least * most) / noise_scale.value,
+                least / noise_scale.high,
+                most / noise_scale.low,
+            ),
+            f"a branched run whose critical batch size lies between {least:g} and {most:g}",
+        )
+
+
+def _kappa(run: Stretches, critical_batch_size: float) -> float:
+    """The factor that gives the run this critical batch size."""
+    if critical_batch_size in (0.0, math.inf):
+        return critical_batch_size
+
+    def excess(log_kappa: float) -> float:
+        scaled = math.exp(log_kappa) * run.noise_scale
+        tradeoff = Tradeoff.from_run(scaled, run.batch_size, run.steps)
+        return math.log(tradeoff.critical_batch_size / critical_batch_size)
+
+    # B_crit lies between kappa times the least and kappa times the largest noise scale.
+    least, most = run.noise_scale.min(), run.noise_scale.max()
+    ends = math.log(critical_batch_size / most) - 1e-9, math.log(critical_batch_size / least) + 1e-9
+    return math.exp(brentq(excess, *ends, xtol=1e-12))

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one batch size on so many devices takes: a plan for the devices, its hours, its price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.band import UNKNOWN, Band
+from noisescale.prediction.run_law import RunLaw, Sums
+from noisescale.prediction.stretches import Array
+from noisescale.step_time import StepTimeModel, StepTiming
+
+FAR = 8.0
+"""A batch size more than so many times the run's largest, or below its smallest, is far away."""
+
+LEAST_SHARE = 0.05
+"""A configuration is one that a run was timed at if so much of its steps were taken with it."""
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """What the run's result costs at one batch size on one number of devices."""
+
+    batch_size: float
+    """Global, in examples."""
+    devices: int
+    device_batch_size: float
+    """Examples of one device in one micro-batch."""
+    accumulation: int
+    """Micro-batches a step."""
+    steps: Band
+    examples: Band
+    seconds_per_step: Band
+    hours: Band
+    device_hours: Band
+    cost: Band
+    """Device-hours at their price."""
+    cost_with_waiting: Band
+    """`cost`, and the hours at what an hour is worth."""
+    extrapolated: tuple[str, ...]
+    """What of this row lies outside of what was measured: "batch size", "step time"."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is known of the devices, and what they and waiting for them cost.
+
+    Args:
+        step_time: Seconds a step, or None where nothing was timed.
+        max_device_batch_size: The most examples a device takes at once.
+        devices_per_node: More devices than these are spread over nodes.
+        price_per_device_hour: In any currency; None where it is not known.
+        hour_worth: What waiting for an hour costs, in the same.
+    """
+
+    step_time: StepTimeModel | None
+    max_device_batch_size: float
+    devices_per_node: float = math.inf
+    price_per_device_hour: float | None = None
+    hour_worth: float | None = None
+
+    def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
+        """Cost a batch size: device batches as large as fit, then accumulation."""
+        accumulation = max(1, math.ceil(batch_size / (devices * self.max_device_batch_size) - 1e-9))
+        device_batch_size = batch_size / (devices * accumulation)
+        nodes = nodes_of(devices, self.devices_per_node)
+        steps = law.steps(batch_size)
+        seconds, extrapolated = UNKNOWN, ["batch size"] if far else []
+        if self.step_time is not None:
+            plan = (device_batch_size, accumulation, devices, nodes)
+            seconds = self.step_time.seconds(*plan)
+            if self.step_time.extrapolates(*plan):
+                extrapolated.append("step time")
+        hours = steps * seconds * (1 / 3600)
+        device_hours = hours * devices
+        price, worth = self.price_per_device_hour, self.hour_worth
+        return PredictedRow(
+            batch_size=batch_size,
+            devices=devices,
+            device_batch_size=device_batch_size,
+            accumulation=accumulation,
+            steps=steps,
+            examples=steps * batch_size,
+            seconds_per_step=seconds,
+            hours=hours,
+            device_hours=device_hours,
+            cost=UNKNOWN if price is None else device_hours * price,
+            cost_with_waiting=UNKNOWN
+            if price is None or worth is None
+            else hours * (devices * price + worth),
+            extrapolated=tuple(extrapolated),
+        )
+
+
+def known_sums(law: RunLaw) -> Sums:
+    """The law at its value; where that is not resolved, at its lower end."""
+    return law.middle if math.isfinite(law.middle.critical_batch_size) else law.low
+
+
+def recommended_row(
+    rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
+) -> PredictedRow:
+    """Return the row with the least cost, waiting included; without prices the balanced one.
+
+    A batch is balanced where a step is worth B_crit examples, McCandlish's default exchange rate:
+    steps + examples/B_crit is least at B_crit. It goes to as many devices as it fills, so that
+    none has to accumulate and none runs half empty.
+    """
+    known = known_sums(law)
+    rate = known.critical_batch_size
+
+    def cost_with_waiting(row: PredictedRow) -> float:
+        a_second = row.cost_with_waiting.high / row.hours.high
+        return known.steps(row.batch_size) * row.seconds_per_step.value * a_second
+
+    if any(row.cost_with_waiting.known for row in rows):
+        return min(rows, key=cost_with_waiting)
+
+    def cost(row: PredictedRow) -> float:
+        return known.steps(row.batch_size) * (1 + row.batch_size / rate)
+
+    size = min(rows, key=cost).batch_size
+    of_it = [row for row in rows if row.batch_size == size]
+    filled = [row for row in of_it if row.devices * max_device_batch_size <= size]
+    return max(filled, key=lambda row: row.devices) if filled else of_it[0]
+
+
+def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
+    """Return the row of one number of devices with the fewest hours, and so device-hours.
+
+    Where no seconds are known it is the one with the fewest steps·examples: the balanced one.
+    """
+    known = known_sums(law)
+
+    def hours(row: PredictedRow) -> float:
+        seconds = row.seconds_per_step.value
+        steps = known.steps(row.batch_size)
+        return steps * (steps * row.batch_size if math.isnan(seconds) else seconds)
+
+    return min(rows, key=hours)
+
+
+def nodes_of(devices: int, devices_per_node: float) -> int:
+    """Return how many nodes so many devices are on."""
+    return math.ceil(devices / devices_per_node) if devices > devices_per_node else 1
+
+
+def timings_of(
+    history: Mapping[str, Array], devices_per_node: float = math.inf
+) -> list[StepTiming]:
+    """Return the configurations that a run was timed at, with their median seconds a step.
+
+    Configurations of few steps (the short last batch of an epoch) are left out. Where the
+    number of devices was not recorded it is taken to be one.
+    """
+    steps = np.diff(history["step"], prepend=0)
+    devices = _recorded(history, "devices", 1.0)
+    accumulation = _recorded(history, "accumulation", 1.0)
+    # The mean of each stretch, as the seconds are: a row's own step may be an epoch's short last.
+    device_batch = np.diff(history["examples"], prepend=0) / steps / (devices * accumulation)
+    seconds = history["seconds_per_step"]
+    timed = (seconds > 0) & np.isfinite(seconds) & (device_batch > 0) & np.isfinite(device_batch)
+    # Batches of nearly one size, counted in tokens say, are one configuration: eighths of octaves.
+    octaves = np.round(8 * np.log2(device_batch[timed]))
+    plans = np.stack([octaves, accumulation[timed], devices[timed]], axis=1)
+    timings = []
+    for plan, those in _runs_of_equal_rows(plans):
+        if steps[timed][those].sum() >= LEAST_SHARE * steps[timed].sum():
+            size, median = (float(np.median(x[timed][those])) for x in (device_batch, seconds))
+            count = round(plan[2])
+            nodes = nodes_of(count, devices_per_node)
+            timings.append(StepTiming(size, round(plan[1]), count, nodes, median))
+    return timings
+
+
+def devices_of(history: Mapping[str, Array]) -> int | None:
+    """Number of devices at the end of the run; None where it was not recorded."""
+    known = history.get("devices", np.array([]))
+    known = known[np.isfinite(known)]
+    return round(float(known[-1])) if known.size else None
+
+
+def _recorded(history: Mapping[str, Array], column: str, otherwise: float) -> Array:
+    values = history.get(column, np.full_like(history["step"], math.nan))
+    return np.where(np.isfinite(values), values, otherwise)
+
+
+def _runs_of_equal_rows(rows: Array) -> Iterator[tuple[list[float], NDArray[np.intp]]]:
+    """Each distinct row with its positions; quick where rows repeat their predecessors."""
+    if not len(rows):
+        return
+    changed = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+    starts = np.concatenate([[0], changed])
+    found, which = np.unique(rows[starts], axis=0, return_inverse=True)
+    which = np.repeat(which.ravel(), np.diff(np.append(starts, len(rows))))
+    for k, row in enumerate(found.tolist()):
+        yield row, np.flatnonzero(which == k)

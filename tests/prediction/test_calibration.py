@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+import re
+
+import numpy as np
+import pytest
+
+from noisescale import Calibration, Tradeoff, fit_tradeoff
+from noisescale.band import Band
+
+STEP = np.arange(20.0, 1001, 20)
+NOISE_SCALE = 20 + 0.1 * STEP
+HISTORY = {
+    "step": STEP,
+    "examples": 64 * STEP,
+    "noise_scale": NOISE_SCALE,
+    "low": 0.8 * NOISE_SCALE,
+    "high": 1.3 * NOISE_SCALE,
+}
+
+
+def test_a_sweep_gives_back_the_factor_it_was_made_with() -> None:
+    truth = Tradeoff.from_run(2.7 * NOISE_SCALE, np.full(50, 64), np.full(50, 20))
+    sizes = np.array([8.0, 32, 128, 512, 2048])
+    scatter = np.exp(np.random.default_rng(0).normal(0, 0.02, 5))
+
+    calibration = Calibration.from_sweep(HISTORY, fit_tradeoff(sizes, truth.steps(sizes) * scatter))
+
+    kappa = calibration.kappa
+    assert kappa.value == pytest.approx(2.7, rel=0.1)
+    assert kappa.low < 2.7 < kappa.high < 1.5 * kappa.low
+    assert calibration.source.startswith("fitted to a sweep of 5 batch sizes with B_crit = ")
+
+
+def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> None:
+    """The larger kappa·b/B, the more do the large noise scales at the end count."""
+    truth = Tradeoff.from_run(50 * NOISE_SCALE, np.full(50, 64), np.full(50, 20))
+    plain = Tradeoff.from_run(NOISE_SCALE, np.full(50, 64), np.full(50, 20))
+
+    kappa = Calibration.from_sweep(
+        HISTORY, fit_tradeoff([8, 2048], truth.steps(np.array([8.0, 2048])))
+    ).kappa
+
+    assert kappa.value == pytest.approx(50)
+    assert truth.critical_batch_size / plain.critical_batch_size != pytest.approx(50, rel=0.02)
+
+
+def test_branches_bound_the_critical_batch_size() -> None:
+    """Merrill et al.'s rule: 4 is within 0.01 of the best of 1 and 2; 8 is not, whatever 16 is."""
+    calibration = Calibration.from_branches(
+        Band(50.0, 40.0, 80.0),
+        batch_sizes=[64, 128, 256, 512, 1024],
+        losses=[2.500, 2.495, 2.503, 2.530, 2.400],
+    )
+
+    assert calibration.kappa.value == pytest.approx(math.sqrt(256 * 512) / 50)
+    assert calibration.kappa.low == 256 / 80
+    assert calibration.kappa.high == 512 / 40
+    assert calibration.source == (
+        "a branched run whose critical batch size lies between 256 and 512"
+    )
+
+
+def test_what_calibrates_nothing_is_refused() -> None:
+    resolved = Band(50.0, 40.0, 80.0)
+    for arguments, message in (
+        (
+            (resolved, [64, 128], [2.5, 2.5]),
+            "`losses` must show where larger batches fall behind, got none that does up to 128."
+            " Branch at larger batch sizes, too.",
+        ),
+        (
+            (Band(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),
+            "`noise_scale` must be resolved, got Band(value=nan, low=40.0, high=inf). Branch later"
+            " in the run.",
+        ),
+        (
+            (resolved, [64], [2.5]),
+            "`batch_sizes` and `losses` must be equally long, two or more, got shapes (1,) and"
+            " (1,). Give the final loss of each branch.",
+        ),
+        (
+            (resolved, [64, 128], [2.5, math.nan]),
+            "`losses` and `batch_sizes` must be finite, and batch sizes positive, got [2.5, nan] at"
+            " [64, 128]. Leave out branches that diverged.",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            Calibration.from_branches(*arguments)
+    with pytest.raises(
+        ValueError, match=r"^`kappa` must be positive, finite and within its bounds"
+    ):
+        Calibration.given(0)
+    unresolved = {**HISTORY, "high": np.full(50, math.inf)}
+    with pytest.raises(ValueError, match=r"^`history` must have a resolved noise scale to be cal"):
+        Calibration.from_sweep(unresolved, fit_tradeoff([8, 32], [100, 30]))

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `predict` makes of a history; the expected numbers are worked out by hand here."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisescale import Calibration, History, predict
+from noisescale.band import Band
+
+STEP = np.arange(20.0, 1001, 20)
+
+
+def history(**changed: Any) -> dict[str, np.ndarray]:
+    """1,000 steps of 64 examples on two devices, 0.1 s each, at a noise scale of 192."""
+    same = np.ones(50)
+    columns = {
+        "step": STEP,
+        "examples": 64 * STEP,
+        "batch_size": 64 * same,
+        "noise_scale": 192 * same,
+        "low": 128 * same,
+        "high": 320 * same,
+        "seconds_per_step": 0.1 * same,
+        "devices": 2 * same,
+        "accumulation": same,
+    }
+    return {**columns, **{name: value * same for name, value in changed.items()}}
+
+
+def test_steps_and_examples_follow_the_law_with_its_bounds() -> None:
+    rows = predict(history(), batch_sizes=[64, 256], devices=[2]).rows
+
+    # 1 + b/B is 4 at B = 64; 1 + b/256 is 1.75, and 1.5, 2.25 where 1 + b/64 is 3, 6.
+    assert (rows[0].steps.value, rows[0].steps.low) == pytest.approx((1000, 1000))
+    assert rows[1].steps.value == pytest.approx(1000 * 1.75 / 4)
+    assert rows[1].steps.low == pytest.approx(1000 * 2.25 / 6)
+    assert rows[1].steps.high == pytest.approx(1000 * 1.5 / 3)
+    assert rows[1].examples.value == pytest.approx(256 * 1000 * 1.75 / 4)
+
+
+def test_the_critical_batch_size_is_the_constant_noise_scale() -> None:
+    critical = predict(history()).critical_batch_size
+
+    assert (critical.value, critical.low, critical.high) == pytest.approx((192, 128, 320))
+
+
+def test_hours_and_costs_at_the_runs_own_plan_are_those_of_the_run() -> None:
+    prediction = predict(
+        history(), batch_sizes=[64], devices=[2], price_per_device_hour=3.0, hour_worth=20.0
+    )
+
+    (row,) = prediction.rows
+    assert row.hours.value == pytest.approx(100 / 3600)
+    assert row.device_hours.value == pytest.approx(200 / 3600)
+    assert row.cost.value == pytest.approx(600 / 3600)
+    assert row.cost_with_waiting.value == pytest.approx((600 + 2000) / 3600)
+    assert row.extrapolated == ()
+    assert prediction.own_batch_size == 64
+
+
+def test_changes_of_the_batch_size_within_the_run_are_counted() -> None:
+    """First 500 steps of 64, then 500 of 192, at b = 192: progress 500/4 + 500/2 = 375."""
+    size = np.where(STEP <= 500, 64, 192)
+    prediction = predict(
+        history(batch_size=size, examples=np.cumsum(20 * size)), batch_sizes=[192], devices=[2]
+    )
+
+    assert prediction.rows[0].steps.value == pytest.approx(2 * 375)
+    assert prediction.own_batch_size is None
+
+
+def test_larger_batches_than_a_device_was_seen_to_take_are_accumulated() -> None:
+    rows = predict(history(), batch_sizes=[32, 64, 256], devices=[2, 4]).rows
+
+    plans = [(r.devices, r.device_batch_size, r.accumulation) for r in rows]
+    assert plans == [(2, 16, 1), (2, 32, 1), (2, 32, 4), (4, 8, 1), (4, 16, 1), (4, 32, 2)]
+
+
+def test_a_larger_device_batch_is_planned_where_it_is_said_to_fit() -> None:
+    (row,) = predict(history(), batch_sizes=[256], devices=[2], max_device_batch_size=128).rows
+
+    assert (row.device_batch_size, row.accumulation) == (128, 1)
+    assert "step time" in row.extrapolated
+
+
+def test_without_prices_the_batch_nearest_to_the_critical_one_is_recommended() -> None:
+    """B_crit = 192: 128 and 256 cost (1 + 1.5)(1 + 2/3) and (1 + .75)(1 + 4/3) alike, nearly."""
+    prediction = predict(history())
+
+    assert prediction.recommended_batch_size in (128, 256)
+    row = prediction.recommended
+    assert row.devices * 32 == row.batch_size  # as many devices as it fills
+
+
+def test_the_worth_of_an_hour_moves_the_recommendation() -> None:
+    patient, hurried = (
+        predict(history(), price_per_device_hour=2.0, hour_worth=worth).recommended
+        for worth in (0.1, 1000.0)
+    )
+
+    assert patient.devices < hurried.devices
+    assert patient.hours.value > hurried.hours.value
+    assert patient.device_hours.value < hurried.device_hours.value
+    every = predict(history(), price_per_device_hour=2.0, hour_worth=1000.0).rows
+    assert hurried.cost_with_waiting.value == min(r.cost_with_waiting.value for r in every)
+
+
+def test_prices_count_also_where_only_bounds_are_known() -> None:
+    unresolved = history(noise_scale=math.nan, high=math.inf)
+
+    row = predict(unresolved, price_per_device_hour=2.0, hour_worth=1000.0).recommended
+
+    at_the_bound = predict(history(noise_scale=128), price_per_device_hour=2.0, hour_worth=1000.0)
+    assert row.batch_size == at_the_bound.recommended_batch_size > 64
+    assert row.devices == at_the_bound.recommended.devices
+
+
+def test_the_fastest_batch_of_some_devices_has_the_fewest_hours() -> None:
+    prediction = predict(history())
+
+    for devices in (2, 4, 8, 16):
+        best = prediction.best_for(devices)
+        assert best.hours.value == min(r.hours.value for r in prediction.rows_for(devices))
+
+
+def test_what_is_not_resolved_stays_a_bound() -> None:
+    prediction = predict(history(noise_scale=math.nan, high=math.inf), batch_sizes=[64, 256])
+
+    row = prediction.rows_for(2)[1]
+    assert not prediction.resolved
+    assert prediction.critical_batch_size.low == pytest.approx(128)
+    assert prediction.critical_batch_size.high == math.inf
+    assert math.isnan(row.steps.value)
+    assert row.steps.low == pytest.approx(250)  # perfect scaling
+    assert row.steps.high == pytest.approx(500)
+    assert prediction.warnings[0] == (
+        "The noise scale was not resolved anywhere in this run: the critical batch size is at least"
+        " 128 examples, and steps and hours are bounds. Train longer, or at a larger batch size."
+    )
+
+
+def test_rows_far_from_the_run_are_marked_and_told() -> None:
+    prediction = predict(history(), batch_sizes=[4, 64, 1024], devices=[2])
+
+    assert [row.extrapolated for row in prediction.rows] == [
+        ("batch size", "step time"),  # 2 of a device's 32 examples
+        (),
+        ("batch size",),
+    ]
+    assert prediction.warnings == (
+        "Batch sizes of 4, 1,024 examples are more than 8 times off the run's own: learning rates"
+        " that keep the law there may not exist. Measure a run nearer to that.",
+    )
+
+
+def test_many_unresolved_steps_are_told() -> None:
+    high = np.where(STEP <= 300, math.inf, 320)
+
+    prediction = predict(history(high=high), devices=[2], batch_sizes=[64])
+
+    assert prediction.warnings == (
+        "In 30 % of the steps the noise scale was not resolved: values there are those of later"
+        " steps, the bounds allow for any.",
+    )
+
+
+def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
+    theory, given, fitted = (
+        predict(history(), calibration=c).assumptions[1]
+        for c in (None, 2, Calibration(Band(3.0, 2.0, 4.0), "a sweep"))
+    )
+
+    assert theory.startswith(
+        "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived"
+    )
+    assert given == "B_crit = kappa·B_simple, kappa = 2: given."
+    assert fitted == "B_crit = kappa·B_simple, kappa = 3 (2 to 4): a sweep."
+    assert predict(history(), calibration=2).critical_batch_size.value == pytest.approx(384)
+
+
+def test_a_run_without_seconds_has_steps_and_no_hours() -> None:
+    prediction = predict(history(seconds_per_step=math.nan), batch_sizes=[64], devices=[2])
+
+    (row,) = prediction.rows
+    assert row.steps.value == pytest.approx(1000)
+    assert not row.hours.known
+    assert "No seconds a step are known: hours and costs are left out." in prediction.assumptions
+
+
+def test_a_history_from_before_devices_were_recorded_counts_one_and_says_so() -> None:
+    columns = history()
+    del columns["devices"], columns["accumulation"]
+
+    prediction = predict(columns, batch_sizes=[64])
+
+    assert [row.devices for row in prediction.rows] == [1, 2, 4, 8]
+    assert (
+        "The run's number of devices was not recorded: it is taken to be 1."
+        in prediction.assumptions
+    )
+
+
+def test_configurations_that_a_run_changed_between_are_all_used_for_its_times() -> None:
+    """Device batches of 32 at 0.1 s, then of 128 at 0.25 s; a lone short batch is no third."""
+    size = np.where(STEP <= 500, 64.0, 256.0)
+    size[-1] = 6
+    seconds = np.where(STEP <= 500, 0.1, 0.25)
+
+    prediction = predict(
+        history(batch_size=size, examples=np.cumsum(20 * size), seconds_per_step=seconds),
+        batch_sizes=[64, 256],
+        devices=[2],
+    )
+
+    assert prediction.hardware.max_device_batch_size == 128
+    assert [r.seconds_per_step.value for r in prediction.rows] == pytest.approx(
+        [0.1, 0.25], rel=0.01
+    )
+
+
+def test_devices_of_a_run_are_on_as_many_nodes_as_they_need() -> None:
+    prediction = predict(history(devices=16), batch_sizes=[64], devices=[16], devices_per_node=8)
+
+    (row,) = prediction.rows
+    assert row.extrapolated == ()
+    assert row.seconds_per_step.value == pytest.approx(0.1)
+    assert prediction.hardware.step_time is not None
+    assert prediction.hardware.step_time.extrapolates(4, 1, 16, 1)
+
+
+def test_the_monitors_history_predicts_as_it_is() -> None:
+    own = History()
+    for k in range(1, 11):
+        own.append(step=50 * k, examples=3200 * k, batch_size=64, noise_scale=64, low=50, high=90)
+
+    assert predict(own, batch_sizes=[128]).rows[0].steps.value == pytest.approx(500 * 1.5 / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"price_per_device_hour": 0},
+            "`price_per_device_hour` must be positive and finite, got 0. Leave it out if it is"
+            " unknown.",
+        ),
+        (
+            {"price_per_device_hour": 2, "hour_worth": -1},
+            "`hour_worth` must be positive and finite, got -1. Leave it out if it is unknown.",
+        ),
+        (
+            {"hour_worth": 5},
+            "`hour_worth` must come with `price_per_device_hour`, got 5 and None. Give what a"
+            " device costs in an hour, too: one is weighed against the other.",
+        ),
+        (
+            {"batch_sizes": []},
+            "`batch_sizes` must not be empty, got []. Leave it out for a ladder.",
+        ),
+        (
+            {"batch_sizes": [math.nan]},
+            "`batch_sizes` must be positive and finite, got nan. Leave it out if it is unknown.",
+        ),
+        (
+            {"batch_sizes": [4], "devices": [8]},
+            "`batch_sizes` must reach the number of devices, got at most 4 for 8 devices. Each"
+            " device needs an example.",
+        ),
+        (
+            {"devices": [0, 2]},
+            "`devices` must be whole numbers, 1 or more, got [0, 2]. Give for instance"
+            " [1, 2, 4, 8].",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        predict(history(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"noise_scale": math.nan, "low": 0, "high": math.inf},
+            "`history` must have a noise scale, or a lower bound of it, got neither in 1,000 steps."
+            " Train longer, or at a larger batch size, until the monitor has one.",
+        ),
+        (
+            {"examples": math.nan},
+            "`history` must have `examples` that rise with the steps, got nan examples a step up to"
+            " step 20. Give `batch_size_fn` to the monitor if its count is wrong.",
+        ),
+        (
+            {"seconds_per_step": math.nan},
+            "`price_per_device_hour` must come with seconds a step, got 2 for a run that has none."
+            " Give `step_time`, measured by `noisescale profile`.",
+        ),
+    ],
+)
+def test_runs_that_say_nothing_are_refused(changed: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        predict(history(**changed), price_per_device_hour=2)

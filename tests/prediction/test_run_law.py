@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import numpy as np
+import pytest
+
+from noisescale import Tradeoff
+from noisescale.band import Band
+from noisescale.prediction.run_law import RunLaw
+from noisescale.prediction.stretches import Stretches
+
+ONE = Band(1.0, 1.0, 1.0)
+
+
+def run(
+    value: list[float], low: list[float], high: list[float], *, independent: bool = False
+) -> Stretches:
+    count = len(value)
+    steps = np.arange(1.0, count + 1) * 100
+    block = np.arange(count) if independent else np.zeros(count, dtype=int)
+    bands = (np.array(x) for x in (value, low, high))
+    return Stretches(steps, np.full(count, 64.0), *bands, np.ones(count), block)
+
+
+def test_the_middle_is_the_tradeoff_of_the_run() -> None:
+    one = run([10, 40, 90], [8, 30, 70], [14, 60, 130])
+
+    law = RunLaw.of(one, ONE)
+
+    expected = Tradeoff.from_run(one.noise_scale, one.batch_size, one.steps)
+    assert law.tradeoff is not None
+    assert law.tradeoff.gamma == expected.gamma
+    for batch_size in (1, 64, 5000):
+        assert law.tradeoff.steps(batch_size) == pytest.approx(expected.steps(batch_size))
+    assert law.critical_batch_size.value == pytest.approx(expected.critical_batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [4, 64, 2000])
+def test_every_noise_scale_within_the_interval_gives_steps_within_the_bounds(
+    batch_size: float,
+) -> None:
+    low, high = np.array([8.0, 30, 70]), np.array([14.0, 60, 130])
+    rng = np.random.default_rng(0)
+    bounds = RunLaw.of(run([10, 40, 90], low.tolist(), high.tolist()), ONE)
+
+    for _ in range(200):
+        b = rng.uniform(low, high)
+        truth = Tradeoff.from_run(b, [64] * 3, [100, 200, 300])
+        steps, critical = bounds.steps(batch_size), bounds.critical_batch_size
+        slack = 1 + 1e-12  # all noise scales meet in one point at the run's own batch size
+        assert steps.low / slack <= truth.steps(batch_size) <= steps.high * slack
+        assert critical.low <= truth.critical_batch_size <= critical.high
+    examples = bounds.examples(batch_size)
+    assert examples.high == pytest.approx(batch_size * bounds.steps(batch_size).high)
+
+
+def test_stretches_without_an_upper_end_are_bounded_by_perfect_scaling() -> None:
+    """100 steps at b = 20 and 200 at b >= 30: at best the latter scale perfectly."""
+    law = RunLaw.of(run([20, 35], [20, 30], [20, math.inf], independent=True), ONE)
+
+    perfect = 200 * 64 / 640
+    others = 100 * (1 + 20 / 640) / (1 + 20 / 64)
+    assert law.steps(640).low == pytest.approx(others + perfect)
+    assert law.critical_batch_size.high == pytest.approx(
+        (100 * 20 / (1 + 20 / 64) + 200 * 64) / (100 / (1 + 20 / 64))
+    )
+
+
+def test_what_is_resolved_nowhere_stays_so() -> None:
+    nan = math.nan
+    law = RunLaw.of(run([nan, nan], [20, 30], [math.inf, math.inf]), ONE)
+
+    critical = law.critical_batch_size
+    assert law.tradeoff is None
+    assert math.isnan(critical.value)
+    assert 20 < critical.low < 30
+    assert critical.high == math.inf
+    assert law.steps(640).low == pytest.approx(300 * 64 / 640)
+    assert math.isnan(law.steps(640).value)
+
+
+def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> None:
+    one = run([10, 40], [8, 30], [14, 60])
+
+    law = RunLaw.of(one, Band(3.0, 2.0, 4.0))
+
+    assert law.critical_batch_size.value == pytest.approx(
+        Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
+    )
+    assert law.low == RunLaw.of(run([16, 60], [16, 60], [1e9, 1e9]), ONE).low
+    assert law.high == RunLaw.of(run([56, 240], [1, 1], [56, 240]), ONE).high
+
+
+def test_errors_of_independent_stretches_partly_cancel() -> None:
+    """Two alike stretches: half-widths of their sum are √2, not 2, times those of one."""
+    alike = Stretches(*(np.array(x) for x in ([100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2,
+                                              [60.0] * 2, [1.0] * 2, [0, 1])))  # fmt: skip
+    one = Stretches(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [1.0], [0])))
+
+    two, single = (RunLaw.of(x, ONE).steps(640) for x in (alike, one))
+
+    assert two.value == pytest.approx(2 * single.value)
+    assert two.value - two.low == pytest.approx(math.sqrt(2) * (single.value - single.low))
+    assert two.high - two.value == pytest.approx(math.sqrt(2) * (single.high - single.value))
