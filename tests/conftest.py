@@ -8,6 +8,7 @@ import pytest
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 import torch
+from browser import browser as browser
 
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.meter import NoiseScaleMeter

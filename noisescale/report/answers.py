@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader asks a prediction first: the run itself, twice its devices, the best of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.numbers import count, plural
+
+
+class Doubling(NamedTuple):
+    """The run on twice its devices, each with the same batch, against the run itself."""
+
+    row: PredictedRow
+    time: Band
+    """Ratio of the hours, or of the steps where no seconds a step are known."""
+    compute: Band
+    """Ratio of the device-hours, or of the examples where no seconds a step are known."""
+
+
+def timed(p: Prediction) -> bool:
+    """Return whether hours are known."""
+    return p.hardware.step_time is not None
+
+
+def priced(p: Prediction) -> bool:
+    """Return whether costs are known."""
+    return p.hardware.price_per_device_hour is not None
+
+
+def device_counts(p: Prediction) -> list[int]:
+    """Return the numbers of devices that have rows."""
+    return sorted({row.devices for row in p.rows})
+
+
+def own_batch_size(p: Prediction) -> float:
+    """Return the run's batch size; the mean where it changed along the run."""
+    if p.own_batch_size is not None:
+        return p.own_batch_size
+    return float((p.run.steps * p.run.batch_size).sum() / p.run.steps.sum())
+
+
+def row_at(p: Prediction, batch_size: float, devices: int) -> PredictedRow:
+    """Return the row of any batch size, whether or not it is among those of the tables."""
+    return p.hardware.row(p.law, batch_size, devices, far=False)
+
+
+def own_row(p: Prediction) -> PredictedRow:
+    """Return the row of the run itself."""
+    return row_at(p, own_batch_size(p), p.own_devices)
+
+
+def critical_row(p: Prediction) -> PredictedRow | None:
+    """Return the row of the critical batch size on the run's devices; None without one."""
+    critical = p.critical_batch_size.value
+    return row_at(p, critical, p.own_devices) if 0 < critical < math.inf else None
+
+
+def steps_ratio(p: Prediction, batch_size: float) -> Band:
+    """Return steps at a batch size over those at the run's own, whose error goes with theirs."""
+    own = own_batch_size(p)
+    ends = [sums.steps(batch_size) / sums.steps(own) for sums in (p.law.low, p.law.high)]
+    return Band(p.law.middle.steps(batch_size) / p.law.middle.steps(own), min(ends), max(ends))
+
+
+def time_ratio(p: Prediction, row: PredictedRow) -> Band:
+    """Return hours of a row over those of the run; steps where no seconds a step are known."""
+    ratio = steps_ratio(p, row.batch_size)
+    own = own_row(p)
+    own_seconds = _seconds(p, own).value
+    return ratio * _seconds(p, row) * (1 / own_seconds) if timed(p) else ratio
+
+
+def doubled(p: Prediction) -> Doubling:
+    """Put the run on twice its devices: twice the batch size, the same plan for each device."""
+    row = row_at(p, 2 * own_batch_size(p), 2 * p.own_devices)
+    time = time_ratio(p, row)
+    return Doubling(row, time, time * 2.0)
+
+
+def pareto(
+    rows: Sequence[PredictedRow], *axes: Callable[[PredictedRow], float]
+) -> list[PredictedRow]:
+    """Return the rows that no other one beats on one axis without losing on another."""
+    at = {id(row): tuple(axis(row) for axis in axes) for row in rows}
+    known = [row for row in rows if all(map(math.isfinite, at[id(row)]))]
+
+    def beaten(row: PredictedRow) -> bool:
+        here = at[id(row)]
+        return any(
+            at[id(other)] != here and all(a <= b for a, b in zip(at[id(other)], here, strict=True))
+            for other in known
+        )
+
+    return sorted((row for row in known if not beaten(row)), key=lambda row: at[id(row)])
+
+
+def same(row: PredictedRow, other: PredictedRow) -> bool:
+    """Return whether two rows are of one batch size on one number of devices."""
+    return row.batch_size == other.batch_size and row.devices == other.devices
+
+
+def plan(row: PredictedRow, cross: str = "x") -> str:
+    """Write how the devices share a batch: device batch x accumulation x devices."""
+    shares = (count(row.device_batch_size), count(row.accumulation), count(row.devices))
+    return f" {cross} ".join(shares)
+
+
+def batch_on_devices(row: PredictedRow) -> str:
+    """Write a batch size with its devices: '64 on 4 devices'."""
+    return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"
+
+
+def _seconds(p: Prediction, row: PredictedRow) -> Band:
+    """Seconds a step of a row."""
+    model, hardware = p.hardware.step_time, p.hardware
+    if model is None:
+        return Band(math.nan, math.nan, math.nan)
+    nodes = max(1, math.ceil(row.devices / hardware.devices_per_node))
+    return model.seconds(row.device_batch_size, row.accumulation, row.devices, nodes)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures share: colours, axes, bands, and the row behind a point."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.answers import plan
+from noisescale.report.numbers import Duration, banded, count, plural
+
+# Okabe and Ito 2008, told apart with any colour vision. The yellow is too faint on white.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#6B6B6B"
+SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
+
+BAND = "rgba(0, 114, 178, 0.16)"
+
+_PLOT_HEIGHT, _AXIS_ROOM = 360, 58
+"""Pixels between the axes, and under them for tick labels and title."""
+
+_NARROW = 555
+"""Pixels that a legend has in the narrowest figure that is made for, one of 660."""
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+_AXIS = {
+    "showline": True,
+    "linecolor": BLACK,
+    "ticks": "outside",
+    "gridcolor": "#E3E3E3",
+    "zeroline": False,
+    "automargin": True,
+}
+
+
+def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> go.Figure:
+    """Return an empty figure whose title tells its finding, its caption underneath."""
+    titles, captions = textwrap.wrap(finding, 70), textwrap.wrap(caption, 100)
+    title = {
+        "text": f"<b>{'<br>'.join(titles)}</b>",
+        "font": {"size": 16},
+        "subtitle": {"text": "<br>".join(captions), "font": {"size": 12, "color": "#444444"}},
+        "automargin": False,
+        **{"x": 0, "xref": "container", "xanchor": "left"},
+        **{"y": 1, "yref": "container", "yanchor": "top"},
+        "pad": {"l": 12, "t": 10 + 21 * (len(titles) - 1)},
+    }
+    top = 48 + 21 * (len(titles) - 1) + 16 * len(captions)
+    return go.Figure(
+        layout={
+            "template": "none",
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "font": {"family": _FONT, "size": 13, "color": BLACK},
+            "title": title,
+            "margin": {"l": 75, "r": 25, "t": top, "b": _AXIS_ROOM},
+            "hoverlabel": {"align": "left", "font": {"size": 12}},
+            "xaxis": _AXIS | x,
+            "yaxis": _AXIS | y,
+        }
+    )
+
+
+def with_legend(drawn: go.Figure) -> go.Figure:
+    """Put the legend under the axis title, and make room for it however narrow the page is."""
+    names = [trace.name for trace in drawn.data if trace.name and trace.showlegend is not False]
+    widths = [50 + 5.9 * len(name) for name in names]
+    columns = max(1, int(_NARROW / max(widths)))
+    rows = 1 if sum(widths) <= _NARROW else math.ceil(len(names) / columns)
+    margin = drawn.layout.margin
+    room = 20 * rows + 12
+    margin.b = _AXIS_ROOM + room
+    drawn.layout.height = height = margin.t + _PLOT_HEIGHT + margin.b
+    drawn.layout.legend = {
+        "orientation": "h",
+        "font": {"size": 12},
+        **{"xref": "container", "x": 0.02, "xanchor": "left"},
+        **{"yref": "container", "y": room / height, "yanchor": "top"},
+    }
+    return drawn
+
+
+def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis with whole tick labels: 1, 2, 5, 10 ..."""
+    low, high = (low, high) if 0 < low < high < math.inf else (0.5, 2.0)
+    decades = math.log10(high / low)
+    fine = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    digits = (1,) if decades > 5 else (1, 2, 5) if decades > 0.8 else fine
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = [digit * 10.0**k for k in range(first, last + 1) for digit in digits]
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [_tick(tick) for tick in ticks],
+    }
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis around the positive and finite ones of values.
+
+    An eighth of it is left free below them, where labels are, and a sixteenth above.
+    """
+    shown = [value for value in values if 0 < value < math.inf]
+    low, high = (min(shown), max(shown)) if shown else (1.0, 1.0)
+    span = max(high / low, 1.5)
+    return low / span**0.15, high * span**0.08
+
+
+def area(
+    name: str, x: Sequence[float | None], y: Sequence[float | None], **style: Any
+) -> go.Scatter:
+    """Return a filled polygon, or several that None separates."""
+    return go.Scatter(
+        **{
+            "x": x,
+            "y": y,
+            "name": name,
+            "mode": "lines",
+            "line": {"width": 0},
+            "fill": "toself",
+            "fillcolor": BAND,
+            "hoverinfo": "skip",
+        }
+        | style
+    )
+
+
+def around(
+    low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]]
+) -> dict[str, list[float]]:
+    """Return the polygon from the lower points on and back along the upper ones."""
+    outline = [*low, *reversed(high)]
+    return {"x": [x for x, _ in outline], "y": [y for _, y in outline]}
+
+
+def hover(p: Prediction, row: PredictedRow, unit: Duration) -> str:
+    """Write a whole row for the label under the pointer."""
+    lines = [
+        f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
+        f"device batch x accumulation x devices: {plan(row)}",
+        f"steps: {banded(row.steps)}",
+        f"{escaped(p.unit)}: {banded(row.examples)}",
+    ]
+    if row.hours.known:
+        lines.append(f"{unit.name}: {banded(unit.of(row.hours))}")
+        lines.append(f"device-{unit.name}: {banded(unit.of(row.device_hours))}")
+    if row.cost.known:
+        lines.append(f"cost: {banded(row.cost)}")
+    if row.extrapolated:
+        lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
+    return "<br>".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Return a user's text for plotly, which reads tags and entities."""
+    return html.escape(text)
+
+
+def _tick(value: float) -> str:
+    for least, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= least:
+            return f"{value / least:g}{suffix}"
+    return f"{value:,.10g}" if value >= 1e-4 else f"{value:.0e}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compute and what is time in the front: hours and cost as far as they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.answers import device_counts, priced, timed
+from noisescale.report.drawing import escaped
+from noisescale.report.numbers import Duration, duration_for, settled
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is compute and what is time, for one prediction."""
+
+    x: Callable[[PredictedRow], Band]
+    y: Callable[[PredictedRow], Band]
+    x_title: str
+    y_title: str
+    unit: Duration
+    """Of the hours."""
+
+    def point(self, row: PredictedRow) -> tuple[float, float]:
+        """Return where a row lies; NaN where only bounds are known."""
+        return settled(self.x(row)).value, settled(self.y(row)).value
+
+    def low(self, row: PredictedRow) -> tuple[float, float]:
+        """Return its lower bounds."""
+        return self.x(row).low, self.y(row).low
+
+    def high(self, row: PredictedRow) -> tuple[float, float]:
+        """Return its upper bounds."""
+        return self.x(row).high, self.y(row).high
+
+
+def axes_of(p: Prediction) -> Axes:
+    """Return what a prediction has to be drawn by."""
+    unit = duration_for(row.hours for row in p.rows)
+    examples = f"compute: {escaped(p.unit)} processed"
+    if not timed(p):
+        return Axes(
+            lambda row: row.examples,
+            lambda row: row.steps,
+            examples,
+            "time: optimizer steps",
+            unit,
+        )
+
+    def time(row: PredictedRow) -> Band:
+        return unit.of(row.hours)
+
+    title = f"time ({unit.name})"
+    if len(device_counts(p)) == 1:
+        return Axes(lambda row: row.examples, time, examples, title, unit)
+    if priced(p):
+        return Axes(lambda row: row.cost, time, "cost (currency of the price)", title, unit)
+    return Axes(
+        lambda row: unit.of(row.device_hours),
+        time,
+        f"compute (device-{unit.name})",
+        title,
+        unit,
+    )

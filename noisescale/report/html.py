@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction as one page that needs nothing from anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import plotly
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from noisescale import __version__
+from noisescale.prediction import Prediction
+from noisescale.report.figures import FIGURES, SETTINGS
+from noisescale.report.numbers import count
+from noisescale.report.tables import Cell, Line, Table, headline, tables
+
+
+def write_html(p: Prediction, path: Path) -> Path:
+    """Write the page, whole or not at all, and return its path.
+
+    Raises:
+        OSError: If the folder does not exist, or cannot be written to.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"`path` must be in a folder that exists, got {str(path)!r}. Create its folder first."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"`path` must name a file, got the folder {str(path)!r}. Add the name of a page to it."
+        )
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(as_html(p), encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def as_html(p: Prediction) -> str:
+    """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
+    drawn = {name: draw(p) for name, (_, draw) in FIGURES.items()}
+    answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
+    template = Template(files("noisescale.report").joinpath("page.html").read_text("utf-8"))
+    return template.substitute(
+        title=escape(f"{answer}: what other batch sizes cost"),
+        heading=escape(f"{answer} is recommended for this run"),
+        answers=_answers(headline(p)),
+        figures="\n".join(_figure(name, figure) for name, figure in drawn.items()),
+        tables="\n".join(map(_table, tables(p))),
+        warnings=f"<h2>Warnings</h2>\n{_list(p.warnings, 'warnings')}" if p.warnings else "",
+        assumptions=_list(p.assumptions, "assumptions"),
+        unit=escape(p.unit),
+        versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
+        plotly=get_plotlyjs(),
+        settings=_script(dict(SETTINGS)),
+        data=_script({name: figure.to_plotly_json() for name, figure in drawn.items()}),
+    )
+
+
+def _answers(lines: Iterable[tuple[str, str]]) -> str:
+    said = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in lines)
+    return f"<dl>\n{said}\n</dl>"
+
+
+def _figure(name: str, figure: go.Figure) -> str:
+    """A place for a figure, and its finding for who cannot see it."""
+    title = figure.layout.title
+    # Both are made of escaped text and plotly's own tags.
+    finding = title.text.replace("<b>", "").replace("</b>", "").replace("<br>", " ")
+    return (
+        f'<h2 id="{name}-heading">{escape(FIGURES[name][0])}</h2>\n'
+        f'<figure aria-labelledby="{name}-heading">\n'
+        f'<div id="{name}" style="height: {figure.layout.height}px" role="img"'
+        f' aria-label="{finding}. The tables below have its numbers."></div>\n</figure>'
+    )
+
+
+def _table(table: Table) -> str:
+    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
+    rows = "\n".join(map(_line, table.lines))
+    notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in table.notes)
+    return (
+        f'<h2>{escape(table.title)}</h2>\n<div class="scroll"><table>\n'
+        f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
+    )
+
+
+def _line(line: Line) -> str:
+    kind = ' class="marked"' if line.marks else ""
+    marks = "".join(f'<span class="mark">{escape(mark)}</span>' for mark in line.marks)
+    name, *others = line.cells
+    cells = "".join(map(_cell, others))
+    return f'<tr{kind}><th scope="row">{escape(name.text)}{marks}</th>{cells}</tr>'
+
+
+def _cell(cell: Cell) -> str:
+    bounds = f'<span class="bounds">{escape(cell.bounds)}</span>' if cell.bounds else ""
+    return f"<td>{escape(cell.text)}{bounds}</td>"
+
+
+def _list(sentences: Iterable[str], kind: str) -> str:
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="{kind}">\n{items}\n</ul>'
+
+
+def _script(value: object) -> str:
+    """JSON that no text in it can end the script with."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers, bounds and durations as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from noisescale.band import Band
+
+_LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+
+
+def number(value: float) -> str:
+    """Write a number: three significant digits, all of them from 1,000 to ten million.
+
+    Example:
+        >>> [number(x) for x in (0.01234, 62.754, 12345.2, 6.4e7)]
+        ['0.0123', '62.8', '12,345', '64.0M']
+    """
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "unbounded"
+    size = abs(value)
+    if size >= 1e7:
+        unit, suffix = next(pair for pair in _LARGE if size >= pair[0])
+        return f"{_significant(value / unit)}{suffix}"
+    return f"{value:,.0f}" if size >= 999.5 else _significant(value)
+
+
+def rough(value: float) -> str:
+    """Write a number in three significant digits, thousands shortened: for bounds in tables.
+
+    Example:
+        >>> [rough(x) for x in (62.754, 7790.4, 13023, 1_666_936)]
+        ['62.8', '7,790', '13.0k', '1.67M']
+    """
+    value = float(f"{value:.2e}")
+    if 1e4 <= value < 1e6:
+        return f"{_significant(value / 1e3)}k"
+    return f"{_significant(value / 1e6)}M" if 1e6 <= value < 1e7 else number(value)
+
+
+def count(value: float) -> str:
+    """Write a batch size or a number of devices: whole if it is whole, and never shortened.
+
+    Example:
+        >>> count(4194304.0), count(62.754)
+        ('4,194,304', '62.8')
+    """
+    return f"{value:,.0f}" if value == round(value) else number(value)
+
+
+def bounds(band: Band, write: Callable[[float], str] = number) -> str:
+    """Write the bounds alone; nothing where they say no more than the value.
+
+    Example:
+        >>> bounds(Band(20.0, 15.0, 30.0)), bounds(Band(20.0, 20.0, 20.0))
+        ('15.0 to 30.0', '')
+        >>> bounds(Band(math.nan, 15.0, math.inf))
+        'at least 15.0'
+    """
+    if not band.known:
+        return ""
+    if math.isinf(band.high):
+        return f"at least {write(band.low)}"
+    low, high = write(band.low), write(band.high)
+    return "" if low == high else f"{low} to {high}"
+
+
+def settled(band: Band) -> Band:
+    """Return a band without a value but with equal bounds with that as its value.
+
+    Such are the steps of the run itself where its noise scale is not resolved.
+
+    Example:
+        >>> settled(Band(math.nan, 500.0, 500.0)).value
+        500.0
+    """
+    if math.isnan(band.value) and math.isclose(band.low, band.high, rel_tol=1e-6):
+        return Band(band.low, band.low, band.high)
+    return band
+
+
+def banded(band: Band, write: Callable[[float], str] = number) -> str:
+    """Write a value with its bounds in parentheses; the bounds alone where there is no value.
+
+    Example:
+        >>> banded(Band(20.0, 15.0, 30.0))
+        '20.0 (15.0 to 30.0)'
+        >>> banded(Band(math.nan, 15.0, 30.0)), banded(Band(math.nan, 15.0, math.inf))
+        ('15.0 to 30.0', 'at least 15.0')
+    """
+    band = settled(band)
+    around = bounds(band, write)
+    if not math.isfinite(band.value):
+        return around or write(band.low)
+    return f"{write(band.value)} ({around})" if around else write(band.value)
+
+
+def plural(amount: float, one: str, many: str | None = None) -> str:
+    """Write an amount with its noun.
+
+    Example:
+        >>> plural(1, "device"), plural(1024, "device")
+        ('1 device', '1,024 devices')
+    """
+    return f"{count(amount)} {one if amount == 1 else many or one + 's'}"
+
+
+class Duration(NamedTuple):
+    """A unit of time, and how many of it an hour has."""
+
+    name: str
+    each_hour: float
+
+    def __call__(self, hours: float) -> str:
+        """Write hours in this unit, without naming it."""
+        return number(hours * self.each_hour)
+
+    def of(self, band: Band) -> Band:
+        """Convert a band of hours."""
+        return band * self.each_hour
+
+
+SECONDS = Duration("seconds", 3600.0)
+MINUTES = Duration("minutes", 60.0)
+HOURS = Duration("hours", 1.0)
+DAYS = Duration("days", 1 / 24)
+
+
+def duration_for(bands: Iterable[Band]) -> Duration:
+    """Choose one unit for a column of hours, by its middle entry.
+
+    Example:
+        >>> duration_for([Band(0.01, 0.01, 0.01), Band(0.05, 0.05, 0.05)]).name
+        'minutes'
+    """
+    hours = sorted(middle(band) for band in bands if band.known)
+    typical = hours[len(hours) // 2] if hours else 1.0
+    if typical < 2 / 60:
+        return SECONDS
+    if typical < 2:
+        return MINUTES
+    return HOURS if typical < 96 else DAYS
+
+
+def middle(band: Band) -> float:
+    """Return the value, or where there is none a number between its bounds, to choose units by."""
+    if math.isfinite(band.value):
+        return band.value
+    return math.sqrt(band.low * band.high) if math.isfinite(band.high) else band.low
+
+
+def _significant(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))
+    return f"{value:.{max(digits, 0)}f}"

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction, and a fit of a sweep, as builtins and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from noisescale import __version__
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.answers import doubled, timed
+from noisescale.report.numbers import settled
+from noisescale.sweep import TradeoffFit
+
+
+def as_dict(p: Prediction) -> dict[str, Any]:
+    """Return everything but the history, in builtins.
+
+    | key | meaning |
+    |---|---|
+    | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
+    | `resolved` | whether the noise scale was, anywhere in the run |
+    | `critical_batch_size` | B_crit = E_min/S_min |
+    | `recommended` | one of `rows` |
+    | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
+    | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
+    | `tradeoff` | S_min, E_min, gamma |
+    | `calibration` | kappa of B_crit = kappa·B_simple, and its source |
+    | `run` | what was measured: steps, examples, batch size, devices, hours |
+    | `step_time` | whether hours are known; most examples a device takes; devices a node |
+    | `warnings`, `assumptions` | whole sentences |
+
+    What has bounds is `{"value", "low", "high"}`. None is what is unknown (the value where only
+    bounds are known) or unbounded (the upper bound where there is none); a batch size that
+    changed along the run is None, too.
+    """
+    twice, law = doubled(p), p.law.middle
+    record: dict[str, Any] = _finite(
+        {
+            "version": __version__,
+            "unit": p.unit,
+            "confidence": p.confidence,
+            "resolved": p.resolved,
+            "critical_batch_size": _band(p.critical_batch_size),
+            "recommended": _row(p.recommended),
+            "twice_the_devices": {
+                "batch_size": twice.row.batch_size,
+                "devices": twice.row.devices,
+                "time": _band(twice.time),
+                "compute": _band(twice.compute),
+            },
+            "rows": [_row(row) for row in p.rows],
+            "tradeoff": {
+                "min_steps": law.min_steps,
+                "min_examples": law.min_examples,
+                "gamma": p.law.gamma,
+            },
+            "calibration": {
+                "kappa": _band(p.calibration.kappa),
+                "source": p.calibration.source,
+                "theory": p.calibration.is_theory,
+            },
+            "run": _run(p),
+            "step_time": {
+                "known": timed(p),
+                "max_device_batch_size": p.hardware.max_device_batch_size,
+                "devices_per_node": p.hardware.devices_per_node,
+                "price_per_device_hour": p.hardware.price_per_device_hour,
+                "hour_worth": p.hardware.hour_worth,
+            },
+            "warnings": list(p.warnings),
+            "assumptions": list(p.assumptions),
+        }
+    )
+    return record
+
+
+def as_json(p: Prediction) -> str:
+    """Return `as_dict` as JSON of RFC 8259, which has neither NaN nor infinity."""
+    return json.dumps(as_dict(p), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def fit_as_dict(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Any]:
+    """Return a fit of a sweep in builtins, bounds and None as in `as_dict`.
+
+    | key | meaning |
+    |---|---|
+    | `version`, `confidence` | of noisescale; coverage of the bounds |
+    | `min_steps`, `min_examples`, `critical_batch_size` | S_min, E_min and their ratio |
+    | `relative_errors` | standard errors of their logarithms |
+    | `sharpness`, `p_value` | of the bend that fits best, and of the law against it |
+    | `rms_log_residual` | of the logarithms of the steps |
+    | `sweep` | batch size, steps measured and fitted, log residual of each run |
+    | `warnings` | whole sentences |
+    """
+    bands = fit_bands(fit, confidence)
+    sweep = zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True)
+    record: dict[str, Any] = _finite(
+        {
+            "version": __version__,
+            "confidence": confidence,
+            **{name: _band(band) for name, band in bands.items()},
+            "relative_errors": fit.relative_errors._asdict(),
+            "sharpness": fit.sharpness,
+            "p_value": fit.p_value,
+            "rms_log_residual": fit.rms_log_residual,
+            "sweep": [
+                {
+                    "batch_size": size,
+                    "measured_steps": steps,
+                    "fitted_steps": fit.steps(size),
+                    "log_residual": residual,
+                }
+                for size, steps, residual in sweep
+            ],
+            "warnings": list(fit.warnings),
+        }
+    )
+    return record
+
+
+def fit_bands(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Band]:
+    """Return S_min, E_min and B_crit of a fit with Student's interval on their logarithms."""
+    degrees_of_freedom = len(fit.batch_sizes) - 2
+    quantile = float(stdtrit(degrees_of_freedom, 0.5 + confidence / 2))
+
+    def band(value: float, error: float) -> Band:
+        if math.isnan(error):  # Two points determine the law and leave nothing for errors.
+            return Band(value, 0.0, math.inf)
+        factor = math.exp(quantile * error)
+        return Band(value, value / factor, value * factor)
+
+    return {
+        "min_steps": band(fit.min_steps, fit.relative_errors.min_steps),
+        "min_examples": band(fit.min_examples, fit.relative_errors.min_examples),
+        "critical_batch_size": fit.critical_batch_size_band(confidence),
+    }
+
+
+def _run(p: Prediction) -> dict[str, Any]:
+    seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
+    timed_steps = np.isfinite(seconds)
+    hours = math.nan
+    if timed_steps.any():  # Stretches that were not timed take as long as the others.
+        mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
+        hours = mean * p.run.steps.sum() / 3600
+    return {
+        "steps": float(p.run.steps.sum()),
+        "examples": float((p.run.steps * p.run.batch_size).sum()),
+        "batch_size": p.own_batch_size,
+        "devices": p.own_devices,
+        "hours": float(hours),
+    }
+
+
+def _row(row: PredictedRow) -> dict[str, Any]:
+    return {
+        "batch_size": row.batch_size,
+        "devices": row.devices,
+        "device_batch_size": row.device_batch_size,
+        "accumulation": row.accumulation,
+        "steps": _band(row.steps),
+        "examples": _band(row.examples),
+        "hours": _band(row.hours),
+        "device_hours": _band(row.device_hours),
+        "cost": _band(row.cost),
+        "cost_with_waiting": _band(row.cost_with_waiting),
+        "extrapolated": list(row.extrapolated),
+    }
+
+
+def _band(band: Band) -> dict[str, float]:
+    band = settled(band)
+    return {"value": band.value, "low": band.low, "high": band.high}
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot write by None, all the way down."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much sooner the run's result is there with more devices, each with the same batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.report.answers import (
+    doubled,
+    own_batch_size,
+    row_at,
+    steps_ratio,
+    time_ratio,
+    timed,
+)
+from noisescale.report.drawing import (
+    BLACK,
+    BLUE,
+    GREY,
+    VERMILLION,
+    area,
+    around,
+    escaped,
+    figure,
+    hover,
+    log_axis,
+    with_legend,
+)
+from noisescale.report.numbers import banded, count, duration_for, number, plural
+
+PERFECT, MAXIMAL = 0.2, 5.0
+"""Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""
+
+_REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
+_SHADES = ("#FFFFFF", "#F0F0F0", "#DCDCDC")
+
+
+def speed_up_figure(p: Prediction) -> go.Figure:
+    """Draw the speed-up over the run against devices, with which the batch size grows.
+
+    In steps from the law alone; where seconds a step are known also in hours, communication and
+    all. The three regimes are those of Shallue et al. 2019, arXiv:1811.03600, who give them no
+    numbers. Here scaling is perfect while examples are within 20 % of E_min (B <= B_crit/5), and
+    data parallelism maximal once steps are within 20 % of S_min (B >= 5·B_crit).
+    """
+    low, high = _ends(p)
+    own = own_batch_size(p)
+    sizes = [float(size) for size in np.geomspace(low, high, 121)]
+    ratios = [_inverse(steps_ratio(p, size)) for size in sizes]
+    y_ends = min(ratio.low for ratio in ratios) / 1.3, max(ratio.high for ratio in ratios) * 1.6
+    drawn = figure(
+        _finding(p),
+        _caption(p),
+        {**log_axis(_x_title(p), low, high), **_ticks(p, low, high)},
+        log_axis("speed-up over this run", *y_ends),
+    )
+    _draw_regimes(drawn, p, low, high)
+    drawn.add_scatter(
+        x=[low, high],
+        y=[low / own, high / own],
+        name="ideal: as many times the devices",
+        mode="lines",
+        line={"color": GREY, "width": 1.5, "dash": "dash"},
+        hoverinfo="skip",
+    )
+    outline = around(
+        [(size, ratio.low) for size, ratio in zip(sizes, ratios, strict=True)],
+        [(size, ratio.high) for size, ratio in zip(sizes, ratios, strict=True)],
+    )
+    name = "between the bounds" if p.resolved else "not resolved: between the bounds"
+    drawn.add_trace(area(name, **outline))
+    if p.resolved:
+        drawn.add_scatter(
+            x=sizes,
+            y=[ratio.value for ratio in ratios],
+            name="in steps",
+            mode="lines",
+            line={"color": BLUE, "width": 2.5},
+            hovertemplate="batch size %{x:,.3g}: %{y:.3g} times in steps<extra></extra>",
+        )
+    if timed(p):
+        _draw_hours(drawn, p, low, high)
+    drawn.add_scatter(
+        x=[own],
+        y=[1.0],
+        name=f"this run: {count(own)} on {plural(p.own_devices, 'device')}",
+        mode="markers",
+        marker={"symbol": "square-open", "size": 14, "color": BLACK, "line": {"width": 2}},
+        hoverinfo="name",
+    )
+    return with_legend(drawn)
+
+
+def _ends(p: Prediction) -> tuple[float, float]:
+    """Batch sizes from a quarter of what matters to beyond maximal data parallelism."""
+    own, critical = own_batch_size(p), p.critical_batch_size
+    middle = critical.value if p.resolved else critical.low
+    around = [own, middle] if 0 < middle < math.inf else [own]
+    return min(own / 4, *(x / 12 for x in around[1:]), own), max(own * 8, *(x * 12 for x in around))
+
+
+def _draw_hours(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
+    """Whole numbers of devices, powers of two times the run's."""
+    own = own_batch_size(p)
+    rows = [
+        row_at(p, own * devices / p.own_devices, devices)
+        for devices in _counts(p.own_devices, low / own, high / own)
+    ]
+    speeds = [_inverse(time_ratio(p, row)) for row in rows]
+    unit = duration_for(row.hours for row in rows)
+    texts = [
+        f"{plural(row.devices, 'device')}: {banded(speed)} times in hours<br>{hover(p, row, unit)}"
+        for row, speed in zip(rows, speeds, strict=True)
+    ]
+    drawn.add_scatter(
+        x=[x for row in rows for x in (row.batch_size, row.batch_size, None)],
+        y=[y for speed in speeds for y in (speed.low, speed.high, None)],
+        name="in hours: between the bounds",
+        mode="lines+markers",
+        line={"color": VERMILLION, "width": 1.5},
+        marker={"symbol": "line-ew-open", "size": 8, "color": VERMILLION, "line": {"width": 1.5}},
+        hovertext=[text for text in texts for _ in range(3)],
+        hoverinfo="text",
+        showlegend=not p.resolved,
+    )
+    if p.resolved:
+        symbols = ["diamond-open" if "step time" in row.extrapolated else "diamond" for row in rows]
+        drawn.add_scatter(
+            x=[row.batch_size for row in rows],
+            y=[speed.value for speed in speeds],
+            name="in hours, with bounds",
+            mode="lines+markers",
+            line={"color": VERMILLION, "width": 2, "dash": "dot"},
+            marker={"symbol": symbols, "size": 9, "color": VERMILLION},
+            hovertext=texts,
+            hoverinfo="text",
+        )
+
+
+def _counts(own: int, least: float, most: float) -> list[int]:
+    """Half, twice, four times ... the run's devices, as far as they are whole and in sight."""
+    fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= least]
+    return fewer + [own * 2**k for k in range(24) if 2**k <= most]
+
+
+def _draw_regimes(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
+    critical = p.critical_batch_size
+    at = critical.value if p.resolved else critical.low
+    edges = [low, PERFECT * at, MAXIMAL * at, high]
+    names: tuple[str, ...] = _REGIMES
+    if not p.resolved:  # Known is only how far perfect scaling reaches at least.
+        edges, names = [low, PERFECT * at, high], (_REGIMES[0], "not resolved")
+    for k, name in enumerate(names):
+        left, right = (min(max(edge, low), high) for edge in edges[k : k + 2])
+        if left >= right:
+            continue
+        drawn.add_vrect(x0=left, x1=right, fillcolor=_SHADES[k], layer="below", line_width=0)
+        if k:
+            drawn.add_vline(x=left, line={"color": GREY, "width": 1, "dash": "dot"})
+        drawn.add_annotation(
+            text=name.replace(" ", "<br>"),
+            font={"size": 12},
+            x=math.log10(math.sqrt(left * right)),
+            y=1,
+            yref="paper",
+            yanchor="top",
+            showarrow=False,
+        )
+
+
+def _x_title(p: Prediction) -> str:
+    each = own_batch_size(p) / p.own_devices
+    return f"devices with {count(each)} {escaped(p.unit)} each; below them the batch size"
+
+
+def _ticks(p: Prediction, low: float, high: float) -> dict[str, list[Any]]:
+    """Numbers of devices over batch sizes, at whole devices, ten or fewer."""
+    own = own_batch_size(p)
+    counts = _counts(p.own_devices, low / own, high / own)
+    counts = counts[:: math.ceil(len(counts) / 10)]
+    sizes = [own * devices / p.own_devices for devices in counts]
+    labels = [f"{count(d)}<br>{count(size)}" for d, size in zip(counts, sizes, strict=True)]
+    return {"tickvals": sizes, "ticktext": labels}
+
+
+def _finding(p: Prediction) -> str:
+    twice = doubled(p)
+    time = twice.time
+    if math.isfinite(time.value):
+        gained = f"{number(1 / time.value)} times as fast"
+    else:
+        gained = f"{number(1 / time.high)} to {number(1 / time.low)} times as fast"
+    measure = "" if timed(p) else " in steps"
+    return f"Twice the devices: {gained}{measure} (batch {count(twice.row.batch_size)})"
+
+
+def _caption(p: Prediction) -> str:
+    said = (
+        "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
+        " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
+    )
+    return said + (" Open diamonds: outside of what was timed." if timed(p) else "")
+
+
+def _inverse(band: Band) -> Band:
+    return Band(1 / band.value, 1 / band.high, 1 / band.low)

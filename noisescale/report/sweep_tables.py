@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit of a sweep says, in a few lines and a table."""
+
+from __future__ import annotations
+
+import math
+
+from noisescale.band import Band
+from noisescale.report.numbers import bounds, count, number
+from noisescale.report.records import fit_bands
+from noisescale.report.tables import Cell, Line, Table
+from noisescale.sweep import DOUBTFUL, TradeoffFit
+
+
+def fit_headline(
+    fit: TradeoffFit, unit: str, optimal_batch_size: float | None, confidence: float
+) -> list[tuple[str, str]]:
+    """Return what a sweep says: the law's two ends, where they meet, and whether it holds."""
+    bands, errors = fit_bands(fit, confidence), fit.relative_errors
+    found = [
+        ("Critical batch size", _fitted(bands["critical_batch_size"], errors[2], unit, confidence)),
+        ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence)),
+        (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence)),
+    ]
+    if optimal_batch_size is not None:
+        size = fit.overhead_batch_size(0.2, optimal_batch_size)
+        start = count(optimal_batch_size)
+        found.append(
+            (
+                "With 20 % overhead",
+                f"{number(size)} {unit} (over perfect scaling from {start}, Zhang et al. 2024)",
+            )
+        )
+    if math.isfinite(fit.p_value):
+        holds = "the law is doubtful" if fit.p_value < DOUBTFUL else "nothing speaks against it"
+        found.append(("p of the law", f"{number(fit.p_value)}: {holds}"))
+    else:
+        found.append(("p of the law", "not tested: that takes four batch sizes that scatter"))
+    return found
+
+
+def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
+    """Return the steps of each run of a sweep beside those of the law."""
+    sweep = sorted(zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True))
+    lines = [
+        Line(
+            [
+                Cell(count(size)),
+                Cell(number(steps)),
+                Cell(number(fit.steps(size))),
+                Cell(f"{100 * math.expm1(residual):+.1f} %"),
+            ],
+            [],
+        )
+        for size, steps, residual in sweep
+    ]
+    return Table(
+        title=f"Steps to the goal{f', {name}' if name else ''}",
+        headings=["batch size", "measured", "fitted", "residual"],
+        lines=lines,
+        notes=[f"batch size: {unit} a step, over all devices."],
+    )
+
+
+def _fitted(band: Band, error: float, unit: str, confidence: float) -> str:
+    if math.isnan(error):
+        return f"{number(band.value)} {unit} (two runs determine it, without error)"
+    return (
+        f"{number(band.value)} ± {number(band.value * error)} {unit}"
+        f" ({100 * confidence:g} % interval {bounds(band)})"
+    )

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers in a few lines and the tables under them, for a terminal as for a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.answers import (
+    device_counts,
+    doubled,
+    own_batch_size,
+    plan,
+    row_at,
+    same,
+    time_ratio,
+    timed,
+)
+from noisescale.report.numbers import (
+    Duration,
+    banded,
+    count,
+    duration_for,
+    number,
+    plural,
+    rough,
+    settled,
+)
+
+STARRED = "* outside of what was measured: a far batch size, or a step time that was not timed."
+
+
+class Cell(NamedTuple):
+    """A value, and what it may be instead."""
+
+    text: str
+    bounds: str = ""
+
+
+class Line(NamedTuple):
+    """A row of a table: its cells, and the words that mark it."""
+
+    cells: list[Cell]
+    marks: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings over lines; the first cell of a line names it."""
+
+    title: str
+    headings: list[str]
+    lines: list[Line]
+    notes: list[str]
+
+
+def headline(p: Prediction) -> list[tuple[str, str]]:
+    """Return what to use, how sure that is, and what twice the devices would buy."""
+    best, critical, twice = p.recommended, p.critical_batch_size, doubled(p)
+    more = "" if p.resolved else " or more"
+    interval = f"{100 * p.confidence:g} % interval "
+    sure = f"at least {number(critical.low)} {p.unit}, not resolved"
+    if not critical.low:
+        sure = "not resolved, without a lower bound either"
+    if p.resolved:
+        around = "" if math.isinf(critical.high) else f" to {number(critical.high)}"
+        start = "" if around else "at least "
+        sure = f"{number(critical.value)} {p.unit}"
+        sure += f" ({interval}{start}{number(critical.low)}{around})"
+    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
+    return [
+        (
+            "Recommended batch size",
+            f"{count(best.batch_size)}{more} {p.unit} on {plural(best.devices, 'device')}:"
+            f" {plan(best)} (device batch x accumulation x devices)",
+        ),
+        ("Critical batch size", sure),
+        (
+            "Twice the devices",
+            f"{banded(twice.time)} x the {time}, {banded(twice.compute)} x the {compute} of this"
+            f" run (batch size {count(twice.row.batch_size)}"
+            f" on {plural(twice.row.devices, 'device')})",
+        ),
+    ]
+
+
+def tables(p: Prediction) -> list[Table]:
+    """Return the table of batch sizes and, with several numbers of devices, that of devices."""
+    found = [_batch_sizes(p)]
+    if len(device_counts(p)) > 1:
+        found.append(_devices(p) if timed(p) else _devices_in_steps(p))
+    return found
+
+
+def _batch_sizes(p: Prediction) -> Table:
+    devices = min(device_counts(p), key=lambda n: (abs(n - p.own_devices), n))
+    rows = p.rows_for(devices)
+    unit = duration_for(row.hours for row in rows)
+    columns = [
+        _column("steps", rows, lambda row: row.steps),
+        _column(p.unit, rows, lambda row: row.examples),
+        *_hours(rows, unit),
+    ]
+    whose = plural(devices, "device")
+    if devices == p.own_devices:
+        whose = f"the run's own {whose if devices > 1 else 'device'}"
+    lines = [
+        Line([Cell(count(row.batch_size) + _star(row)), *cells], _marks(p, row))
+        for row, *cells in zip(rows, *(cells for _, cells in columns), strict=True)
+    ]
+    return Table(
+        title=f"On {whose}",
+        headings=["batch size", *(heading for heading, _ in columns)],
+        lines=lines,
+        notes=[STARRED] if any(row.extrapolated for row in rows) else [],
+    )
+
+
+def _devices(p: Prediction) -> Table:
+    """The best row of each number of devices."""
+    rows = [p.best_for(devices) for devices in device_counts(p)]
+    unit = duration_for(row.hours for row in rows)
+    steps = _column("steps", rows, lambda row: row.steps)
+    hours, *compute = _hours(rows, unit)
+    speed_up = _column("speed-up", rows, lambda row: _inverse(time_ratio(p, row)))
+    notes = [
+        "plan: device batch x accumulation x devices. speed-up: in time, over this run.",
+        *([STARRED] if any(row.extrapolated for row in rows) else []),
+    ]
+    columns = [steps, hours, speed_up, *compute]
+    return _by_devices(p, "More devices, at the best batch size of each", rows, columns, notes)
+
+
+def _devices_in_steps(p: Prediction) -> Table:
+    """The run with its batch size in proportion to the devices."""
+    own = own_batch_size(p) / p.own_devices
+    rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
+    columns = [
+        _column("steps", rows, lambda row: row.steps),
+        _column(p.unit, rows, lambda row: row.examples),
+        _column("speed-up", rows, lambda row: _inverse(time_ratio(p, row))),
+    ]
+    notes = ["plan: device batch x accumulation x devices. speed-up: in steps, over this run."]
+    return _by_devices(p, "More devices, each with the same batch", rows, columns, notes)
+
+
+def _by_devices(
+    p: Prediction,
+    title: str,
+    rows: Sequence[PredictedRow],
+    columns: Sequence[tuple[str, list[Cell]]],
+    notes: list[str],
+) -> Table:
+    lines = [
+        Line(
+            [Cell(count(row.devices)), Cell(count(row.batch_size) + _star(row)), Cell(plan(row)),
+             *cells],
+            _marks(p, row),
+        )
+        for row, *cells in zip(rows, *(cells for _, cells in columns), strict=True)
+    ]  # fmt: skip
+    headings = ["devices", "batch size", "plan", *(heading for heading, _ in columns)]
+    return Table(title, headings, lines, notes)
+
+
+def _hours(rows: Sequence[PredictedRow], unit: Duration) -> list[tuple[str, list[Cell]]]:
+    """Columns of hours, device-hours and cost, as far as they are known."""
+    found = [
+        _column(unit.name, rows, lambda row: unit.of(row.hours)),
+        _column(f"device-{unit.name}", rows, lambda row: unit.of(row.device_hours)),
+        _column("cost", rows, lambda row: row.cost),
+        _column("cost with waiting", rows, lambda row: row.cost_with_waiting),
+    ]
+    return [(heading, cells) for heading, cells in found if any(cell.text for cell in cells)]
+
+
+def _column(
+    heading: str, rows: Sequence[PredictedRow], of: Callable[[PredictedRow], Band]
+) -> tuple[str, list[Cell]]:
+    return heading, [_cell(of(row)) for row in rows]
+
+
+def _cell(band: Band) -> Cell:
+    band = settled(band)
+    if not band.known:
+        return Cell("")
+    low, high = rough(band.low), rough(band.high)
+    around = f">= {low}" if math.isinf(band.high) else f"{low}–{high}"
+    if not math.isfinite(band.value):
+        return Cell(around)
+    return Cell(number(band.value), "" if low == high else around)
+
+
+def _marks(p: Prediction, row: PredictedRow) -> list[str]:
+    own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
+    found = [(own, "this run"), (same(row, p.recommended), "recommended")]
+    return [mark for marked, mark in found if marked]
+
+
+def _star(row: PredictedRow) -> str:
+    return "*" if row.extrapolated else ""
+
+
+def _inverse(band: Band) -> Band:
+    return Band(1 / band.value, 1 / band.high, 1 / band.low)

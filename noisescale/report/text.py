@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction, or a fit of a sweep, in a terminal: answers, tables, what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from io import StringIO
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from noisescale.prediction import Prediction
+from noisescale.report.sweep_tables import fit_headline, fit_table
+from noisescale.report.tables import Cell, Table, headline, tables
+from noisescale.sweep import TradeoffFit
+
+
+def as_text(p: Prediction, width: int = 100) -> str:
+    """Return the report as a terminal of `width` characters shows it, without colours."""
+    return plain(report(p), width)
+
+
+def print_report(p: Prediction, console: Console | None = None) -> None:
+    """Print the report to a terminal."""
+    (console or Console()).print(report(p))
+
+
+def fit_as_text(
+    fit: TradeoffFit,
+    name: str = "",
+    width: int = 100,
+    *,
+    unit: str = "examples",
+    optimal_batch_size: float | None = None,
+    confidence: float = 0.95,
+) -> str:
+    """Return the report on a sweep as a terminal of `width` characters shows it.
+
+    Args:
+        fit: From `fit_tradeoff`.
+        name: Of the sweep, its file say.
+        width: In characters, at least 40.
+        unit: What a batch size counts.
+        optimal_batch_size: B_opt of Zhang et al. 2024, from where scaling is counted; with it the
+            batch size that costs 20 % more than perfect scaling is told.
+        confidence: Coverage of the intervals.
+    """
+    return plain(_fit_report(fit, name, unit, optimal_batch_size, confidence), width)
+
+
+def print_fit(
+    fit: TradeoffFit,
+    name: str = "",
+    console: Console | None = None,
+    *,
+    unit: str = "examples",
+    optimal_batch_size: float | None = None,
+    confidence: float = 0.95,
+) -> None:
+    """Print the report on a sweep to a terminal; arguments as of `fit_as_text`."""
+    (console or Console()).print(_fit_report(fit, name, unit, optimal_batch_size, confidence))
+
+
+def plain(content: RenderableType, width: int) -> str:
+    """Render for a terminal without colours, and without spaces at the ends of lines."""
+    if width < 40:
+        raise ValueError(f"`width` must be at least 40, got {width!r}. Pass 80.")
+    file = StringIO()
+    Console(file=file, width=width, color_system=None, legacy_windows=False).print(content)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def report(p: Prediction) -> Group:
+    """Put everything in the order in which it is read."""
+    return Group(
+        pairs(headline(p)),
+        *map(Section, tables(p)),
+        *(listed("Warnings", p.warnings, "! ", "bold") if p.warnings else ()),
+        *listed("Assumptions", p.assumptions, "- "),
+    )
+
+
+def _fit_report(
+    fit: TradeoffFit, name: str, unit: str, optimal_batch_size: float | None, confidence: float
+) -> Group:
+    return Group(
+        pairs(fit_headline(fit, unit, optimal_batch_size, confidence)),
+        Section(fit_table(fit, name, unit)),
+        *(listed("Warnings", fit.warnings, "! ", "bold") if fit.warnings else ()),
+    )
+
+
+def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
+    """Lines of a name and what there is to say of it."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for name, said in lines:
+        grid.add_row(Text(name), Text(said, style="bold"))
+    return grid
+
+
+class Section:
+    """A table under its title, with bounds and marks in a second line, dim.
+
+    Where that is too wide for the terminal bounds take a line each: nothing is ever cut off.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the widest layout that fits."""
+        yield Text("")
+        yield Text(self.table.title, style="bold")
+        for gap, dash in ((2, "–"), (1, "–"), (2, "–\n"), (1, "–\n")):
+            columns = self._columns(dash)
+            if sum(map(_width, columns)) + gap * (len(columns) - 1) <= options.max_width:
+                break
+        padding = (0, gap - 1, 0, 0)  # The box itself takes a column more.
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+        grid.header_style = ""
+        for heading, *_ in columns:
+            grid.add_column(heading, justify="right", overflow="fold", vertical="top")
+        for cells in zip(*(cells for _, *cells in columns), strict=True):
+            grid.add_row(*cells)
+        yield grid
+        yield from (Text(note, style="dim") for note in self.table.notes)
+
+    def _columns(self, dash: str) -> list[list[Text]]:
+        """Headings and cells, a list for each column."""
+        lines = [
+            [Text(heading.replace("-", "-\n").replace(" ", "\n")) for heading in
+             self.table.headings]
+        ]  # fmt: skip
+        for line in self.table.lines:
+            style = "bold" if line.marks else ""
+            named = Text("\n".join([line.cells[0].text, *line.marks]), style=style)
+            lines.append([named, *(_cell(cell, style, dash) for cell in line.cells[1:])])
+        return [list(column) for column in zip(*lines, strict=True)]
+
+
+def listed(
+    title: str, sentences: Iterable[str], mark: str, style: str = ""
+) -> list[RenderableType]:
+    """Sentences under a title, each behind a mark."""
+    grid = Grid.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for sentence in sentences:
+        grid.add_row(Text(mark, style=style), Text(sentence))
+    return [Text(""), Text(title, style="bold"), Padding(grid, (0, 0, 0, 1))]
+
+
+def _cell(cell: Cell, style: str, dash: str) -> Text:
+    text = Text(cell.text.replace("–", dash), style=style)
+    if cell.bounds:
+        text.append("\n" + cell.bounds.replace("–", dash), style="not bold dim")
+    return text
+
+
+def _width(column: Iterable[Text]) -> int:
+    return max(len(line) for text in column for line in text.plain.splitlines() or [""])

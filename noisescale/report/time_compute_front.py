@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front of time against compute: what each batch size and number of devices takes of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction
+from noisescale.prediction.costing import PredictedRow
+from noisescale.report.answers import (
+    batch_on_devices,
+    critical_row,
+    device_counts,
+    own_row,
+    pareto,
+    priced,
+    same,
+    timed,
+)
+from noisescale.report.drawing import (
+    BLACK,
+    BLUE,
+    DASHES,
+    GREY,
+    ORANGE,
+    SERIES,
+    SYMBOLS,
+    VERMILLION,
+    area,
+    around,
+    escaped,
+    figure,
+    hover,
+    log_axis,
+    spread,
+    with_legend,
+)
+from noisescale.report.front_axes import Axes, axes_of
+from noisescale.report.numbers import banded, count, plural
+
+
+def front_figure(p: Prediction) -> go.Figure:
+    """Draw time against compute for all rows, on logarithmic axes.
+
+    With seconds a step known: hours against cost, or against device-hours; on one number of
+    devices those are proportional, and hours are drawn against examples. Without: steps against
+    examples, which is the hyperbola (S/S_min - 1)·(E/E_min - 1) = 1 of McCandlish et al. 2018.
+    """
+    axes = axes_of(p)
+    front = _front(p, axes)
+    bounded = p.rows if len(device_counts(p)) == 1 else front
+    marked = [row for row in (own_row(p), p.recommended, critical_row(p)) if row]
+    corners = [
+        point
+        for row in (*p.rows, *marked)
+        for point in (axes.point(row), *([axes.low(row), axes.high(row)] if row in bounded else []))
+    ]
+    if p.resolved and not timed(p):
+        corners.append((p.law.middle.min_examples, p.law.middle.min_steps))
+    drawn = figure(
+        _finding(p, axes),
+        _caption(p),
+        log_axis(axes.x_title, *spread([x for x, _ in corners])),
+        log_axis(axes.y_title, *spread([y for _, y in corners])),
+    )
+    _draw_band(drawn, p, axes, bounded)
+    if not timed(p):
+        _draw_law(drawn, p)
+    for number, devices in enumerate(device_counts(p) if timed(p) else [front[0].devices]):
+        _draw_rows(drawn, p, axes, devices, number)
+    if p.resolved:
+        _draw_front(drawn, p, axes, front)
+    _draw_marked(drawn, p, axes)
+    return with_legend(drawn)
+
+
+def _front(p: Prediction, axes: Axes) -> list[PredictedRow]:
+    """The rows that no other beats; where nothing is resolved the best of each device count."""
+    if not timed(p):
+        nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
+        return p.rows_for(nearest)
+    if p.resolved:
+        return pareto(p.rows, lambda row: axes.point(row)[0], lambda row: axes.point(row)[1])
+    if len(device_counts(p)) == 1:
+        return list(p.rows)
+    return [p.best_for(devices) for devices in device_counts(p)]
+
+
+def _draw_band(drawn: go.Figure, p: Prediction, axes: Axes, rows: Sequence[PredictedRow]) -> None:
+    """Between the lower and the upper bounds of the rows, from the first to the last."""
+    low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
+    if not timed(p):
+        sizes = _fine([row.batch_size for row in rows])
+        bands = [p.law.steps(size) for size in sizes]
+        low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
+        high = [(s.high * size, s.high) for s, size in zip(bands, sizes, strict=True)]
+    name = "between the bounds" if p.resolved else "not resolved: between the bounds"
+    drawn.add_trace(area(name, **around(low, high), line={"width": 1, "color": "#9CC3DE"}))
+
+
+def _draw_law(drawn: go.Figure, p: Prediction) -> None:
+    """The hyperbola and what it approaches: the fewest steps and the fewest examples."""
+    law = p.law.middle
+    if not p.resolved:
+        return
+    sizes = _fine([row.batch_size for row in p.rows])
+    steps = [law.steps(size) for size in sizes]
+    drawn.add_scatter(
+        x=[s * size for s, size in zip(steps, sizes, strict=True)],
+        y=steps,
+        mode="lines",
+        line={"color": BLUE, "width": 2},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    style = {"color": GREY, "width": 1.5, "dash": "dash"}
+    drawn.add_hline(y=law.min_steps, line=style)
+    drawn.add_vline(x=law.min_examples, line=style)
+    corner = {"x": math.log10(law.min_examples), "y": math.log10(law.min_steps)}
+    label = corner | {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
+    label["font"] = {"color": GREY, "size": 12}
+    drawn.add_annotation(text="fewest steps S<sub>min</sub>", xshift=26, **label)
+    fewest = f"fewest {escaped(p.unit)} E<sub>min</sub>"
+    drawn.add_annotation(text=fewest, textangle=-90, yshift=4, **label)
+
+
+def _draw_rows(drawn: go.Figure, p: Prediction, axes: Axes, devices: int, number: int) -> None:
+    """A point for each row; where only bounds are known a line from one to the other."""
+    rows, k = p.rows_for(devices), number % len(SYMBOLS)
+    alone = not timed(p)
+    points: list[tuple[float | None, float | None]] = [axes.point(row) for row in rows]
+    if not p.resolved:
+        if len(device_counts(p)) > 1 and not alone:  # All of them would lie on one line.
+            rows = [p.best_for(devices)]
+        points = [at for row in rows for at in (axes.low(row), axes.high(row), (None, None))]
+        rows = [row for row in rows for _ in range(3)]
+    drawn.add_scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        name="batch sizes" if alone else plural(devices, "device"),
+        showlegend=not (alone and p.resolved),
+        mode="markers" if alone and p.resolved else "lines+markers",
+        line={"color": SERIES[k], "width": 1.5, "dash": DASHES[k]},
+        marker={"symbol": SYMBOLS[k], "size": 7, "color": SERIES[k]},
+        hovertext=[hover(p, row, axes.unit) for row in rows],
+        hoverinfo="text",
+    )
+
+
+def _draw_front(drawn: go.Figure, p: Prediction, axes: Axes, front: Sequence[PredictedRow]) -> None:
+    """The rows that no other beats, with their batch sizes; without hours that is all of them."""
+    points = [axes.point(row) for row in front]
+    many = timed(p) and len(device_counts(p)) > 1
+    name = f"Pareto-optimal: batch{' on devices' if many else ' size'}"
+    texts = [f"{count(row.batch_size)} on {row.devices}" for row in front]
+    drawn.add_scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        text=texts if many else [count(row.batch_size) for row in front],
+        name=name if timed(p) else "batch sizes",
+        mode="lines+markers+text" if many else "markers+text",
+        textposition="bottom left",
+        textfont={"size": 12},
+        line={"color": BLACK, "width": 3.5},
+        marker={"symbol": "circle-open", "size": 11, "color": BLACK, "line": {"width": 2}},
+        hoverinfo="skip",
+    )
+
+
+def _draw_marked(drawn: go.Figure, p: Prediction, axes: Axes) -> None:
+    """The run itself, the recommended row, the critical batch size."""
+    own, critical = own_row(p), critical_row(p)
+    best = f"{'' if p.resolved else 'at least '}{batch_on_devices(p.recommended)}"
+    if same(own, p.recommended):
+        marks = [(own, f"this run, and recommended: {best}", "star", ORANGE)]
+    else:
+        marks = [
+            (own, f"this run: {batch_on_devices(own)}", "square-open", BLACK),
+            (p.recommended, f"recommended: {best}", "star", ORANGE),
+        ]
+    if critical:
+        name = f"critical: {banded(p.critical_batch_size)}"
+        marks.append((critical, name, "x-thin-open", VERMILLION))
+    for row, name, symbol, colour in marks:
+        x, y = axes.point(row)
+        if math.isnan(x) or math.isnan(y):
+            continue
+        edge = {"width": 3 if symbol == "x-thin-open" else 2, "color": colour}
+        if symbol == "star":
+            edge = {"width": 1, "color": BLACK}
+        drawn.add_scatter(
+            x=[x],
+            y=[y],
+            name=name,
+            mode="markers",
+            marker={"symbol": symbol, "size": 16, "color": colour, "line": edge},
+            hovertext=[f"{name}<br>{hover(p, row, axes.unit)}"],
+            hoverinfo="text",
+        )
+
+
+def _finding(p: Prediction, axes: Axes) -> str:
+    best = p.recommended
+    what = f"Batch size {batch_on_devices(best)}"
+    if not p.resolved:
+        return f"{what}, or more: the noise scale is not resolved"
+    if not timed(p):
+        steps, examples = banded_value(best.steps), banded_value(best.examples)
+        return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escaped(p.unit)}"
+    time = f"{axes.unit(best.hours.value)} {axes.unit.name}"
+    if priced(p):
+        return f"{what}: {time}, cost {banded_value(best.cost)}"
+    compute = f"{axes.unit(best.device_hours.value)} device-{axes.unit.name}"
+    return f"{what}: {time}, {compute}"
+
+
+def banded_value(band: Band) -> str:
+    """Write the value alone: titles have no room for bounds."""
+    return banded(Band(band.value, band.value, band.value))
+
+
+def _caption(p: Prediction) -> str:
+    if not timed(p):
+        return (
+            "Steps and examples to the run's result. At the critical batch size both are twice"
+            " their fewest; beyond it a step saved costs ever more."
+        )
+    return (
+        "Each point is one batch size to the run's result; nearer to the lower left is better."
+        " Point at one for its whole row."
+    )
+
+
+def _fine(sizes: Sequence[float]) -> list[float]:
+    """Batch sizes from the least to the largest, close together."""
+    return [float(size) for size in np.geomspace(min(sizes), max(sizes), 121)]

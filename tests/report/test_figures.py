@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from collections.abc import Callable
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from reported_runs import history
+
+from noisescale.prediction import Prediction, predict
+from noisescale.report.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
+
+UNTIMED = math.nan
+
+Draw = Callable[[Prediction], go.Figure]
+
+
+def trace(figure: go.Figure, name: str) -> go.Scatter:
+    """The one trace whose legend entry starts so."""
+    found = [t for t in figure.data if (t.name or "").startswith(name)]
+    assert len(found) == 1, [t.name for t in figure.data]
+    return found[0]
+
+
+def names(figure: go.Figure) -> str:
+    return "; ".join(t.name or "" for t in figure.data)
+
+
+@pytest.mark.parametrize("unresolved", [0, 15, 40])
+@pytest.mark.parametrize("seconds", [0.5, UNTIMED])
+@pytest.mark.parametrize("draw", [draw for _, draw in FIGURES.values()])
+def test_every_run_can_be_drawn_and_tells_its_finding(
+    draw: Draw, unresolved: int, seconds: float
+) -> None:
+    figure = draw(predict(history(unresolved=unresolved, seconds=seconds)))
+
+    assert len(figure.layout.title.text) > 20
+    assert figure.layout.xaxis.title.text
+    assert figure.layout.yaxis.type == "log"
+    assert "NaN" not in figure.to_json()
+    sizes = [figure.layout.font.size, figure.layout.title.subtitle.font.size]
+    assert min(sizes) >= 12
+
+
+def test_points_of_the_front_are_the_rows() -> None:
+    p = predict(history(), [32, 64, 128], [2, 4])
+
+    figure = front_figure(p)
+
+    for devices in (2, 4):
+        drawn, rows = trace(figure, f"{devices} devices"), p.rows_for(devices)
+        # 2,000 steps of half a second: the column is in minutes.
+        assert list(drawn.x) == pytest.approx([60 * row.device_hours.value for row in rows])
+        assert list(drawn.y) == pytest.approx([60 * row.hours.value for row in rows])
+        assert f"batch size 128 on {devices} devices" in drawn.hovertext[2]
+    assert figure.layout.xaxis.title.text == "compute (device-minutes)"
+
+
+def test_the_front_is_in_money_where_there_are_prices() -> None:
+    p = predict(history(), [64, 128], [2, 4], price_per_device_hour=3.0)
+
+    drawn = trace(front_figure(p), "4 devices")
+
+    assert list(drawn.x) == pytest.approx([row.cost.value for row in p.rows_for(4)])
+
+
+def test_the_emphasised_front_is_what_nothing_else_beats() -> None:
+    p = predict(history(), [16, 32, 64, 128, 256], [1, 2, 4, 8])
+
+    figure = front_figure(p)
+
+    points = {(60 * row.device_hours.value, 60 * row.hours.value) for row in p.rows}
+    beaten = {
+        (x, y) for x, y in points if any((a, b) != (x, y) and a <= x and b <= y for a, b in points)
+    }
+    front = trace(figure, "Pareto-optimal")
+    assert set(zip(front.x, front.y, strict=True)) == points - beaten
+    assert 0 < len(points - beaten) < len(points)
+    fastest = min(p.rows, key=lambda row: row.hours.value)
+    assert f"{fastest.batch_size:.0f} on {fastest.devices}" in front.text
+
+
+def test_the_band_of_the_front_runs_along_the_lower_and_back_along_the_upper_bounds() -> None:
+    p = predict(history(seconds=UNTIMED), [16, 64, 256])
+
+    band = trace(front_figure(p), "between the bounds")
+
+    half = len(band.x) // 2
+    for size, at in ((16, 0), (256, half - 1)):
+        steps = p.law.steps(size)
+        back = len(band.x) - 1 - at
+        assert (band.x[at], band.y[at]) == pytest.approx((steps.low * size, steps.low))
+        assert (band.x[back], band.y[back]) == pytest.approx((steps.high * size, steps.high))
+
+
+def test_without_seconds_the_front_is_examples_against_steps_and_their_least() -> None:
+    p = predict(history(seconds=UNTIMED), [16, 64, 256])
+
+    figure = front_figure(p)
+
+    # Noise scale 100, 2,000 steps of 64: S_min = 2000/(1 + 100/64), E_min = 100·S_min.
+    least = 2000 / (1 + 100 / 64)
+    shapes = figure.layout.shapes
+    assert [shape.y0 for shape in shapes if shape.y0 == shape.y1] == pytest.approx([least])
+    assert [shape.x0 for shape in shapes if shape.x0 == shape.x1] == pytest.approx([100 * least])
+    labelled = next(t for t in figure.data if t.mode == "markers+text")
+    assert list(labelled.text) == ["16", "64", "256"]
+    assert list(labelled.y) == pytest.approx([least * (1 + 100 / b) for b in (16, 64, 256)])
+    assert list(labelled.x) == pytest.approx([b * least * (1 + 100 / b) for b in (16, 64, 256)])
+
+
+def test_run_recommendation_and_critical_batch_size_are_marked() -> None:
+    p = predict(history(seconds=UNTIMED), [64, 128])
+
+    figure = front_figure(p)
+
+    assert "this run: 64 on 2 devices" in names(figure)
+    assert "recommended: 128 on 2 devices" in names(figure)
+    critical = trace(figure, "critical: 100 (80.0 to 125)")
+    assert critical.y[0] == pytest.approx(2 * p.law.middle.min_steps)
+
+
+@pytest.mark.parametrize("seconds", [0.5, UNTIMED])
+def test_an_unresolved_front_has_bounds_and_the_run_but_no_centre(seconds: float) -> None:
+    p = predict(history(unresolved=40, seconds=seconds))
+
+    figure = front_figure(p)
+
+    assert "not resolved: between the bounds" in names(figure)
+    assert "Pareto" not in names(figure)
+    assert "critical" not in names(figure)
+    run = trace(figure, "this run")
+    assert run.y[0] == pytest.approx(2000 if math.isnan(seconds) else 2000 * seconds / 60)
+
+
+def test_noise_scale_batch_size_and_critical_one_are_drawn_as_they_are() -> None:
+    columns = history(rows=3)
+
+    figure = noise_scale_figure(predict(columns))
+
+    line = trace(figure, "noise scale")
+    assert list(line.x) == [50, 100, 150]
+    assert list(line.y) == [100, 100, 100]
+    size = trace(figure, "batch size of the run")
+    assert (size.line.shape, list(size.x), set(size.y)) == ("vh", [0, 50, 100, 150], {64})
+    critical = trace(figure, "critical batch size 100 (80.0 to 125)")
+    assert list(critical.y) == pytest.approx([100, 100])
+    band = trace(figure, "95 % interval")
+    assert list(band.x) == [0, 50, 100, 150, 150, 100, 50, 0, None]
+    assert list(band.y) == pytest.approx([80] * 4 + [125] * 4 + [None])
+    assert figure.layout.title.text == (
+        "<b>Noise scale 100 examples (median), 1.56 times the batch size</b>"
+    )
+
+
+def test_where_it_is_not_resolved_the_noise_scale_is_open_upwards() -> None:
+    figure = noise_scale_figure(predict(history(rows=4, unresolved=2)))
+
+    assert list(trace(figure, "noise scale").y) == [None, None, 100, 100]
+    hatched = trace(figure, "not resolved: above")
+    top = 10 ** figure.layout.yaxis.range[1]
+    assert hatched.fillpattern.shape == "/"
+    assert list(hatched.x) == [0, 50, 100, 100, 0, None]
+    assert list(hatched.y[:3]) == pytest.approx([80, 80, 80])
+    assert min(hatched.y[3:5]) > top
+    assert min(x for x in trace(figure, "95 % interval").x if x is not None) == 100
+
+
+def test_without_any_resolved_row_there_is_no_line() -> None:
+    figure = noise_scale_figure(predict(history(rows=4, unresolved=4)))
+
+    assert not [t for t in figure.data if t.name == "noise scale"]
+    assert "critical batch size at least 80.0" in names(figure)
+    assert "not resolved: at least 80.0 examples" in figure.layout.title.text
+
+
+def test_a_long_history_is_drawn_by_its_extremes() -> None:
+    columns = history(rows=100_000)
+    columns["noise_scale"][70_000], columns["noise_scale"][30_000] = 124.0, 81.0
+
+    line = trace(noise_scale_figure(predict(columns)), "noise scale")
+
+    assert len(line.x) <= 2000
+    assert (max(line.y), min(line.y)) == (124, 81)
+    assert list(line.x) == sorted(line.x)
+
+
+def test_speed_up_follows_the_law_and_regimes_meet_at_a_fifth_and_five_times_b_crit() -> None:
+    figure = speed_up_figure(predict(history(seconds=UNTIMED)))
+
+    steps = trace(figure, "in steps")
+    law = (1 + 100 / 64) / (1 + 100 / np.array(steps.x))
+    assert list(steps.y) == pytest.approx(law.tolist())
+    edges = [s.x0 for s in figure.layout.shapes if s.type == "line"]
+    assert edges == pytest.approx([20, 500])
+    regimes = [a.text.replace("<br>", " ") for a in figure.layout.annotations]
+    assert regimes == ["perfect scaling", "diminishing returns", "maximal data parallelism"]
+    ideal = trace(figure, "ideal")
+    assert [y / x for x, y in zip(ideal.x, ideal.y, strict=True)] == pytest.approx([1 / 64] * 2)
+
+
+def test_speed_up_in_hours_is_that_of_the_plan_on_so_many_devices() -> None:
+    p = predict(history(), [64, 128], [2, 4])
+
+    hours = trace(speed_up_figure(p), "in hours, with bounds")
+
+    run, doubled = p.rows_for(2)[0], p.rows_for(4)[1]
+    at = list(hours.x).index(128)
+    assert hours.y[at] == pytest.approx(run.hours.value / doubled.hours.value)
+    assert hours.y[list(hours.x).index(64)] == pytest.approx(1)
+
+
+def test_an_unresolved_speed_up_has_bounds_alone() -> None:
+    figure = speed_up_figure(predict(history(unresolved=40)))
+
+    assert "in steps" not in names(figure)
+    band = trace(figure, "not resolved: between the bounds")
+    half = len(band.x) // 2
+    slow = (1 + 80 / 64) / (1 + 80 / np.array(band.x[:half]))
+    ideal = np.array(band.x[:half]) / 64
+    assert list(band.y[:half]) == pytest.approx(np.minimum(slow, ideal).tolist())
+    regimes = [a.text.replace("<br>", " ") for a in figure.layout.annotations]
+    assert regimes == ["perfect scaling", "not resolved"]
+    assert [s.x0 for s in figure.layout.shapes if s.type == "line"] == pytest.approx([16])
+
+
+def test_twice_the_devices_is_in_the_title_of_the_speed_up() -> None:
+    figure = speed_up_figure(predict(history(seconds=UNTIMED)))
+
+    # (1 + 100/64)/(1 + 100/128)
+    assert figure.layout.title.text == (
+        "<b>Twice the devices: 1.44 times as fast in steps (batch 128)</b>"
+    )
+
+
+def test_a_run_that_changed_its_batch_size_is_drawn_with_its_steps() -> None:
+    columns = history(rows=40)
+    columns["batch_size"][20:] = 192
+    columns["examples"] = np.cumsum(50 * columns["batch_size"])
+    p = predict(columns)
+
+    size = trace(noise_scale_figure(p), "batch size of the run")
+    run = trace(speed_up_figure(p), "this run")
+
+    assert set(size.y) == {64, 192}
+    assert list(run.x) == [128]
+    assert "times the batch size" not in noise_scale_figure(p).layout.title.text

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from plotly.offline import get_plotlyjs
+from reported_runs import history
+
+from noisescale.band import Band
+from noisescale.prediction import Prediction, predict
+from noisescale.prediction.calibration import Calibration
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HOSTILE = '</script><img src="https://example.com/x" onerror="alert(1)">&amp;"\''
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, and whether each is closed in its turn."""
+
+    VOID = ("meta", "link", "img", "br")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page_of(p: Prediction, folder: Path) -> str:
+    return p.to_html(folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    page = page_of(predict(history()), tmp_path)
+
+    assert page.count(get_plotlyjs()) == 1
+    outline = Outline(page.replace(get_plotlyjs(), ""))
+    assert outline.open == []
+    assert not [t for t in outline.tags if {"src", "href", "srcset"} & t[1].keys()]
+    assert "http" not in page.replace(get_plotlyjs(), "").replace("http-equiv", "")
+    assert ("html", {"lang": "en"}) in outline.tags
+    figures = [a for tag, a in outline.tags if a.get("role") == "img"]
+    assert [a["id"] for a in figures] == ["front", "noise-scale", "speed-up"]
+    assert all(len(a["aria-label"] or "") > 40 for a in figures)
+
+
+def test_what_comes_from_users_is_text(tmp_path: Path) -> None:
+    hostile = Calibration(Band(1.0, 1.0, 1.0), HOSTILE)
+
+    page = page_of(predict(history(), calibration=hostile, unit=HOSTILE), tmp_path)
+
+    outline = Outline(page.replace(get_plotlyjs(), ""))
+    assert outline.open == []
+    assert "img" not in [tag for tag, _ in outline.tags]
+    assert HOSTILE not in page
+
+
+def test_tables_of_the_page_have_the_rows_and_their_marks(tmp_path: Path) -> None:
+    page = page_of(predict(history(), [64, 128], [2, 4]), tmp_path)
+
+    assert '<th scope="row">64<span class="mark">this run</span></th><td>2,000</td>' in page
+    assert len(re.findall("<table>", page)) == 2
+    assert len(re.findall('<th scope="row">', page)) == 4
+    assert '<span class="mark">recommended</span>' in page
+
+
+def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> None:
+    p = predict(history(unresolved=40))
+
+    page = page_of(p, tmp_path).replace(get_plotlyjs(), "")
+
+    answers = ["<h1>Batch size 64 or more is recommended", "at least 80.0 examples"]
+    shown = ['id="front"', 'id="noise-scale"', 'id="speed-up"', "<table>"]
+    limits = ["Warnings", p.warnings[0], "Assumptions", p.assumptions[0], "How to read this"]
+    parts = [*answers, *shown, *limits, "<footer>noisescale "]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "report.html"
+
+    with pytest.raises(FileNotFoundError) as error:
+        predict(history()).to_html(path)
+
+    assert str(error.value) == (
+        f"`path` must be in a folder that exists, got {str(path)!r}. Create its folder first."
+    )
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as error:
+        predict(history()).to_html(tmp_path)
+
+    assert str(error.value) == (
+        f"`path` must name a file, got the folder {str(tmp_path)!r}. Add the name of a page to it."
+    )
+
+
+def test_a_page_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    p = predict(history())
+
+    def full(*arguments: object, **options: object) -> int:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="no space left"):
+            p.to_html(path)
+    assert path.read_text() == "before"
+    assert p.to_html(path) == path
+
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]]":
+    """The page, and whatever it complained of or asked others for."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda asked: noise.append(asked.url))
+    page.on("dialog", lambda dialog: (noise.append("dialog"), dialog.dismiss()))
+    page.goto(path.as_uri())
+    page.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    return page, [said for said in noise if said != path.as_uri()]
+
+
+@pytest.mark.parametrize("width", [1200, 700])
+@pytest.mark.parametrize("unresolved", [0, 40])
+@pytest.mark.parametrize("seconds", [0.5, math.nan])
+def test_a_browser_draws_the_page_in_silence_and_in_its_width(
+    browser: "Browser", tmp_path: Path, width: int, unresolved: int, seconds: float
+) -> None:
+    p = predict(history(unresolved=unresolved, seconds=seconds))
+
+    page, noise = opened(browser, p.to_html(tmp_path / "report.html"), width)
+
+    assert noise == []
+    assert page.locator("figure .xtitle").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Plotly would offer to send the figure to a server.
+    buttons = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
+    assert "Reset axes" in buttons
+    assert not [title for title in buttons if re.search("share|cloud|edit", title, re.I)]
+    for place in ("front", "noise-scale", "speed-up"):
+        # The legend ends within its figure.
+        figure = page.locator(f"#{place}").bounding_box()
+        legend = page.locator(f"#{place} .legend .bg").bounding_box()
+        assert figure is not None
+        assert legend is not None
+        assert legend["y"] + legend["height"] <= figure["y"] + figure["height"] + 1
+    page.close()
+
+
+def test_a_hostile_unit_is_shown_as_it_is_written(browser: "Browser", tmp_path: Path) -> None:
+    unit = "<b>&tokens</b>"
+    path = predict(history(seconds=math.nan), unit=unit).to_html(tmp_path / "report.html")
+
+    page, noise = opened(browser, path, 1200)
+
+    assert noise == []
+    assert page.locator("#front .xtitle").text_content() == f"compute: {unit} processed"
+    assert unit in page.locator("dd").first.inner_text()
+    page.close()
+
+
+def test_figures_fit_on_paper(browser: "Browser", tmp_path: Path) -> None:
+    path = predict(history()).to_html(tmp_path / "report.html")
+    page, _ = opened(browser, path, 1200)
+
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    printed = page.locator("#front .main-svg").first.bounding_box()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function("document.querySelector('#front .main-svg').clientWidth > 900")
+
+    assert printed is not None
+    assert printed["width"] == 660
+    page.close()

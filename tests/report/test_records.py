@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+from typing import Any
+
+import pytest
+from reported_runs import history
+
+import noisescale
+from noisescale.prediction import predict
+from noisescale.report.records import fit_as_dict, fit_bands
+from noisescale.sweep import fit_tradeoff
+
+
+def strictly(text: str) -> Any:
+    """Parse as RFC 8259 has it."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("unresolved", [0, 10, 40])
+@pytest.mark.parametrize("seconds", [0.5, math.nan])
+def test_json_says_what_the_record_says(unresolved: int, seconds: float) -> None:
+    p = predict(history(unresolved=unresolved, seconds=seconds))
+
+    assert strictly(p.to_json()) == p.to_dict()
+
+
+def test_keys_are_those_that_are_documented() -> None:
+    record = predict(history(), [64, 128], price_per_device_hour=2.0).to_dict()
+
+    assert list(record) == [
+        *("version", "unit", "confidence", "resolved", "critical_batch_size", "recommended"),
+        *("twice_the_devices", "rows", "tradeoff", "calibration", "run", "step_time"),
+        *("warnings", "assumptions"),
+    ]
+    assert list(record["rows"][0]) == [
+        *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples"),
+        *("hours", "device_hours", "cost", "cost_with_waiting", "extrapolated"),
+    ]
+    assert record["version"] == noisescale.__version__
+    assert record["critical_batch_size"] == pytest.approx({"value": 100, "low": 80, "high": 125})
+    assert record["recommended"] in record["rows"]
+    assert record["run"] == pytest.approx(
+        {"steps": 2000, "examples": 128_000, "batch_size": 64, "devices": 2, "hours": 1000 / 3600}
+    )
+    least = 2000 / (1 + 100 / 64)
+    assert record["tradeoff"] == pytest.approx(
+        {"min_steps": least, "min_examples": 100 * least, "gamma": 1}
+    )
+    assert record["calibration"]["kappa"] == {"value": 1, "low": 1, "high": 1}
+
+
+def test_unknown_and_unbounded_are_null() -> None:
+    record = strictly(predict(history(unresolved=40, seconds=math.nan)).to_json())
+
+    assert record["resolved"] is False
+    assert record["critical_batch_size"] == {
+        "value": None,
+        "low": pytest.approx(80),
+        "high": None,
+    }
+    assert record["rows"][0]["hours"] == {"value": None, "low": None, "high": None}
+    assert record["run"]["hours"] is None
+    assert record["tradeoff"] == {"min_steps": None, "min_examples": None, "gamma": None}
+
+
+def test_steps_of_the_run_itself_are_known_even_where_its_noise_scale_is_not() -> None:
+    record = predict(history(unresolved=40)).to_dict()
+
+    own = next(row for row in record["rows"] if row["batch_size"] == 64)
+    assert own["steps"]["value"] == pytest.approx(2000)
+
+
+def test_a_fit_as_a_record_has_bands_around_its_values() -> None:
+    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
+
+    record = strictly(json.dumps(fit_as_dict(fit), allow_nan=False))
+
+    # Student's quantile for three degrees of freedom at 95 %.
+    error = fit.relative_errors.min_steps
+    assert record["min_steps"]["low"] == pytest.approx(
+        fit.min_steps * math.exp(-3.18245 * error), rel=1e-5
+    )
+    assert record["sweep"][2]["fitted_steps"] == pytest.approx(
+        242 / math.exp(record["sweep"][2]["log_residual"])
+    )
+
+
+def test_three_intervals_of_a_fit_are_of_one_kind() -> None:
+    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
+
+    bands = fit_bands(fit, 0.9)
+
+    band, errors = fit.critical_batch_size_band(0.9), fit.relative_errors
+    quantile = math.log(band.high / band.value) / errors.critical_batch_size
+    assert bands["critical_batch_size"] == band
+    examples = bands["min_examples"]
+    assert math.log(examples.high / examples.value) == pytest.approx(quantile * errors.min_examples)
+
+
+def test_a_fit_of_two_points_has_no_bounds() -> None:
+    record = fit_as_dict(fit_tradeoff([16, 32], [720, 405]))
+
+    assert record["min_steps"]["high"] is None
+    assert record["p_value"] is None

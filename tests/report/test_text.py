@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import math
+import re
+
+import pytest
+from reported_runs import history
+from rich.console import Console
+
+from noisescale.prediction import Prediction, predict
+from noisescale.prediction.calibration import Calibration
+from noisescale.report.text import as_text, fit_as_text, print_report
+from noisescale.sweep import fit_tradeoff
+
+
+def priced() -> Prediction:
+    """Everything that widens a table: money, large numbers, bounds, marks."""
+    columns = history(rows=400, noise_scale=900.0, batch_size=512.0, seconds=40.0)
+    return predict(columns, price_per_device_hour=2.5, hour_worth=10.0)
+
+
+def test_the_first_lines_answer_what_how_sure_and_what_twice_the_devices_buy() -> None:
+    lines = as_text(predict(history(seconds=math.nan), [64, 128]), 120).splitlines()
+
+    assert lines[:4] == [
+        "Recommended batch size  128 examples on 2 devices: 64 x 1 x 2 (device batch x accumulation"
+        " x devices)",
+        "Critical batch size     100 examples (95 % interval 80.0 to 125)",
+        # (1 + 100/128)/(1 + 100/64) and, at the ends, with 80 and 125
+        "Twice the devices       0.695 (0.669 to 0.722) x the steps, 1.39 (1.34 to 1.44) x the"
+        " examples of this run (batch size",
+        "                        128 on 4 devices)",
+    ]
+
+
+def test_what_is_not_resolved_is_told_by_its_bounds() -> None:
+    text = as_text(predict(history(unresolved=40, seconds=math.nan)), 120)
+
+    assert "64 or more examples on 2 devices" in text
+    assert "at least 80.0 examples, not resolved" in text
+    assert "0.500 to 0.722 x the steps" in text
+    # At 128: S_min + E_min/128 from 80, and half of the run's steps from infinity.
+    assert "1,000–1,440" in text
+    assert re.search(r"64 +2,000 +128,000\n +this run\n *recommended\n", text)
+    assert "nan" not in text.lower()
+    assert "inf" not in text.lower()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "p",
+    [priced(), predict(history()), predict(history(unresolved=40))],
+    ids=["priced", "timed", "open"],
+)
+def test_no_number_is_cut_off(p: Prediction, width: int) -> None:
+    text = as_text(p, width)
+
+    wide = as_text(p, 400)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    # Bounds may stand on two lines, numbers never.
+    numbers = set(re.findall(r"\d[\d,.]*[kMBT]?", wide))
+    assert set(re.findall(r"\d[\d,.]*[kMBT]?", text)) == numbers
+
+
+def test_tables_say_what_each_row_takes() -> None:
+    text = as_text(predict(history(), [64, 128], [2, 4]), 120)
+
+    # 2,000 steps of half a second on two devices.
+    assert re.search(r"\n +64 +2,000 +128,000 +16\.7 +33\.3\n *this run", text)
+    assert "On the run's own 2 devices" in text
+    assert "More devices, at the best batch size of each" in text
+    assert "32 x 1 x 4" in text
+
+
+def test_columns_without_data_are_left_out() -> None:
+    text = as_text(predict(history(seconds=math.nan)), 120)
+
+    assert not re.search("hours|minutes|cost", text.split("Assumptions")[0])
+    assert "cost" in as_text(priced(), 120)
+
+
+def test_extrapolated_rows_are_starred_and_explained() -> None:
+    text = as_text(predict(history(), [64, 1024]), 100)
+
+    assert re.search(r"\n +1,024\* ", text)
+    assert "* outside of what was measured" in text
+    assert "*" not in as_text(predict(history(), [64, 128], [2]), 100)
+
+
+def test_warnings_and_assumptions_follow() -> None:
+    p = predict(history(unresolved=40), calibration=Calibration.given(2.0))
+
+    text = " ".join(as_text(p, 100).split())
+
+    for sentence in (*p.warnings, *p.assumptions):
+        assert " ".join(sentence.split()) in text
+    assert " ! The noise scale was not resolved" in text
+
+
+def test_units_are_shown_as_they_are_written() -> None:
+    text = as_text(predict(history(), unit="[bold]tokens[/]"), 120)
+
+    assert "128 [bold]tokens[/] on 4 devices" in text
+
+
+def test_a_terminal_gets_the_same_words() -> None:
+    file = io.StringIO()
+    p = predict(history())
+
+    print_report(p, Console(file=file, width=100, force_terminal=True, color_system="standard"))
+
+    plain = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
+    assert [line.rstrip() for line in plain.splitlines()] == as_text(p, 100).splitlines()
+    assert "\x1b[1m" in file.getvalue()
+
+
+def test_a_width_that_holds_no_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`width` must be at least 40, got 20\. Pass 80\.$"):
+        as_text(predict(history()), 20)
+
+
+def test_a_fit_is_told_with_errors_intervals_and_residuals() -> None:
+    sizes = [16, 32, 64, 128, 256]
+    fit = fit_tradeoff(sizes, [720, 405, 242, 168, 131])
+
+    text = fit_as_text(fit, "sweep.csv", 100, optimal_batch_size=16)
+
+    band = fit.critical_batch_size_band()
+    assert f"110 ± 3.29 examples (95 % interval {band.low:.3g} to {band.high:.3g})" in text
+    assert "Fewest steps         90.7 ± 1.74 steps (95 % interval " in text
+    # 1.2·16 + 0.2·110.07
+    assert "41.2 examples (over perfect scaling from 16, Zhang et al. 2024)" in text
+    assert "nothing speaks against it" in text
+    assert "Steps to the goal, sweep.csv" in text
+    # 242 steps against 90.70 + 9983/64
+    assert re.search(r"\n +64 +242 +247 +-1\.9 %\n", text)
+
+
+def test_a_fit_of_two_points_claims_no_error() -> None:
+    text = fit_as_text(fit_tradeoff([16, 32], [720, 405]), "", 80)
+
+    assert "Critical batch size  112 examples (two runs determine it, without error)" in text
+    assert "not tested" in text
+
+
+def test_a_doubtful_law_is_told() -> None:
+    with pytest.warns(UserWarning, match="bend more sharply"):
+        fit = fit_tradeoff([16, 32, 64, 128, 256, 512], [720, 405, 250, 220, 219, 218])
+
+    text = fit_as_text(fit, "", 80)
+
+    assert "the law is doubtful" in text
+    assert " ! The steps bend more sharply than the law" in text
