@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale fit SWEEP`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fit_sweep(
+    sweep: Annotated[
+        Path, typer.Argument(help="CSV with columns batch_size and steps (to one goal).")
+    ],
+    by: Annotated[
+        str | None, typer.Option(help="Column that tells several curves apart, such as model.")
+    ] = None,
+    batch_size_column: Annotated[
+        str | None, typer.Option(help="Default: the one that begins with batch_size.")
+    ] = None,
+    steps_column: Annotated[
+        str | None, typer.Option(help="Default: the one that begins with steps.")
+    ] = None,
+    optimal_batch_size: Annotated[
+        float | None,
+        typer.Option(help="B_opt of Zhang et al., for 20 % overhead."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
+    unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Fit steps = S_min (1 + B_crit/B) to a sweep over batch sizes, in log space."""
+    from noisescale.sweep import fit_tradeoff
+    from noisescale.sweep_files import read_sweeps
+
+    curves = read_sweeps(
+        sweep, batch_size_column=batch_size_column, measured_column=steps_column, by=by
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tables have them
+        fits = {name: fit_tradeoff(*curve) for name, curve in curves.items()}
+    if as_json:
+        from noisescale.report.records import fit_as_dict
+
+        records = {name: fit_as_dict(fit, confidence) for name, fit in fits.items()}
+        print(json.dumps(records if by else records[""], indent=2, ensure_ascii=False))
+        return
+    from noisescale.report.text import print_fit
+
+    for name, fit in fits.items():
+        print_fit(
+            fit, name, unit=unit, optimal_batch_size=optimal_batch_size, confidence=confidence
+        )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale predict RUN`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from noisescale.cli.values import numbers
+
+if TYPE_CHECKING:
+    from noisescale.history import History
+    from noisescale.prediction import Calibration
+
+
+def predict_run(
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a TensorBoard or CSVLogger run with the monitor in it."),
+    ],
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Global batch sizes, such as 64,128,256. Default: a ladder.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Numbers of devices, such as 1,2,4. Default: the run's, doubled thrice."),
+    ] = None,
+    price_per_device_hour: Annotated[
+        float | None, typer.Option(help="What a device costs in an hour, in any currency.")
+    ] = None,
+    hour_worth: Annotated[
+        float | None, typer.Option(help="What it costs you to wait for an hour, in the same.")
+    ] = None,
+    calibration: Annotated[
+        float | None,
+        typer.Option(help="kappa of B_crit = kappa x B_simple. Default: 1, the theory."),
+    ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="Fit kappa to this sweep of the same model, as `fit` reads.")
+    ] = None,
+    branches: Annotated[
+        Path | None,
+        typer.Option(help="Take kappa from branches: a CSV of batch_size and loss, as they ended."),
+    ] = None,
+    branch_step: Annotated[
+        int | None, typer.Option(help="The step of the run that the branches started from.")
+    ] = None,
+    step_times: Annotated[
+        Path | None, typer.Option(help="CSV of `noisescale profile`. Default: the run's own times.")
+    ] = None,
+    max_device_batch_size: Annotated[
+        float | None, typer.Option(help="The most examples a device takes. Default: as timed.")
+    ] = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option(help="Default: all devices are in one node.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
+    optimizer: Annotated[
+        int, typer.Option(help="Which one, where several were measured (manual optimization).")
+    ] = 0,
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Use what is whole of a run being written.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report with figures there.")] = None,
+) -> None:
+    """Predict what the result of a run costs at other batch sizes, on other devices."""
+    from noisescale.prediction import predict
+    from noisescale.runs import read_run
+    from noisescale.step_time import fit_step_time, read_timings
+
+    history = read_run(run, optimizer=optimizer, allow_truncated=allow_truncated)
+    prediction = predict(
+        history,
+        numbers("batch-sizes", batch_sizes),
+        numbers("devices", devices),
+        price_per_device_hour,
+        hour_worth=hour_worth,
+        calibration=_calibration(history, calibration, sweep, branches, branch_step),
+        step_time=None if step_times is None else fit_step_time(read_timings(step_times)),
+        max_device_batch_size=max_device_batch_size,
+        devices_per_node=devices_per_node,
+        unit=unit,
+    )
+    if html is not None:
+        prediction.to_html(html)
+    if as_json:
+        print(prediction.to_json())
+        return
+    from noisescale.report.text import print_report
+
+    print_report(prediction)
+    if html is not None:
+        print(f"Report: {html}")
+
+
+def _calibration(
+    history: History,
+    kappa: float | None,
+    sweep: Path | None,
+    branches: Path | None,
+    branch_step: int | None,
+) -> Calibration | float | None:
+    from noisescale.prediction import Calibration
+    from noisescale.prediction.stretches import noise_scale_at
+    from noisescale.sweep import fit_tradeoff
+    from noisescale.sweep_files import read_sweeps
+
+    if sum(given is not None for given in (kappa, sweep, branches)) > 1:
+        raise ValueError(
+            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
+            " Give the one that you trust."
+        )
+    if sweep is not None:
+        (curve,) = read_sweeps(sweep).values()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are among those of the prediction
+            return Calibration.from_sweep(history, fit_tradeoff(*curve))
+    if branches is not None:
+        if branch_step is None:
+            raise ValueError(
+                "`--branches` must come with `--branch-step`, got none."
+                " Give the step of the run that the branches started from."
+            )
+        (curve,) = read_sweeps(branches, measured="loss").values()
+        return Calibration.from_branches(noise_scale_at(history, branch_step), *curve)
+    return kappa

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale profile TARGET`."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from noisescale.cli.values import numbers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from noisescale.step_time import StepTiming
+
+NEARLY_ALL = 0.9
+"""At the knee a device does this share of the examples a second that it does at its best."""
+
+
+def profile_steps(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:name or file.py:name. Either a function that returns a"
+            " LightningModule and its data, or a LightningModule (then give --data)."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="The same for a Dataset, DataLoader or LightningDataModule, or what makes one."
+        ),
+    ] = None,
+    device_batch_sizes: Annotated[
+        str | None,
+        typer.Option(help="Examples in a micro-batch on a device, such as 8,16. Default: 1,2,4..."),
+    ] = None,
+    accumulation: Annotated[
+        str | None, typer.Option(help="Micro-batches a step, such as 1,4. Default: 1,2.")
+    ] = None,
+    devices: Annotated[int, typer.Option(help="On each node.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Start the command on each, as for training.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
+    strategy: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="As for the Trainer.")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps to time, after 5 others.")] = 20,
+    output: Annotated[
+        Path, typer.Option(help="CSV file to add to: time 1, 2, 4... devices one after the other.")
+    ] = Path("step_times.csv"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time the steps of a LightningModule at several device batch sizes, until memory is out."""
+    from rich.console import Console
+
+    from noisescale.step_time import read_timings, write_timings
+
+    sizes = numbers("device-batch-sizes", device_batch_sizes)
+    repeats = numbers("accumulation", accumulation)
+    if output.exists():
+        read_timings(output)  # fails now, not after the timing, if it is no file of timings
+    elif not output.parent.is_dir():
+        raise FileNotFoundError(f"`{output}` must be in a folder that is there. Make it first.")
+    module, examples = _module_and_data(target, data)
+
+    from noisescale.lightning.profiling import examples_per_second, profile_step_times
+
+    console = Console(stderr=True, highlight=False, quiet=not _first())
+    reasons: list[str] = []
+    with console.status("Timing the first steps...") as status:
+
+        def note(timing: StepTiming) -> None:
+            if _first():
+                write_timings(output, [timing])
+            status.update(
+                f"{timing.device_batch_size} examples x {timing.accumulation}:"
+                f" {1000 * timing.seconds:.4g} ms a step,"
+                f" {examples_per_second(timing):,.0f} examples/s. Timing more..."
+            )
+
+        with _told_in_a_line():
+            timings = profile_step_times(
+                module,
+                examples,
+                sizes,  # type: ignore[arg-type]
+                accumulation=repeats,  # type: ignore[arg-type]
+                steps=steps,
+                on_timing=note,
+                on_stop=reasons.append,
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=nodes,
+                strategy=strategy,
+                precision=precision,
+            )
+    if not _first():
+        return
+    for reason in reasons:
+        console.print(reason)
+    if not timings:
+        raise ValueError(
+            "`--device-batch-sizes` must begin with one that fits in memory, got none that does."
+            " Give smaller ones."
+        )
+    knee = _knee(timings)
+    if as_json:
+        rows = [asdict(timing) for timing in timings]
+        print(json.dumps({"step_times": rows, "knee": knee, "stopped": reasons}, indent=1))
+    else:
+        Console(highlight=False).print(_table(timings, knee))
+    console.print(f"Next: noisescale predict RUN --step-times {output}")
+
+
+def _module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
+    from noisescale.cli.targets import load, made
+
+    module, examples = made(target, load(target)), None
+    if isinstance(module, tuple) and len(module) == 2:
+        module, examples = module
+    if data is not None:
+        examples = made(data, load(data))
+    if not hasattr(module, "training_step"):
+        raise ValueError(
+            f"`{target}` must be a LightningModule, or return one with its data, got"
+            f" {type(module).__name__}. Name a function that returns both."
+        )
+    if examples is None:
+        raise ValueError(
+            f"`{target}` must come with data, got a LightningModule alone. Give `--data`."
+        )
+    return module, examples
+
+
+def _first() -> bool:
+    """Whether this is rank 0: Lightning starts the same command again for every other device."""
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
+    from noisescale.lightning.host import MisconfigurationException
+    from noisescale.lightning.profiling import is_out_of_memory
+
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ValueError(
+                "`--device-batch-sizes` must fit in memory with several devices, got one that does"
+                " not. What was timed is kept. Find the largest one with `--devices 1`."
+            ) from error
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        package = str(frame.f_globals.get("__name__")).split(".")[0]
+        hosts = ("noisescale", "lightning", "pytorch_lightning", "lightning_fabric")
+        kinds = (ImportError, ValueError, *MisconfigurationException.__bases__)
+        if package in hosts and isinstance(error, kinds):
+            raise ValueError(str(error)) from error
+        traceback.print_exc()
+        raise SystemExit(1) from error
+
+
+def _knee(timings: Sequence[StepTiming]) -> float | None:
+    """The smallest device batch size with nearly the most examples a second, if not the last."""
+    from noisescale.lightning.profiling import examples_per_second
+
+    fewest = min(timing.accumulation for timing in timings)
+    speeds = {
+        timing.device_batch_size: examples_per_second(timing)
+        for timing in timings
+        if timing.accumulation == fewest
+    }
+    knee = min(b for b, speed in speeds.items() if speed >= NEARLY_ALL * max(speeds.values()))
+    return knee if knee < max(speeds) else None
+
+
+def _table(timings: Sequence[StepTiming], knee: float | None) -> Table:
+    from rich.table import Table
+
+    from noisescale.lightning.profiling import examples_per_second
+
+    caption = f"knee: {NEARLY_ALL:.0%} of the most examples/s, or more" if knee else None
+    table = Table(title="Step times", caption=caption)
+    for name in ("device batch size", "accumulation", "devices", "ms a step", "examples/s", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for timing in timings:
+        at_knee = timing.device_batch_size == knee
+        table.add_row(
+            f"{timing.device_batch_size:,}",
+            f"{timing.accumulation}",
+            f"{timing.devices}",
+            f"{1000 * timing.seconds:.4g}",
+            f"{examples_per_second(timing):,.0f}",
+            "knee" if at_knee else "",
+            style="bold" if at_knee else None,
+        )
+    return table

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own objects, named on the command line as `module.path:name` or `file.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load(target: str) -> Any:
+    """Return the object that `target` names. Modules are looked for in the working folder, too.
+
+    Raises:
+        ValueError: If it has no such form, cannot be imported, or there is no such name in it.
+
+    Example:
+        >>> load("collections:OrderedDict").__name__
+        'OrderedDict'
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise ValueError(
+            f"`{target}` must be like package.module:name or file.py:name, got no name in it."
+            " Name a function, class or object after a colon."
+        )
+    try:
+        found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
+    except ImportError as error:
+        raise ValueError(
+            f"`{target}` must be importable, got {type(error).__name__}: {error}."
+            " Check the name, and that what it imports is installed."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(
+                f"`{target}` must name something that is there, got no {part!r} in"
+                f" {getattr(found, '__name__', place)}. Check the part after the colon."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def made(target: str, found: Any) -> Any:
+    """Return what `found` makes if it is a function or class, else itself.
+
+    Raises:
+        ValueError: If it needs arguments.
+
+    Example:
+        >>> made("collections:Counter", load("collections:Counter"))
+        Counter()
+    """
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"`{target}` must need no arguments, got one that has a {error}."
+            " Name a function that calls it."
+        ) from error
+    return found()
+
+
+def _module(name: str) -> ModuleType:
+    _search(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"`{path}` must be a Python file, got none there. Check the path.")
+    _search(path.resolve().parent)
+    if path.stem in sys.modules:  # the same name again, or that of another module
+        known = sys.modules[path.stem]
+        if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+            return known
+        raise ValueError(
+            f"`{path}` must not be named as a module that is imported, got {path.stem!r}."
+            " Rename the file."
+        )
+    return importlib.import_module(path.stem)
+
+
+def _search(folder: Path) -> None:
+    """Where a script in that folder would look: first of all beside itself."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

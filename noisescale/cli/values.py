@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that hold several values."""
+
+from __future__ import annotations
+
+
+def numbers(option: str, text: str | None) -> list[float] | None:
+    """Return the numbers of "1,2,4", whole ones as integers; None stays None.
+
+    Raises:
+        ValueError: If a part of it is no number.
+
+    Example:
+        >>> numbers("devices", "1,2,4")
+        [1, 2, 4]
+    """
+    if text is None:
+        return None
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"`--{option}` must be numbers, got {text!r}. Give for instance 1,2,4."
+        ) from None
+    return [int(value) if value.is_integer() else value for value in values]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+from pathlib import Path
+
+import pytest
+from program import refused, run
+
+ROWS = [(8, 1350), (32, 412), (128, 178), (512, 119), (2048, 105)]
+"""S_min 100, B_crit 100, with a little scatter."""
+
+
+def csv(path: Path, rows: list[tuple[object, ...]], names: str = "batch_size,steps") -> Path:
+    path.write_text("\n".join([names, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_a_sweep_is_fitted_with_its_errors(tmp_path: Path) -> None:
+    output, errors = run("fit", csv(tmp_path / "s.csv", ROWS), "--optimal-batch-size", 16)
+
+    assert errors == ""
+    assert re.search(r"Critical batch size +\d+ ± ", output)
+    assert "20 %" in output
+    assert re.search(r"2,048 +105", output)
+
+
+def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
+    rows = [(name, *row) for name in ("small", "large") for row in ROWS]
+    path = csv(tmp_path / "s.csv", rows, "model,batch_size_sequences,steps_to_goal")
+
+    output, _ = run("fit", path, "--by", "model", "--json")
+
+    fits = json.loads(output)
+    assert fits.keys() == {"small", "large"}
+    assert fits["small"]["critical_batch_size"]["value"] == pytest.approx(100, rel=0.1)
+
+
+def test_bad_sweeps_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    for rows, names, message in (
+        ([(64, 100), (64, 110)], "batch_size,steps", "`batch_sizes` must have two values at least"),
+        ([(64, 100), (128, "nan")], "batch_size,steps", "`steps` must be positive and finite, got"),
+        ([(64, 100), (128, "")], "batch_size,steps", "`steps` must be a number, got '' in line 3 "),
+        ([], "batch_size,steps", f"`{path}` must have a line of column names and lines of numbers"),
+        ([(64, 1)], "size,steps", f"`{path}` must have one column that begins with 'batch_size'"),
+        (
+            [(64, 1, 2)],
+            "batch_size,steps_a,steps_b",
+            f"`{path}` must have one column that begins with 'steps', got batch_size, steps_a",
+        ),
+        (
+            [(name, *row) for name in "ab" for row in ROWS],
+            "model,batch_size,steps",
+            f"`by` must tell the curves of {path} apart, got none for 2 values of 'model'.",
+        ),
+    ):
+        assert refused("fit", csv(path, rows, names)).startswith(message)
+    assert refused("fit", tmp_path / "gone.csv").endswith(f"'{tmp_path}/gone.csv'")

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from logged_runs import log_run
+from program import refused, run
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale import predict
+from noisescale.runs import read_run
+from noisescale.step_time import StepTiming, write_timings
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs") / "lightning_logs/version_0"
+    log_run(folder)
+    return folder.parent
+
+
+def test_tables_of_a_run_are_printed(logged: Path) -> None:
+    output, errors = run("predict", logged, "--price-per-device-hour", 2, "--hour-worth", 30)
+
+    assert errors == ""
+    assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", output)
+    assert "On the run's own 2 devices" in output
+    assert "waiting" in output
+    assert "the uncalibrated theory" in output
+
+
+def test_json_is_what_the_package_predicts(logged: Path) -> None:
+    output, _ = run("predict", logged, "--batch-sizes", "64,512", "--devices", "1,2", "--json")
+
+    expected = predict(read_run(logged), [64, 512], [1, 2])
+    assert json.loads(output) == json.loads(expected.to_json())
+
+
+def test_a_report_with_figures_is_written(logged: Path, tmp_path: Path) -> None:
+    output, _ = run("predict", logged, "--html", tmp_path / "report.html", "--unit", "sequences")
+
+    assert f"Report: {tmp_path}/report.html" in output
+    page = (tmp_path / "report.html").read_text()
+    assert "192 sequences" in page
+    assert "plotly.js v" in page
+
+
+def test_step_times_of_a_profile_replace_those_of_the_run(logged: Path, tmp_path: Path) -> None:
+    times = write_timings(
+        tmp_path / "times.csv", [StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256)]
+    )
+
+    output, _ = run("predict", logged, "--step-times", times, "--batch-sizes", 512, "--json")
+
+    row = next(row for row in json.loads(output)["rows"] if row["devices"] == 2)
+    assert (row["device_batch_size"], row["accumulation"]) == (256, 1)
+    assert row["hours"]["value"] * 3600 == pytest.approx(row["steps"]["value"] * 0.266, rel=0.01)
+
+
+def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
+    sweep, branches = tmp_path / "sweep.csv", tmp_path / "branches.csv"
+    rows = [f"{size},{100 * (1 + 400 / size)}" for size in (16, 64, 256, 1024, 4096)]
+    sweep.write_text("batch_size,steps\n" + "\n".join(rows))
+    branches.write_text("batch_size,loss\n64,2.5\n128,2.49\n256,2.495\n512,2.6\n")
+
+    fitted, _ = run("predict", logged, "--sweep", sweep, "--json")
+    branched, _ = run("predict", logged, "--branches", branches, "--branch-step", 500, "--json")
+
+    assert json.loads(fitted)["critical_batch_size"]["value"] == pytest.approx(400)
+    assert "fitted to a sweep of 5 batch sizes" in json.loads(fitted)["assumptions"][1]
+    kappa = json.loads(branched)["calibration"]["kappa"]["value"]
+    assert kappa == pytest.approx(math.sqrt(256 * 512) / 192)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--price-per-device-hour", "0"],
+            "`price_per_device_hour` must be positive and finite, got 0.0. Leave it out if it is"
+            " unknown.",
+        ),
+        (
+            ["--price-per-device-hour", "2", "--hour-worth", "-3"],
+            "`hour_worth` must be positive and finite, got -3.0. Leave it out if it is unknown.",
+        ),
+        (["--devices", "two"], "`--devices` must be numbers, got 'two'. Give for instance 1,2,4."),
+        (
+            ["--calibration", "nan"],
+            "`kappa` must be positive, finite and within its bounds, got nan in nan to nan. Pass 1"
+            " for the uncalibrated theory.",
+        ),
+        (
+            ["--branches", "b.csv"],
+            "`--branches` must come with `--branch-step`, got none. Give the step of the run that"
+            " the branches started from.",
+        ),
+        (
+            ["--sweep", "s.csv", "--calibration", "2"],
+            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
+            " Give the one that you trust.",
+        ),
+    ],
+)
+def test_bad_options_are_one_line_and_nothing_is_written(
+    logged: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    assert refused("predict", logged, *options, "--html", tmp_path / "r.html") == message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
+    empty, without, short = tmp_path / "empty", tmp_path / "without", tmp_path / "short"
+    empty.mkdir()
+    (empty / "events.out.tfevents.0").touch()
+    with SummaryWriter(str(without)) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    log_run(short)
+    (file,) = short.iterdir()
+    file.write_bytes(file.read_bytes()[:-7])
+
+    assert "must hold events, got 0 bytes" in refused("predict", empty)
+    assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
+    assert "`--allow-truncated`" in refused("predict", short)
+    assert "must be a folder or a file" in refused("predict", tmp_path / "gone")
+    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated")[0]
+
+
+def test_the_page_of_a_folder_that_is_not_there_is_one_line(logged: Path, tmp_path: Path) -> None:
+    message = refused("predict", logged, "--html", tmp_path / "gone/r.html")
+
+    assert message.startswith("`path` must be in a folder that exists")

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from noisescale.cli import main
+from noisescale.step_time import StepTiming, read_timings, write_timings
+
+MODEL = """
+import time
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Model(LightningModule):
+    def __init__(self, most=10**9, per_example=0.0):
+        super().__init__()
+        self.net, self.most, self.per_example = nn.Linear(4, 1), most, per_example
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        time.sleep(0.01 + self.per_example * len(batch[0]))
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Wrong(Model):
+    def training_step(self, batch, batch_idx):
+        raise ValueError("mistake of the user's")
+
+class Needy(Model):
+    def __init__(self, width):
+        super().__init__()
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(examples())
+
+def examples():
+    return TensorDataset(torch.randn(100, 4))
+
+model = Model()
+
+def both():
+    return Model(), examples()
+
+def small():
+    return Model(most=4), DataLoader(examples(), batch_size=2)
+
+def saturated():
+    return Model(per_example=0.005), examples()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the model is; in this process its sleep alone moves the clock, and takes no time."""
+    now = [0.0]
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("noisescale.lightning.profiling.time", clock)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_model.py").write_text(MODEL)
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+    return tmp_path
+
+
+def profile(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the command."""
+    command = ["noisescale", "profile", "--accelerator", "cpu", "--steps", "5", *arguments]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code
+
+
+def sizes(path: str) -> list[tuple[float, int]]:
+    return [(timing.device_batch_size, timing.accumulation) for timing in read_timings(path)]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ["own_model:both"],
+        ["own_model.py:both"],
+        ["own_model:model", "--data", "own_model:examples"],
+        ["own_model:Model", "--data", "own_model:Data"],
+    ],
+    ids=" ".join,
+)
+def test_a_model_is_found_and_timed(
+    target: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = profile(monkeypatch, *target, "--device-batch-sizes", "4,2", "--accumulation", "1,3")
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert sizes("step_times.csv") == [(2, 1), (2, 3), (4, 1), (4, 3)]
+    assert re.search(r"│ +4 │ +3 │ +1 │ +30 │ +400 │", out)
+    assert "Next: noisescale predict RUN --step-times step_times.csv" in err
+
+
+def test_the_knee_is_marked_where_more_bring_little(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = profile(
+        monkeypatch, "own_model:saturated", "--device-batch-sizes", "1,16,24", "--accumulation", "1"
+    )
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert [line.split()[1] for line in out.splitlines() if "knee │" in line] == ["16"]
+    assert "knee: 90% of the most examples/s, or more" in out
+
+
+def test_out_of_memory_ends_it_cleanly_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = profile(monkeypatch, "own_model:small", "--accumulation", "1", "--json")
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    told = json.loads(out)
+    assert [row["device_batch_size"] for row in told["step_times"]] == [1, 2, 4]
+    assert told["stopped"] == ["A device batch size of 8 does not fit in memory."]
+    assert told["knee"] is None
+    assert sizes("step_times.csv") == [(1, 1), (2, 1), (4, 1)]
+    assert "A device batch size of 8 does not fit in memory." in err
+
+
+def test_runs_add_up_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = StepTiming(8, 1, devices=4, nodes=2, seconds=0.5)
+    write_timings("all.csv", [earlier])
+
+    code = profile(
+        monkeypatch,
+        *("own_model:both", "--device-batch-sizes", "2", "--accumulation", "1"),
+        *("--output", "all.csv"),
+    )
+
+    assert code == 0
+    first, second = read_timings("all.csv")
+    assert first == earlier
+    assert (second.device_batch_size, second.devices) == (2, 1)
+
+
+def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder: Path) -> None:
+    (folder / "command.py").write_text("from noisescale.cli import main\nmain()\n")
+    options = (
+        "--device-batch-sizes 2 --accumulation 1 --devices 2 --strategy ddp --steps 5"
+        " --accelerator cpu"
+    )
+
+    finished = subprocess.run(
+        [sys.executable, "command.py", "profile", "own_model:both", *options.split()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+    (timing,) = read_timings("step_times.csv")
+    assert (timing.device_batch_size, timing.devices) == (2, 2)
+    assert finished.stdout.count("Step times") == 1
+
+
+def test_a_mistake_in_the_model_shows_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = profile(monkeypatch, "own_model:Wrong", "--data", "own_model:examples")
+
+    err = capsys.readouterr().err
+    assert code == 1
+    assert 'own_model.py", line' in err
+    assert err.endswith("ValueError: mistake of the user's\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "own_model",
+            "`own_model` must be like package.module:name or file.py:name, got no name in it."
+            " Name a function, class or object after a colon.",
+        ),
+        ("none.py:x", "`none.py` must be a Python file, got none there. Check the path."),
+        (
+            "no_such:x",
+            "`no_such:x` must be importable, got ModuleNotFoundError: No module named 'no_such'."
+            " Check the name, and that what it imports is installed.",
+        ),
+        (
+            "own_model:x",
+            "`own_model:x` must name something that is there, got no 'x' in own_model."
+            " Check the part after the colon.",
+        ),
+        (
+            "own_model:Needy",
+            "`own_model:Needy` must need no arguments, got one that has a missing a required"
+            " argument: 'width'. Name a function that calls it.",
+        ),
+        (
+            "own_model:examples",
+            "`own_model:examples` must be a LightningModule, or return one with its data, got"
+            " TensorDataset. Name a function that returns both.",
+        ),
+        (
+            "own_model:Model",
+            "`own_model:Model` must come with data, got a LightningModule alone. Give `--data`.",
+        ),
+        (
+            "own_model:both --device-batch-sizes few",
+            "`--device-batch-sizes` must be numbers, got 'few'. Give for instance 1,2,4.",
+        ),
+        (
+            "own_model:small --device-batch-sizes 8",
+            "`--device-batch-sizes` must begin with one that fits in memory, got none that does."
+            " Give smaller ones.",
+        ),
+        ("own_model:both --precision 7", "Precision '7' is invalid."),
+        ("own_model:both --devices 0", "`Trainer(devices=0)` value is not a valid input"),
+        (
+            "own_model:both --output no/such.csv",
+            "`no/such.csv` must be in a folder that is there. Make it first.",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(
+    arguments: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+) -> None:
+    code = profile(monkeypatch, *arguments.split())
+
+    err = capsys.readouterr().err
+    assert code == 2
+    assert f"noisescale: {message}" in err
+    assert "Traceback" not in err
+    assert not list(folder.glob("*.csv"))
+
+
+def test_another_file_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    other = folder / "results.csv"
+    other.write_text("epoch,loss\n1,0.5\n")
+
+    code = profile(  # it would fail in training, if it came to that
+        monkeypatch, "own_model:Wrong", "--data", "own_model:Data", "--output", "results.csv"
+    )
+
+    assert code == 2
+    assert "`results.csv` must have the columns device_batch_size" in capsys.readouterr().err
+    assert other.read_text() == "epoch,loss\n1,0.5\n"
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; from noisescale.cli import app\n"
+        "try: app(['profile', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'numpy', 'pytorch_lightning'} & sys.modules.keys())"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.endswith("set()\n")
