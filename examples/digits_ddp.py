@@ -3,8 +3,8 @@
 
     python examples/digits_ddp.py
 
-The one line that measures is the callback in the Trainer. The rest is an ordinary training
-script, and a table of what the run would have cost at other batch sizes.
+The one line that measures is the callback in the Trainer; with `report=True` it also tells at the
+end what the run would have cost at other batch sizes. The rest is an ordinary training script.
 """
 
 import argparse
@@ -19,13 +19,12 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
-from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale import NoiseScaleMonitor, Tradeoff
+from noisescale import NoiseScaleMonitor
 
 
 class DigitClassifier(LightningModule):
@@ -61,24 +60,6 @@ def digits(batch_size: int) -> tuple[DataLoader, DataLoader]:
     )
 
 
-def cost_table(tradeoff: Tradeoff, batch_size: float) -> Table:
-    """Show the run's cost at other batch sizes; the run's own is in bold."""
-    table = Table()
-    for column in ("batch size", "steps", "examples", "time", "compute"):
-        table.add_column(column, justify="right")
-    for size in [2**k for k in range(2, 11)]:
-        steps, examples = tradeoff.steps(size), tradeoff.examples(size)
-        table.add_row(
-            f"{size:,}",
-            f"{steps:,.0f}",
-            f"{examples:,.0f}",
-            f"{steps / tradeoff.min_steps:.2f} x",
-            f"{examples / tradeoff.min_examples:.2f} x",
-            style="bold" if size == batch_size else "",
-        )
-    return table
-
-
 def tensorboard_command(logs: Path) -> str:
     """Return the command that shows the logs, from the environment this script runs in."""
     program = Path(sys.executable).with_name("tensorboard")
@@ -98,7 +79,7 @@ def main() -> None:
     # Lightning 2.6.6 with torch 2.13.
     warnings.filterwarnings("ignore", ".*treespec.*is deprecated")
     seed_everything(0, verbose=False)
-    monitor = NoiseScaleMonitor()
+    monitor = NoiseScaleMonitor(report=True)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
@@ -114,16 +95,8 @@ def main() -> None:
 
     if trainer.is_global_zero:
         console = Console(highlight=False)
-        tradeoff = monitor.history.tradeoff()
         console.print(f"\nGradient noise scale at the end: [bold]{monitor.noise_scale}[/]")
-        console.print(
-            "Critical batch size over the run:"
-            f" [bold]{tradeoff.critical_batch_size:.3g} examples[/]"
-        )
-        console.print("\nWhat the same result costs at other batch sizes, by the theory for SGD;")
-        console.print("time and compute against the least of each that any batch size needs:")
-        console.print(cost_table(tradeoff, batch_size=2 * arguments.batch_size))
-        console.print("TensorBoard has it in the tabs Time Series and Custom Scalars:")
+        console.print("TensorBoard has it, and more to ask, in the tab Noise scale:")
         console.print(f"  [bold]{tensorboard_command(arguments.logs)}[/]", soft_wrap=True)
 
 

@@ -22,9 +22,11 @@ from noisescale.lightning.measurements import (
     measurements_for,
     warn_that_nothing_is_measured,
 )
+from noisescale.lightning.reporting import report_run
 from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
 from noisescale.lightning.tensorboard_layout import charts, merged_into
 from noisescale.measurement import Measurement, checked_options
+from noisescale.meter import check_batch_size
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -53,6 +55,10 @@ class NoiseScaleMonitor(host.Callback):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
+    | `noise_scale/sum_weight`, `noise_scale/sum_grad_sq_norm`, `noise_scale/sum_noise_trace` | \
+    sums over the run, for `predict` |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
     `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
@@ -82,6 +88,8 @@ class NoiseScaleMonitor(host.Callback):
             to nothing.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
+        report: At the end of the fit print what other batch sizes and more devices would cost, and
+            save it with figures as `noise_scale.html` in the logger's folder; see `predict`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -109,6 +117,7 @@ class NoiseScaleMonitor(host.Callback):
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
         preconditioned: bool = False,
+        report: bool = False,
     ) -> None:
         super().__init__()
         if batch_size_fn is not None and not callable(batch_size_fn):
@@ -128,6 +137,7 @@ class NoiseScaleMonitor(host.Callback):
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
+        self._report = report
         self._batch_size_fn = batch_size_fn or host.batch_size_of
         self._measurements: list[Measurement] = []
         self._measuring = False
@@ -210,6 +220,7 @@ class NoiseScaleMonitor(host.Callback):
                     " all of them."
                 )
             self._local_batch_size = self._batch_size_fn(batch)
+            check_batch_size(self._local_batch_size, "What `batch_size_fn` returns")
             self._batch_idx = batch_idx
             self._stepped = False
 
@@ -263,6 +274,10 @@ class NoiseScaleMonitor(host.Callback):
         for measurement in self._measurements:
             if self._measuring and measurement.advanced:
                 self._log(trainer, measurement, max(host.log_step(trainer) - 1, 0))
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._report and self._measuring:
+            report_run(trainer, self.histories)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NoiseScaleMonitor(report=True)`: what a fit ends with."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+from fits import classifier, fit, loader
+from lightning.pytorch.loggers import CSVLogger
+
+from noisescale import NoiseScaleMonitor
+
+
+def fit_in_this_process(folder: Path, **options: Any) -> None:
+    L.Trainer(
+        accelerator="cpu",
+        logger=CSVLogger(folder, name="", version=""),
+        callbacks=[NoiseScaleMonitor(report=True)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        accumulate_grad_batches=2,
+        **options,
+    ).fit(classifier(), loader(8, 160))
+
+
+def test_a_fit_ends_with_tables_and_a_page_beside_the_logs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On one rank alone, of two that train in processes of their own."""
+    fit(
+        NoiseScaleMonitor(report=True, unit="rows"),
+        train_loader=loader(10, 2000),
+        logger=CSVLogger(tmp_path, name="", version=""),
+        log_every_n_steps=4,
+    )
+
+    printed = capfd.readouterr().out
+    assert printed.count("On the run's own 2 devices") == 1
+    assert "rows" in printed
+    assert f"Report: {tmp_path}/noise_scale.html" in printed.replace("\n", "")
+    page = (tmp_path / "noise_scale.html").read_text()
+    assert "plotly.js v" in page
+    assert "the run's own 2 devices".replace("'", "&#x27;") in page
+
+
+def test_a_fit_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="NoiseScaleMonitor has nothing to report: `history` must"):
+        fit_in_this_process(tmp_path, max_steps=0)
+
+    assert not (tmp_path / "noise_scale.html").exists()
+
+
+def test_without_being_asked_nothing_is_printed_or_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(NoiseScaleMonitor(), logger=CSVLogger(tmp_path, name="", version=""), log_every_n_steps=2)
+
+    assert not re.search("batch size|Report", capfd.readouterr().out)
+    assert not (tmp_path / "noise_scale.html").exists()
