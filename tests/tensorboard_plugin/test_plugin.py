@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's server, on TensorBoard's own reading of a folder of logs."""
+
+import gzip
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from logged_runs import log_run
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.base_plugin import TBContext
+from torch.utils.tensorboard import SummaryWriter
+from werkzeug.test import Client
+from werkzeug.wrappers import Response
+
+from noisescale import predict
+from noisescale.runs import read_run
+from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
+from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
+
+
+def plugin_of(logs: Path) -> NoiseScalePlugin:
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(logs)).Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(logs))
+    return NoiseScaleLoader().load(TBContext(data_provider=provider, logdir=str(logs)))
+
+
+def get(plugin: NoiseScalePlugin, route: str, **query: Any) -> Response:
+    return Client(plugin.get_plugin_apps()[route]).get(f"{route}?{urlencode(query)}")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs")
+    log_run(folder / "one")
+    log_run(folder / "gan/version_0")
+    log_run(folder / "gan/version_0", optimizer=1, noise_scale=20.0)
+    log_run(folder / "transformers", noise_scale=50.0, host="train/")
+    log_run(folder / "unresolved", resolved=False)
+    with SummaryWriter(str(folder / "without")) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    return folder
+
+
+def test_runs_with_the_monitor_are_listed_with_their_optimizers(logs: Path) -> None:
+    plugin = plugin_of(logs)
+
+    assert plugin.is_active()
+    assert json.loads(get(plugin, "/runs").data) == [
+        {"name": "gan/version_0", "optimizers": [0, 1]},
+        {"name": "one", "optimizers": [0]},
+        {"name": "transformers", "optimizers": [0]},
+        {"name": "unresolved", "optimizers": [0]},
+    ]
+
+
+def test_a_run_is_answered_with_what_the_package_predicts(logs: Path) -> None:
+    answer = json.loads(get(plugin_of(logs), "/prediction", run="one", price=2, worth=30).data)
+
+    expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
+    assert f"{expected.recommended_batch_size:.0f} examples on" in answer["headline"][0][1]
+    assert "192 examples (95 % interval 154 to 250)" in answer["headline"][1][1]
+    assert [figure["id"] for figure in answer["figures"]] == ["front", "noise-scale", "speed-up"]
+    assert "cost with waiting" in answer["tables"][0]["headings"]
+    assert answer["assumptions"] == list(expected.assumptions)
+    assert answer["last_step"] == 1000
+
+
+def test_controls_change_the_answer(logs: Path) -> None:
+    plugin = plugin_of(logs)
+
+    def critical(**query: Any) -> str:
+        return str(json.loads(get(plugin, "/prediction", **query).data)["headline"][1][1])
+
+    assert critical(run="one", kappa=2).startswith("384 examples")
+    assert critical(run="gan/version_0", optimizer=1).startswith("20.0 examples")
+    assert critical(run="transformers").startswith("50.0 examples")
+    assert critical(run="unresolved") == "at least 154 examples, not resolved"
+    devices = json.loads(get(plugin, "/prediction", run="one", devices="1, 3").data)["tables"][1]
+    assert [line["cells"][0][0] for line in devices["lines"]] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "message"),
+    [
+        (
+            {"price": "-2"},
+            400,
+            "`price_per_device_hour` must be positive and finite, got -2.0. Leave it out if it is"
+            " unknown.",
+        ),
+        (
+            {"price": "two"},
+            400,
+            "`price` must be a number, got 'two'. Write it as 2.5.",
+        ),
+        (
+            {"devices": "0"},
+            400,
+            "`devices` must be whole numbers, 1 or more, got [0.0]. Give for instance"
+            " [1, 2, 4, 8].",
+        ),
+        (
+            {"devices": "1,,2"},
+            400,
+            "`devices` must be numbers with commas between them, got ''. Write them as 1, 2, 4.",
+        ),
+        (
+            {"optimizer": "-1"},
+            400,
+            "`optimizer` must be a whole number, 0 or more, got '-1'. Write it as 1.",
+        ),
+        ({"run": "gone"}, 404, "Not found: `run` must have the noise scale, got 'gone'."),
+    ],
+)
+def test_bad_values_are_answered_with_one_line(
+    logs: Path, query: dict[str, str], status: int, message: str
+) -> None:
+    response = get(plugin_of(logs), "/prediction", **{"run": "one", **query})
+
+    assert response.status_code == status
+    assert json.loads(response.data) == {"error": message}
+
+
+def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+
+    plugin = plugin_of(tmp_path)
+
+    assert not plugin.is_active()
+    assert plugin.data_plugin_names() == ()
+    assert json.loads(get(plugin, "/runs").data) == []
+
+
+def test_plotlys_script_is_the_installed_one_compressed(logs: Path) -> None:
+    response = get(plugin_of(logs), "/plotly.js")
+
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert b"plotly.js v" in gzip.decompress(response.data)[:200]
+    assert len(response.data) < 2_000_000
+
+
+def test_tensorboard_finds_the_loader_by_its_entry_point() -> None:
+    (found,) = entry_points(group="tensorboard_plugins", name="noise_scale")
+
+    assert found.load() is NoiseScaleLoader
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    declared = tomllib.loads(project.read_text())["project"]["entry-points"]["tensorboard_plugins"]
+    assert declared == {"noise_scale": found.value}
+
+
+def test_what_tensorboard_imports_at_its_start_is_light() -> None:
+    script = (
+        "import sys, noisescale.tensorboard_plugin.loader; at_start = set(sys.modules);"
+        "import noisescale.tensorboard_plugin.plugin; later = set(sys.modules);"
+        "print({'plotly', 'scipy', 'rich'} & at_start, {'torch', 'lightning'} & later)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "set() set()", done.stderr
