@@ -14,8 +14,10 @@ FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("noisescale", "torch", "pytorch-lightning", "numpy", "scipy")
 
 
-def write_results(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
-    """Save to results/<name>.json; `facts` are what holds for all rows."""
+def write_results(
+    name: str, rows: list[dict[str, Any]], *, quiet: bool = False, **facts: Any
+) -> Path:
+    """Save to results/<name>.json, a line for each row; `facts` are what holds for all rows."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     record = {
@@ -27,10 +29,13 @@ def write_results(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
             **{package: version(package) for package in PACKAGES},
         },
         **facts,
-        "rows": rows,
     }
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print(f"Saved {path.relative_to(FOLDER.parent.parent)}")
+    head = json.dumps(record, indent=1, ensure_ascii=False).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
+    path.with_suffix(".new").write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+    path.with_suffix(".new").replace(path)  # an interruption leaves the old one
+    if not quiet:
+        print(f"Saved {path.relative_to(FOLDER.parent.parent)}")
     return path
 
 

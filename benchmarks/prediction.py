@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the steps that one run predicts for other batch sizes with the steps they take.
+
+For each of three trainings (see workloads.py) and eight batch sizes the learning rate is tuned:
+doubled and halved until both neighbours of the best are worse, then tried between, by the median
+over seeds of the steps to the goal. Then the noise scale is measured along runs at
+some of the batch sizes, with `NoiseScaleMonitor` under Lightning, and each of these runs predicts
+all batch sizes.
+
+    python benchmarks/prediction.py [--budget MINUTES] [--only digits] [--report] [--smoke]
+
+Results are saved after every learning rate, and a later call goes on from there. Exits 1 if the
+median error of the predicted steps exceeds 25 %, or the critical batch size is off by more than
+a factor of 2, for any training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+from _results import saved_rows, write_results
+from rich.console import Console
+from rich.table import Table
+from workloads import WORKLOADS, Goal, Workload, steps_to_goal
+
+from noisescale import (
+    NoiseScaleMonitor,
+    fit_tradeoff,
+    predict,
+)
+
+MOST_STEPS = 500
+
+HOPELESS = 1.6
+"""Runs are given up after so many times the steps of the best learning rate so far."""
+
+MEASURED = (1, 3, 5)
+"""Positions, among a training's batch sizes, of those that the noise scale is measured at."""
+
+COLUMNS = ("step", "examples", "batch_size", "noise_scale", "low", "high")
+COLUMNS += ("sum_weight", "sum_grad_sq_norm", "sum_noise_trace")
+"""Of the measured runs' histories, that are saved."""
+
+LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0
+
+Row = dict[str, Any]
+
+
+class Sweep:
+    """The learning rates tried so far, at all batch sizes of all workloads."""
+
+    def __init__(self, rows: list[Row], pool: ProcessPoolExecutor, name: str | None) -> None:
+        self.rows = rows
+        self.name = name
+        self._pool = pool
+
+    def tried(self, workload: Workload, batch_size: int) -> dict[float, float]:
+        """Median steps for each learning rate; infinite where half of the seeds failed."""
+        return {
+            row["lr"]: statistics.median(s or math.inf for s in row["steps"])
+            for row in self.rows
+            if row["kind"] == "sweep"
+            and (row["workload"], row["batch_size"]) == (workload.name, batch_size)
+        }
+
+    def best(self, workload: Workload, batch_size: int) -> Row | None:
+        """The best learning rate of a batch size; None while none reached the goal."""
+        tried = self.tried(workload, batch_size)
+        lr = min(tried, key=lambda x: tried[x], default=0.0)
+        if not math.isfinite(tried.get(lr, math.inf)):
+            return None
+        return next(
+            row
+            for row in self.rows
+            if row["kind"] == "sweep"
+            and (row["workload"], row["batch_size"], row["lr"]) == (workload.name, batch_size, lr)
+        )
+
+    def tune(self, workload: Workload, batch_size: int, start: float, most_steps: int) -> None:
+        """Try learning rates until the best one is bracketed, by factors of 2, then of √2."""
+        for wanted in self._untried(workload, batch_size, start):
+            best = min(self.tried(workload, batch_size).values(), default=math.inf)
+            limit = int(min(most_steps, HOPELESS * best))
+            seeds = range(workload.seeds)
+            tasks = [(workload.name, batch_size, lr, k, limit) for lr in wanted for k in seeds]
+            started = time.perf_counter()
+            steps = list(self._pool.map(_steps_to_goal, tasks))
+            for k, lr in enumerate(wanted):
+                of_it = steps[k * len(seeds) : (k + 1) * len(seeds)]
+                self.rows.append(
+                    {
+                        "kind": "sweep",
+                        "workload": workload.name,
+                        "batch_size": batch_size,
+                        "lr": lr,
+                        "limit": limit,
+                        "steps": [round(s, 2) if math.isfinite(s) else None for s in of_it],
+                    }
+                )
+                print(
+                    f"{workload.name}, batch size {batch_size}, lr {lr:.3g}:"
+                    f" {statistics.median(of_it):.1f} steps",
+                    flush=True,
+                )
+            print(f"  {time.perf_counter() - started:.0f} s", flush=True)
+            self.save()
+
+    def _untried(self, workload: Workload, batch_size: int, start: float) -> Iterator[list[float]]:
+        def missing(*candidates: float) -> list[float]:
+            known = list(self.tried(workload, batch_size))
+            return [
+                c for c in candidates if not any(math.isclose(c, k, rel_tol=1e-6) for k in known)
+            ]
+
+        if wanted := missing(start):
+            yield wanted
+        for factor in (2.0, math.sqrt(2)):
+            while True:
+                tried = self.tried(workload, batch_size)
+                if factor == 2:  # what the second round finds does not send the first one on
+                    octaves = {lr: math.log2(lr / start) for lr in tried}
+                    tried = {lr: tried[lr] for lr, x in octaves.items() if abs(x - round(x)) < 1e-6}
+                best = min(tried, key=lambda lr: tried[lr])
+                if math.isfinite(tried[best]):
+                    wanted = missing(best / factor, best * factor)
+                elif max(tried) / min(tried) < 300:  # nothing reached the goal yet: look farther
+                    wanted = missing(min(tried) / 2, max(tried) * 2)
+                else:
+                    return
+                if not wanted:
+                    break
+                yield wanted
+
+    def save(self) -> None:
+        if self.name:
+            write_results(self.name, self.rows, most_steps=MOST_STEPS, quiet=True)
+
+
+def _steps_to_goal(task: tuple[str, int, float, int, int]) -> float:
+    torch.set_num_threads(1)
+    name, *others = task
+    return steps_to_goal(WORKLOADS[name], *others)
+
+
+def measured_run(task: tuple[str, int, float, int, int]) -> Row:
+    """Train once more, by Lightning with the monitor in it, and return its history."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from torch.utils.data import DataLoader, IterableDataset
+
+    name, batch_size, lr, seed, most_steps = task
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    workload = WORKLOADS[name]
+
+    class Drawn(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            return workload.batches(batch_size, seed)
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = workload.seeded_model(seed)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return workload.loss(self.net, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return workload.optimizer(self.parameters(), lr=lr)
+
+    class UntilGoal(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            trainer.should_stop = goal.reached(trainer.global_step)
+
+    module = Module()
+    goal = Goal(workload, module.net)
+    monitor = NoiseScaleMonitor(small_batch="example", unit=workload.unit)
+    Trainer(
+        accelerator="cpu",
+        max_steps=most_steps,
+        max_epochs=-1,
+        log_every_n_steps=1,  # the runs are short
+        callbacks=[monitor, UntilGoal()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, DataLoader(Drawn(), batch_size=None))
+    history = monitor.history
+    return {
+        "kind": "measured",
+        "workload": name,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": seed,
+        "steps": round(goal.steps, 2) if math.isfinite(goal.steps) else None,
+        "history": {c: _rounded(history[c].tolist()) for c in COLUMNS},
+    }
+
+
+def _rounded(values: list[float]) -> list[float | None]:
+    """Eight digits; None is "not known", or infinite."""
+    return [float(f"{v:.8g}") if math.isfinite(v) else None for v in values]
+
+
+def history_of(row: Row) -> dict[str, np.ndarray]:
+    columns = {
+        name: np.array([math.nan if v is None else v for v in values], dtype=float)
+        for name, values in row["history"].items()
+    }
+    columns["high"] = np.where(np.isnan(columns["high"]), math.inf, columns["high"])
+    columns["seconds_per_step"] = np.full_like(columns["step"], math.nan)
+    return columns
+
+
+def work(sweep: Sweep, names: Iterable[str], deadline: float, most_steps: int) -> bool:
+    """Do what is missing, until the deadline; return whether all of it is done."""
+    for name in names:
+        workload = WORKLOADS[name]
+        start = workload.first_lr
+        for batch_size in workload.batch_sizes:
+            if time.monotonic() > deadline:
+                return False
+            sweep.tune(workload, batch_size, start, most_steps)
+            best = sweep.best(workload, batch_size)
+            start = best["lr"] * math.sqrt(2) if best else start
+        for position in MEASURED:
+            batch_size = workload.batch_sizes[position]
+            best = sweep.best(workload, batch_size)
+            done = {r["seed"] for r in measured(sweep.rows, name) if r["batch_size"] == batch_size}
+            missing = [seed for seed in range(workload.seeds) if seed not in done]
+            if best is None or not missing:
+                continue
+            if time.monotonic() > deadline:
+                return False
+            tasks = [(name, batch_size, best["lr"], seed, most_steps) for seed in missing]
+            sweep.rows += sweep._pool.map(measured_run, tasks)
+            sweep.save()
+            print(f"{name} measured at batch {batch_size}", flush=True)
+    return True
+
+
+def measured(rows: list[Row], name: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == "measured" and row["workload"] == name]
+
+
+def windowed(row: Row) -> float:
+    """B_crit from the estimates as they were logged, which average over what has been."""
+    history = {k: v for k, v in history_of(row).items() if not k.startswith("sum_")}
+    return predict(history, [row["batch_size"]], [1]).critical_batch_size.value
+
+
+def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
+    """Print predicted over measured steps; return whether the aims are met."""
+    met = True
+    for name in names:
+        workload = WORKLOADS[name]
+        best = {b: sweep.best(workload, b) for b in workload.batch_sizes}
+        steps = {
+            b: min(sweep.tried(workload, b).values()) for b, row in best.items() if row is not None
+        }
+        runs = [row for row in measured(sweep.rows, name) if row["steps"]]
+        if len(steps) < 4 or not runs:
+            console.print(f"\n[bold]{name}[/]: not enough runs yet.")
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # told below
+            fit = fit_tradeoff(list(steps), list(steps.values()))
+        band = fit.critical_batch_size_band()
+        console.print(
+            f"\n[bold]{name}[/], loss {workload.goal}: swept B_crit {band.value:.1f}"
+            f" {workload.unit} (95 % {band.low:.1f} to {band.high:.1f}), S_min {fit.min_steps:.1f},"
+            f" scatter {fit.rms_log_residual:.3f}"
+        )
+        for warning in fit.warnings:
+            console.print(f"  {warning}")
+        by_size: dict[int, list[Row]] = {}
+        for row in runs:
+            by_size.setdefault(row["batch_size"], []).append(row)
+        table = Table("batch size", "lr", "all seeds", "median steps", "fit")
+        for size in by_size:
+            table.add_column(f"from B = {size}")
+        errors: dict[int, list[float]] = {size: [] for size in by_size}
+        predictions = {
+            size: [predict(history_of(row), list(steps), [1]) for row in rows]
+            for size, rows in by_size.items()
+        }
+        for k, (size, count) in enumerate(steps.items()):
+            cells = []
+            for of_size, predicted in predictions.items():
+                ratios = [p.rows[k].steps.value / count for p in predicted]
+                errors[of_size].append(statistics.median(ratios) - 1)
+                cells.append(f"{statistics.median(ratios):.2f} x")
+            row = best[size]
+            assert row is not None
+            reached = sorted(s or math.inf for s in row["steps"])
+            spread = f"{reached[0]:.0f} to {reached[-1]:.0f}"
+            law = f"{fit.steps(size):.1f}"
+            table.add_row(str(size), f"{row['lr']:.3g}", spread, f"{count:.1f}", law, *cells)
+        console.print(table)
+        for size, predicted in predictions.items():
+            critical = statistics.median(p.critical_batch_size.value for p in predicted)
+            lagging = statistics.median(windowed(row) for row in by_size[size])
+            covered = sum(
+                p.critical_batch_size.low <= band.high and band.low <= p.critical_batch_size.high
+                for p in predicted
+            )
+            error = statistics.median(abs(e) for e in errors[size])
+            factor = max(critical / band.value, band.value / critical)
+            good = error <= LARGEST_ERROR and factor <= LARGEST_FACTOR
+            met &= good
+            console.print(
+                f"  from B = {size}: noise scale {critical:.1f}, {critical / band.value:.2f} x the"
+                f" swept (as logged, lagging: {lagging:.1f}); intervals meet the swept one in"
+                f" {covered} of {len(predicted)}; median error of the steps {100 * error:.0f} %"
+                f"{'' if good else '  <- missed'}"
+            )
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
+    parser.add_argument("--only", choices=WORKLOADS)
+    parser.add_argument("--report", action="store_true", help="print what is saved, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the digits in a minute, unsaved")
+    arguments = parser.parse_args()
+    names = [arguments.only] if arguments.only else list(WORKLOADS)
+    deadline = time.monotonic() + 60 * arguments.budget
+    name: str | None = "prediction"
+    rows = [] if arguments.smoke else saved_rows("prediction")
+    if arguments.smoke:
+        name, names = None, ["digits"]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        sweep = Sweep(rows, pool, name)
+        done = arguments.report or work(sweep, names, deadline, MOST_STEPS)
+    met = report(sweep, names, Console(highlight=False, width=120))
+    if not done:
+        print("\nThe budget is spent: call again to go on.")
+    return 0 if met or arguments.smoke or not done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

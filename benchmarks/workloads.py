@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three small trainings to a goal: digits, MNIST, a character transformer.
+
+Batches are drawn with replacement. Models, data and order depend on the seed alone, so that a
+training is repeated exactly; one thread does all of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).resolve().parent
+DATA = Path(os.environ.get("NOISESCALE_DATA", HERE.parents[1] / "shared/data"))
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, to which goal, at which batch sizes."""
+
+    name: str
+    unit: str
+    goal: float
+    """Cross-entropy on held-out data, to get below."""
+    batch_sizes: tuple[int, ...]
+    first_lr: float
+    """Where the search of the learning rate starts, at the smallest batch size."""
+    data: Callable[[], tuple[Batch, Batch]]
+    model: Callable[[], nn.Module]
+    seeds: int
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    @torch.no_grad()
+    def held_out_loss(self, model: nn.Module) -> float:
+        return float(self.loss(model, self.data()[1]))
+
+    def seeded_model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return self.model()
+
+    def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """Endless batches, drawn with replacement."""
+        x, y = self.data()[0]
+        generator = torch.Generator().manual_seed(1000 + seed)
+        while True:
+            chosen = torch.randint(len(x), (batch_size,), generator=generator)
+            yield x[chosen], y[chosen]
+
+
+class Goal:
+    """Steps to the goal, by evaluations after every 2 % more steps (every step up to the 50th).
+
+    Between the last evaluation above the goal and the first below it the logarithm of the loss is
+    taken to be linear.
+    """
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        self.workload, self.model = workload, model
+        self.steps = math.inf
+        self._last: tuple[int, float] | None = None
+        self._next = 5
+
+    def reached(self, step: int) -> bool:
+        """Whether the goal was reached, after `step` steps."""
+        if step < self._next:
+            return False
+        self._next = step + max(1, step // 50)
+        loss = self.workload.held_out_loss(self.model)
+        if loss < self.workload.goal:
+            if self._last is None:
+                raise RuntimeError(f"{self.workload.name} is at its goal from the start.")
+            before, above = self._last
+            share = math.log(above / self.workload.goal) / math.log(above / loss)
+            self.steps = before + share * (step - before)
+            return True
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"{self.workload.name} diverged at step {step}.")
+        self._last = step, loss
+        return False
+
+
+def steps_to_goal(
+    workload: Workload, batch_size: int, lr: float, seed: int, most_steps: int
+) -> float:
+    """Train until the goal is reached; infinite if that takes more than `most_steps`."""
+    model = workload.seeded_model(seed)
+    optimizer = workload.optimizer(model.parameters(), lr=lr)
+    goal = Goal(workload, model)
+    try:
+        for step, batch in enumerate(workload.batches(batch_size, seed), start=1):
+            optimizer.zero_grad()
+            workload.loss(model, batch).backward()
+            optimizer.step()
+            if goal.reached(step) or step == most_steps:
+                break
+    except FloatingPointError:
+        return math.inf
+    return goal.steps
+
+
+@cache
+def digits() -> tuple[Batch, Batch]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_digits(return_X_y=True)
+    parts = train_test_split(x / 16, y, test_size=0.2, random_state=0, stratify=y)
+    train_x, test_x, train_y, test_y = (torch.tensor(part) for part in parts)
+    return (train_x.float(), train_y), (test_x.float(), test_y)
+
+
+@cache
+def mnist() -> tuple[Batch, Batch]:
+    """20,000 training images, 2,000 others to test with."""
+    folder = DATA / "mnist"
+
+    def read(name: str) -> Tensor:
+        raw = gzip.decompress((folder / f"{name}.gz").read_bytes())
+        shape = np.frombuffer(raw, ">i4", raw[3], 4)
+        return torch.tensor(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape))
+
+    x = read("train-images-idx3-ubyte").flatten(1).float() / 255
+    y = read("train-labels-idx1-ubyte").long()
+    return (x[:20_000], y[:20_000]), (x[-2_000:], y[-2_000:])
+
+
+CONTEXT = 32
+
+
+@cache
+def characters() -> tuple[Batch, Batch]:
+    """Every sequence of 32 characters of Shakespeare; 256 of the last tenth to test with."""
+    text = (DATA / "tinyshakespeare/input.txt").read_text()
+    code = {character: index for index, character in enumerate(sorted(set(text)))}
+    codes = torch.tensor([code[character] for character in text])
+    windows = codes.unfold(0, CONTEXT + 1, 1)  # a view: sequences share their memory
+    train, test = windows[: 9 * len(windows) // 10], windows[9 * len(windows) // 10 :]
+    test = test[:: len(test) // 256][:256]
+    return (train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:])
+
+
+def perceptron(inputs: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.to_qkv(x).chunk(3, dim=-1)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.to_out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = Attention(width, heads)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        return x + self.mlp(self.norms[1](x))
+
+
+class Transformer(nn.Module):
+    """Two layers of width 64 over 65 characters."""
+
+    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(65, width)
+        self.positions = nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 65)
+
+    def forward(self, text: Tensor) -> Tensor:
+        # Spelt out for every sequence, so that each has a gradient of its own.
+        positions = torch.arange(text.shape[1]).expand_as(text)
+        y: Tensor = self.head(self.norm(self.blocks(self.tokens(text) + self.positions(positions))))
+        return y
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "digits",
+            "examples",
+            goal=0.2,
+            batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
+            first_lr=0.4,
+            data=digits,
+            model=lambda: perceptron(64, 64),
+            seeds=8,
+        ),
+        Workload(
+            "mnist",
+            "examples",
+            goal=0.25,
+            batch_sizes=(16, 32, 64, 128, 256, 512, 1024, 2048),
+            first_lr=0.1,
+            data=mnist,
+            model=lambda: perceptron(784, 64),
+            seeds=8,
+        ),
+        Workload(
+            "characters",
+            "sequences",
+            goal=2.3,
+            batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
+            first_lr=0.004,
+            data=characters,
+            model=Transformer,
+            seeds=4,
+            optimizer=torch.optim.Adam,
+        ),
+    )
+}
