@@ -52,11 +52,15 @@ def training(folder: Path) -> dict[str, Any]:
     return {"model": nn.Linear(2, 1), "args": args, "data": [{"input": [1.0, 2.0]}]}
 
 
-def test_the_readmes_code_runs(tmp_path: Path) -> None:
+def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     history = noisescale.History()
-    history.append(step=100, examples=3200, noise_scale=118.0, high=150.0)
+    noise_scale = {"noise_scale": 118.0, "low": 90.0, "high": 150.0}
+    history.append(
+        step=100, examples=3200, batch_size=32, seconds_per_step=0.1, devices=2, **noise_scale
+    )
 
     class Monitor:
         noise_scale = "as measured"
@@ -72,7 +76,7 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
     assert documented == logged
-    assert len(logged) == 13
+    assert len(logged) == 20
 
 
 def test_the_callback_of_transformers_logs_the_same_keys() -> None:
@@ -81,7 +85,7 @@ def test_the_callback_of_transformers_logs_the_same_keys() -> None:
     theirs, ours = (set(re.findall(r"`(noise_scale/[\w/<>]+)`", text)) for text in both)
 
     assert ours == theirs - {"noise_scale/optimizer_1/"}  # the Trainer has one optimizer
-    assert len(ours) == 14
+    assert len(ours) == 21
 
 
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
@@ -123,8 +127,9 @@ def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
     output = run(ROOT / "examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
 
     assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
-    assert re.search(r"Critical batch size over the run: [\d.,]+ examples", output)
-    assert re.search(r"│ +32 │ +[\d,]+ │ +[\d,]+ │ +[\d.]+ x │ +[\d.]+ x │", output)
+    assert re.search(r"Critical batch size +[\d.,]+ examples \(95 % interval", output)
+    assert "On the run's own 2 devices" in output
+    assert list(tmp_path.glob("digits/version_0/noise_scale.html"))
     assert f"tensorboard --logdir {tmp_path}" in output
     assert list(tmp_path.glob("digits/version_0/events*"))
 
@@ -171,6 +176,8 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
         ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
         ("accuracy.py", ["--seeds", "2", "--steps", "60"]),
         ("overhead.py", ["--smoke"]),
+        ("prediction.py", ["--smoke"]),
+        ("report_speed.py", ["--smoke"]),
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:
