@@ -11,31 +11,17 @@ from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
 import plotly
-from tensorboard import context as tb_context
 from tensorboard import errors, plugin_util
-from tensorboard.data.provider import RunTagFilter
+from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from noisescale.history import COLUMNS, History
-from noisescale.logged_tags import HOSTS, prefix_of
 from noisescale.prediction import Prediction, predict
 from noisescale.report.figures import FIGURES, SETTINGS
 from noisescale.report.tables import headline, tables
-from noisescale.runs import history_from_scalars
+from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
 from noisescale.tensorboard_plugin.query import index, number, numbers
-from noisescale.tensorboard_plugin.sampled import on_common_steps
-
-MOST_POINTS = 1000
-"""Of each tag. TensorBoard keeps as many at random itself, the last one always."""
-
-MOST_OPTIMIZERS = 8
-"""So many optimizers of a run are looked for."""
-
-TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS)
-"""What is read; columns that are logged under another name are just not found."""
 
 Application = Callable[..., Any]
 
@@ -62,6 +48,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         """Return the routes."""
         return {
             "/index.js": self._static("index.js", "text/javascript"),
+            "/figure.js": self._static("figure.js", "text/javascript"),
             "/style.css": self._static("style.css", "text/css"),
             "/plotly.js": self._plotly,
             "/runs": self._runs,
@@ -70,7 +57,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def is_active(self) -> bool:
         """Whether any run has something to show."""
-        return bool(self._optimizers_of_runs(tb_context.RequestContext(), ""))
+        return bool(LoggedRuns(self._provider, RequestContext(), "").optimizers())
 
     def data_plugin_names(self) -> tuple[str, ...]:
         """Return none: with "scalars" the page would show for every folder of logs."""
@@ -82,9 +69,9 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _static(self, name: str, kind: str) -> Application:
         @wrappers.Request.application
-        def serve(_: wrappers.Request) -> wrappers.Response:
+        def serve(request: wrappers.Request) -> wrappers.Response:
             content = files("noisescale.tensorboard_plugin").joinpath("static", name).read_bytes()
-            return _response(content, kind)
+            return _kept(_response(content, kind), request)
 
         return serve
 
@@ -92,16 +79,15 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def _plotly_script(self) -> bytes:
         """Compressed once: TensorBoard's own way would do it at every request."""
         script = files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()
-        return gzip.compress(script, compresslevel=6)
+        return gzip.compress(script, compresslevel=6, mtime=0)
 
     @property
     def _plotly(self) -> Application:
         @wrappers.Request.application
-        def serve(_: wrappers.Request) -> wrappers.Response:
+        def serve(request: wrappers.Request) -> wrappers.Response:
             response = _response(self._plotly_script, "text/javascript")
             response.headers["Content-Encoding"] = "gzip"
-            response.headers["Cache-Control"] = "max-age=86400"
-            return response
+            return _kept(response, request)
 
         return serve
 
@@ -109,7 +95,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def _runs(self) -> Application:
         @wrappers.Request.application
         def serve(request: wrappers.Request) -> wrappers.Response:
-            runs = self._optimizers_of_runs(*_asked(request))
+            runs = self._runs_for(request).optimizers()
             return _answer([{"name": name, "optimizers": runs[name]} for name in sorted(runs)])
 
         return serve
@@ -127,57 +113,20 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
         return serve
 
-    def _optimizers_of_runs(
-        self, ctx: tb_context.RequestContext, experiment: str
-    ) -> dict[str, list[int]]:
-        wanted = {
-            f"{host}{prefix_of(number)}step": number
-            for number in range(MOST_OPTIMIZERS)
-            for host in HOSTS
-        }
-        found = self._provider.list_scalars(
-            ctx,
-            experiment_id=experiment,
-            plugin_name="scalars",
-            run_tag_filter=RunTagFilter(tags=list(wanted)),
-        )
-        return {run: sorted(wanted[tag] for tag in tags) for run, tags in found.items() if tags}
-
     def _predicted(self, request: wrappers.Request) -> Prediction:
-        run, optimizer = request.args.get("run", ""), index(request.args, "optimizer")
+        asked = request.args
         return predict(
-            self._history(request, run, optimizer),
-            devices=numbers(request.args, "devices"),
-            price_per_device_hour=number(request.args, "price"),
-            hour_worth=number(request.args, "worth"),
-            calibration=number(request.args, "kappa"),
+            self._runs_for(request).history(asked.get("run", ""), index(asked, "optimizer")),
+            devices=numbers(asked, "devices"),
+            price_per_device_hour=number(asked, "price"),
+            hour_worth=number(asked, "worth"),
+            calibration=number(asked, "kappa"),
         )
 
-    def _history(self, request: wrappers.Request, run: str, optimizer: int) -> History:
-        ctx, experiment = _asked(request)
-        prefixes = [host + prefix_of(optimizer) for host in HOSTS]
-        read = self._provider.read_scalars(
-            ctx,
-            experiment_id=experiment,
-            plugin_name="scalars",
-            downsample=MOST_POINTS,
-            run_tag_filter=RunTagFilter(
-                runs=[run], tags=[p + tag for p in prefixes for tag in TAGS]
-            ),
-        ).get(run, {})
-        base = next((f"{p}step" for p in prefixes if f"{p}step" in read), None)
-        if base is None:
-            raise errors.NotFoundError(f"`run` must have the noise scale, got {run!r}.")
-        scalars = {
-            tag: (np.array([p.step for p in points], float), np.array([p.value for p in points]))
-            for tag, points in read.items()
-        }
-        together = on_common_steps(scalars, base)
-        return history_from_scalars(together, optimizer=optimizer, source=run)
-
-
-def _asked(request: wrappers.Request) -> tuple[tb_context.RequestContext, str]:
-    return plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
+    def _runs_for(self, request: wrappers.Request) -> LoggedRuns:
+        environ = request.environ
+        experiment = plugin_util.experiment_id(environ)
+        return LoggedRuns(self._provider, plugin_util.context(environ), experiment)
 
 
 def _shown(prediction: Prediction) -> dict[str, Any]:
@@ -211,6 +160,13 @@ def _response(body: str | bytes, kind: str, status: int = 200) -> wrappers.Respo
     response = wrappers.Response(body, status=status, content_type=f"{kind}; charset=utf-8")
     response.headers["X-Content-Type-Options"] = "nosniff"  # TensorBoard asks for it
     return response
+
+
+def _kept(response: wrappers.Response, request: wrappers.Request) -> wrappers.Response:
+    """A browser keeps it and asks whether it is still the same: after an upgrade it is not."""
+    response.headers["Cache-Control"] = "no-cache"
+    response.add_etag()
+    return response.make_conditional(request)
 
 
 def _finite(value: Any) -> Any:

@@ -117,7 +117,19 @@ def test_controls_change_the_answer(logs: Path) -> None:
             400,
             "`optimizer` must be a whole number, 0 or more, got '-1'. Write it as 1.",
         ),
+        (
+            {"devices": "1 2"},
+            400,
+            "`devices` must be numbers with commas between them, got '1 2'. Write them as 1, 2, 4.",
+        ),
+        ({"price": "2,50"}, 400, "`price` must be a number, got '2,50'. Write it as 2.5."),
+        ({"kappa": "inf"}, 400, "`kappa` must be a number, got 'inf'. Write it as 2.5."),
         ({"run": "gone"}, 404, "Not found: `run` must have the noise scale, got 'gone'."),
+        (
+            {"optimizer": "1"},
+            404,
+            "Not found: `run` must have the noise scale of optimizer 1, got 'one'.",
+        ),
     ],
 )
 def test_bad_values_are_answered_with_one_line(
@@ -127,6 +139,27 @@ def test_bad_values_are_answered_with_one_line(
 
     assert response.status_code == status
     assert json.loads(response.data) == {"error": message}
+
+
+def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_tag(
+    tmp_path: Path,
+) -> None:
+    rows = 3000
+    with SummaryWriter(str(tmp_path / "long")) as writer:
+        for step in range(1, rows + 1):
+            row = {"step": step, "examples": 64 * step, "batch_size": 64, "lower_bound": 150}
+            if step > rows / 10:
+                row |= {"simple": 192, "simple_high": 250}
+            for tag, value in row.items():
+                writer.add_scalar(f"noise_scale/{tag}", value, step)
+
+    figures = json.loads(get(plugin_of(tmp_path), "/prediction", run="long").data)["figures"]
+
+    (line,) = (t for t in figures[1]["data"] if t["name"] == "noise scale")
+    first_resolved = next(x for x, y in zip(line["x"], line["y"], strict=True) if y is not None)
+    assert first_resolved == pytest.approx(rows / 10, abs=30)
+    lacking = sum(y is None for x, y in zip(line["x"], line["y"], strict=True) if x > 400)
+    assert lacking == 0
 
 
 def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
@@ -146,6 +179,17 @@ def test_plotlys_script_is_the_installed_one_compressed(logs: Path) -> None:
     assert response.headers["Content-Encoding"] == "gzip"
     assert b"plotly.js v" in gzip.decompress(response.data)[:200]
     assert len(response.data) < 2_000_000
+
+
+@pytest.mark.parametrize("route", ["/index.js", "/figure.js", "/style.css", "/plotly.js"])
+def test_what_a_browser_has_is_not_sent_again(logs: Path, route: str) -> None:
+    client = Client(plugin_of(logs).get_plugin_apps()[route])
+
+    first = client.get(route)
+    again = client.get(route, headers={"If-None-Match": first.headers["ETag"]})
+
+    assert first.headers["Cache-Control"] == "no-cache"
+    assert (first.status_code, again.status_code, again.data) == (200, 304, b"")
 
 
 def test_tensorboard_finds_the_loader_by_its_entry_point() -> None:

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page "Noise scale": a form, and below it what the server says to it. TensorBoard calls render().
 
+import {drawFigure} from "./figure.js";
+
 const POLL_MILLISECONDS = 10000;
 const TYPING_MILLISECONDS = 250;
+
+const NOTHING_YET = "No run here has the noise scale yet. Add NoiseScaleMonitor() to the callbacks of your" +
+  " Trainer: a run appears here when it has logged once.";
 
 const FIELDS = [
   {name: "devices", label: "Numbers of devices", hint: "such as 1, 2, 4; empty: the run's, doubled"},
@@ -16,16 +21,46 @@ export async function render() {
   document.head.append(element("link", {rel: "stylesheet", href: "./style.css"}));
   const page = new Page();
   document.body.append(page.root);
-  await Promise.all([loadScript("./plotly.js"), page.listRuns()]);
-  page.redraw();
-  setInterval(() => document.hidden || page.refresh(), POLL_MILLISECONDS);
+  try {
+    await loadScript("./plotly.js");
+  } catch (error) {
+    page.say(error.message, "error");
+    return;
+  }
+  const refresh = () => isVisible() && page.refresh();
+  await page.refresh();
+  setInterval(refresh, POLL_MILLISECONDS);
+  document.addEventListener("visibilitychange", refresh);
+  let wasVisible = isVisible();
+  window.addEventListener("resize", () => {
+    if (!wasVisible) refresh();
+    wasVisible = isVisible();
+  });
+}
+
+function isVisible() {
+  // TensorBoard keeps the frame of a tab that is not open, without height.
+  return !document.hidden && window.innerHeight > 0;
+}
+
+async function ask(path) {
+  try {
+    const reply = await fetch(path);
+    if (!reply.headers.get("Content-Type").startsWith("application/json")) {
+      return {error: `TensorBoard answered ${reply.status}: ${await reply.text()}`};
+    }
+    return await reply.json();
+  } catch (error) {
+    return {error: `TensorBoard does not answer (${error.message}). Is it still running?`};
+  }
 }
 
 class Page {
   constructor() {
-    this.asked = 0; // Requests are numbered, so that a late answer to an early one is dropped.
+    this.asked = 0; // Questions are numbered, so that a late answer to an early one is dropped.
     this.runs = [];
-    this.shown = null;
+    this.shown = null; // What was drawn last, and of which run.
+    this.drawnRun = null;
     this.run = element("select", {name: "run"});
     this.optimizer = element("select", {name: "optimizer"});
     this.optimizerField = labelled("Optimizer", this.optimizer);
@@ -42,64 +77,68 @@ class Page {
     this.root = element("div", {id: "page"}, this.form, element("main", {}, this.status, this.results));
   }
 
-  async listRuns() {
-    const chosen = this.run.value;
-    this.runs = await (await fetch("./runs")).json();
-    if (this.runs.length !== this.run.options.length) {
-      this.run.replaceChildren(...this.runs.map(({name}) => new Option(name, name)));
-      if (this.runs.some(({name}) => name === chosen)) this.run.value = chosen;
+  async refresh() {
+    const runs = await ask("./runs");
+    if (runs.error) {
+      this.fail(runs.error);
+      return;
     }
+    this.runs = runs;
+    setOptions(this.run, runs.map(({name}) => name));
     this.listOptimizers();
+    await this.redraw();
   }
 
   listOptimizers() {
     const run = this.runs.find(({name}) => name === this.run.value);
     const numbers = run ? run.optimizers : [];
-    if (numbers.length !== this.optimizer.options.length) {
-      this.optimizer.replaceChildren(...numbers.map((number) => new Option(number, number)));
-    }
+    setOptions(this.optimizer, numbers.map(String));
     this.optimizerField.hidden = numbers.length < 2;
   }
 
   changed(event) {
     if (event.target === this.run) this.listOptimizers();
+    this.asked++; // An answer under way is to what the form held before.
     clearTimeout(this.typing);
     this.typing = setTimeout(() => this.redraw(), TYPING_MILLISECONDS);
   }
 
-  async refresh() {
-    await this.listRuns();
-    this.redraw();
-  }
-
   async redraw() {
+    this.form.hidden = !this.runs.length;
     if (!this.runs.length) {
-      this.say("No run here has the noise scale yet. Add NoiseScaleMonitor() to the callbacks of your Trainer.");
+      this.clear();
+      this.say(NOTHING_YET);
       return;
     }
     const number = ++this.asked;
-    let answer;
-    try {
-      answer = await (await fetch(`./prediction?${new URLSearchParams(new FormData(this.form))}`)).json();
-    } catch (error) {
-      answer = {error: `TensorBoard does not answer: ${error.message}`};
-    }
+    const answer = await ask(`./prediction?${new URLSearchParams(new FormData(this.form))}`);
     if (number !== this.asked) return;
     if (answer.error) {
-      this.say(answer.error, "error");
-      this.results.className = "old"; // What was drawn stays, faded: it answers an earlier question.
+      this.fail(answer.error);
       return;
     }
     this.say("");
     this.results.className = "";
     const same = JSON.stringify(answer);
-    if (same === this.shown) return;
+    if (same === this.shown && this.drawnRun === this.run.value) return;
     this.shown = same;
+    this.drawnRun = this.run.value;
     this.draw(answer);
   }
 
+  fail(message) {
+    if (this.drawnRun !== this.run.value) this.clear();
+    this.results.className = "old"; // What was drawn stays, faded: it answers an earlier question.
+    this.say(message, "error");
+  }
+
+  clear() {
+    this.results.replaceChildren();
+    this.shown = this.drawnRun = null;
+  }
+
   say(text, kind = "") {
-    this.status.textContent = text;
+    if (this.status.textContent !== text) this.status.textContent = text; // else it is read out again
     this.status.className = kind;
   }
 
@@ -108,19 +147,21 @@ class Page {
     const places = figures.map((figure) => this.place(figure));
     this.results.replaceChildren(
       element("dl", {}, ...answers),
+      ...listed("Warnings", warnings, "warnings"),
       ...places.flat(),
       ...tables.flatMap(table),
-      ...listed("Warnings", warnings, "warnings"),
       ...listed("Assumptions", assumptions, "assumptions"),
     );
-    for (const {id, data, layout} of figures) {
-      // With its revision unchanged a figure keeps the zoom that the user gave it.
-      Plotly.react(document.getElementById(id), data, {...layout, uirevision: this.run.value}, settings);
+    for (const figure of figures) {
+      // A zoom is kept until the figure is of something else.
+      const axes = [figure.layout.xaxis, figure.layout.yaxis].map(({title}) => title.text);
+      const revision = [this.run.value, this.optimizer.value, ...axes].join("\n");
+      drawFigure(document.getElementById(figure.id), figure, settings, revision);
     }
   }
 
   place({id, title, layout}) {
-    // Kept from one drawing to the next, or plotly would forget the zoom.
+    // Kept from one drawing to the next: it holds the zoom.
     const old = document.getElementById(id);
     const drawing = old || element("div", {id});
     drawing.style.height = `${layout.height || 420}px`;
@@ -159,6 +200,13 @@ function element(kind, properties, ...children) {
   const made = Object.assign(document.createElement(kind), properties);
   made.append(...children); // Strings become text, never markup.
   return made;
+}
+
+function setOptions(select, names) {
+  if (JSON.stringify(Array.from(select.options, ({value}) => value)) === JSON.stringify(names)) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(chosen)) select.value = chosen;
 }
 
 function loadScript(src) {

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs with the monitor and their histories, as TensorBoard's data provider has them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorboard import errors
+from tensorboard.context import RequestContext
+from tensorboard.data.provider import RunTagFilter
+
+from noisescale.history import COLUMNS, History
+from noisescale.logged_tags import HOSTS, name_in, prefix_of
+from noisescale.runs import history_from_scalars
+from noisescale.tensorboard_plugin.sampled import on_common_steps
+
+MOST_POINTS = 1000
+"""Of each tag. TensorBoard keeps as many at random itself, the last one always."""
+
+MOST_OPTIMIZERS = 8
+"""So many optimizers of a run are looked for."""
+
+TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS)
+"""What is read; columns that are logged under another name are just not found."""
+
+
+class LoggedRuns(NamedTuple):
+    """The runs of an experiment; `provider` is the one that TensorBoard gives its plugins."""
+
+    provider: Any
+    ctx: RequestContext
+    experiment: str
+
+    def optimizers(self) -> dict[str, list[int]]:
+        """Return the numbers of the optimizers measured in each run that has any."""
+        wanted = {
+            f"{host}{prefix_of(number)}step": number
+            for host in HOSTS
+            for number in range(MOST_OPTIMIZERS)
+        }
+        found = self.provider.list_scalars(
+            self.ctx,
+            experiment_id=self.experiment,
+            plugin_name="scalars",
+            run_tag_filter=RunTagFilter(tags=list(wanted)),
+        )
+        return {run: sorted({wanted[tag] for tag in tags}) for run, tags in found.items() if tags}
+
+    def history(self, run: str, optimizer: int) -> History:
+        """Return what was logged of one optimizer.
+
+        Raises:
+            NotFoundError: If there is no such run, or nothing of that optimizer in it.
+            ValueError: If no row of it is whole.
+        """
+        prefix = prefix_of(optimizer)
+        tags = [host + prefix + tag for host in HOSTS for tag in TAGS]
+        found = self.provider.read_scalars(
+            self.ctx,
+            experiment_id=self.experiment,
+            plugin_name="scalars",
+            downsample=MOST_POINTS,
+            run_tag_filter=RunTagFilter(runs=[run], tags=tags),
+        )
+        scalars = {
+            prefix + str(name_in(tag, prefix)): (
+                np.array([point.step for point in points], dtype=np.float64),
+                np.array([point.value for point in points], dtype=np.float64),
+            )
+            for tag, points in found.get(run, {}).items()
+        }
+        if (base := f"{prefix}step") not in scalars:
+            which = f" of optimizer {optimizer}" if optimizer else ""
+            raise errors.NotFoundError(f"`run` must have the noise scale{which}, got {run!r}.")
+        return history_from_scalars(on_common_steps(scalars, base), optimizer=optimizer, source=run)

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws a figure anew, as its user left the one before: zoomed, with traces hidden.
+
+// Plotly.react would do that by `uirevision`, but it drops a zoom as soon as the axis to return to is another
+// by a little, as it is with every new log step, and a double click goes back to the axis of the very first.
+
+export function drawFigure(drawing, {data, layout}, settings, revision) {
+  const kept = drawing.revision === revision ? whatUserChanged(drawing) : {ranges: {}, hidden: new Set()};
+  const traces = data.map((trace) => (kept.hidden.has(trace.name) ? {...trace, visible: "legendonly"} : trace));
+  drawing.revision = revision;
+  drawing.sentRanges = {xaxis: String(layout.xaxis.range), yaxis: String(layout.yaxis.range)}; // Plotly writes in them.
+  Plotly.newPlot(drawing, traces, {...layout, dragmode: kept.dragmode || layout.dragmode}, settings);
+  if (Object.keys(kept.ranges).length) Plotly.relayout(drawing, kept.ranges);
+}
+
+function whatUserChanged(drawing) {
+  const ranges = {};
+  for (const [name, sent] of Object.entries(drawing.sentRanges)) {
+    const {range, autorange} = drawing.layout[name];
+    if (!autorange && String(range) !== sent) ranges[`${name}.range`] = [...range];
+  }
+  const hidden = new Set(drawing.data.filter(({visible}) => visible === "legendonly").map(({name}) => name));
+  return {ranges, hidden, dragmode: drawing.layout.dragmode};
+}
