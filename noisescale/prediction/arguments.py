@@ -91,7 +91,7 @@ def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
     if given is None:
         return [own, 2 * own, 4 * own, 8 * own]
     counts = sorted(set(given))
-    if not counts or any(count != int(count) or count < 1 for count in counts):
+    if not counts or any(not 1 <= count < math.inf or count % 1 for count in counts):
         raise ValueError(
             f"`devices` must be whole numbers, 1 or more, got {counts!r}."
             " Give for instance [1, 2, 4, 8]."

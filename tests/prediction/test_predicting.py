@@ -271,6 +271,11 @@ def test_the_monitors_history_predicts_as_it_is() -> None:
             " device needs an example.",
         ),
         (
+            {"devices": [math.inf]},
+            "`devices` must be whole numbers, 1 or more, got [inf]. Give for instance"
+            " [1, 2, 4, 8].",
+        ),
+        (
             {"devices": [0, 2]},
             "`devices` must be whole numbers, 1 or more, got [0, 2]. Give for instance"
             " [1, 2, 4, 8].",
