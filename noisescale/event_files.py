@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +20,14 @@ FRAME = 16
 """Bytes around each record in a file: its length, and two checksums."""
 
 
-class Logged(NamedTuple):
-    """What was logged at once: all tags with the prefix, in rows as they were written."""
-
-    columns: dict[str, NDArray[np.float64]]
-    """By tag, without the prefix; NaN where a row lacks it."""
-    x: NDArray[np.float64]
-    """The step that the rows were logged at."""
-    other_tags: list[str]
-    """A few of those with another prefix."""
-
-
-def read_event_files(paths: list[Path], prefix: str, *, allow_truncated: bool) -> Logged:
+def read_event_files(
+    paths: list[Path], prefix: str, *, allow_truncated: bool
+) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
     """Read files of one run, the earliest first.
+
+    Returns:
+        By tag, without the prefix, a value for each row that was logged at once, in the order of
+        writing; NaN where a row lacks it. And a few of the tags with another prefix.
 
     Raises:
         ValueError: If one is empty, or ends within a record and may not.
@@ -57,7 +51,7 @@ def read_event_files(paths: list[Path], prefix: str, *, allow_truncated: bool) -
     for name, (where, what) in values.items():
         columns[name] = np.full(len(rows), np.nan)
         columns[name][where] = what
-    return Logged(columns, np.array(rows, dtype=np.float64), list(others))
+    return columns, list(others)
 
 
 def _scalars(
@@ -89,9 +83,15 @@ def _scalars(
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    # TensorBoard's loader notes at each start that there is no TensorFlow.
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    yield from RawEventFileLoader(str(path)).Load()
+    # TensorBoard's loader notes when it is made that there is no TensorFlow.
+    logger = logging.getLogger("tensorboard")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        loader = RawEventFileLoader(str(path))
+    finally:
+        logger.setLevel(level)
+    yield from loader.Load()
 
 
 def _number(value: Summary.Value, path: Path, step: int) -> float:

@@ -58,8 +58,7 @@ def read_run(
     if files and files[0].suffix != ".csv":
         from noisescale.event_files import read_event_files
 
-        logged = read_event_files(files, prefix, allow_truncated=allow_truncated)
-        columns, others = logged.columns, logged.other_tags
+        columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
     else:
         columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
     return _history(columns, str(path), prefix, others)
@@ -127,9 +126,8 @@ def _read_csv(path: Path, prefix: str) -> tuple[dict[str, NDArray[np.float64]], 
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         names = next(reader, [])
-        ours = {
-            k: name.removeprefix(prefix) for k, name in enumerate(names) if name.startswith(prefix)
-        }
+        named = ((k, name_in(tag, prefix)) for k, tag in enumerate(names))
+        ours = {k: name for k, name in named if name is not None}
         values: dict[str, list[float]] = {name: [] for name in ours.values()}
         for number, line in enumerate(reader, start=2):
             if len(line) != len(names):

@@ -67,6 +67,18 @@ def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> No
     assert read["accumulation"][0] == 2
 
 
+@pytest.mark.parametrize("host", ["", "train/"])
+def test_what_a_host_puts_before_the_names_is_no_part_of_them(tmp_path: Path, host: str) -> None:
+    names = [f"{host}noise_scale/{name}" for name in ("step", "examples", "batch_size")]
+    (tmp_path / "metrics.csv").write_text(
+        ",".join(["loss", *names, f"{host}noise_scale/lower_bound"]) + "\n,1,32,32,5.5\n0.5,,,,\n"
+    )
+
+    read = read_run(tmp_path)
+
+    assert (read["examples"].tolist(), read["low"].tolist()) == ([32], [5.5])
+
+
 def test_rows_that_are_not_resolved_have_their_lower_bound(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4), simple=None, simple_low=None, simple_high=None)
 
