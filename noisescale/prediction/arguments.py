@@ -10,7 +10,6 @@ from os import PathLike
 import numpy as np
 
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import known_sums
 from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Array, Stretches
 
@@ -42,7 +41,7 @@ def checked_run(history: Mapping[str, Array]) -> Stretches:
 def checked_law(run: Stretches, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
-    if not known_sums(law).min_examples > 0:
+    if not law.known.min_examples > 0:
         raise ValueError(
             "`history` must have a noise scale, or a lower bound of it, got neither in"
             f" {run.steps.sum():,.0f} steps. Train longer, or at a larger batch size, until the"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.band import UNKNOWN, Band
-from noisescale.prediction.run_law import RunLaw, Sums
+from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Array
 from noisescale.step_time import StepTimeModel, StepTiming
 
@@ -97,11 +97,6 @@ class Hardware:
         )
 
 
-def known_sums(law: RunLaw) -> Sums:
-    """The law at its value; where that is not resolved, at its lower end."""
-    return law.middle if math.isfinite(law.middle.critical_batch_size) else law.low
-
-
 def recommended_row(
     rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
 ) -> PredictedRow:
@@ -111,7 +106,7 @@ def recommended_row(
     steps + examples/B_crit is least at B_crit. It goes to as many devices as it fills, so that
     none has to accumulate and none runs half empty.
     """
-    known = known_sums(law)
+    known = law.known
     rate = known.critical_batch_size
 
     def cost_with_waiting(row: PredictedRow) -> float:
@@ -135,7 +130,7 @@ def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
 
     Where no seconds are known it is the one with the fewest steps·examples: the balanced one.
     """
-    known = known_sums(law)
+    known = law.known
 
     def hours(row: PredictedRow) -> float:
         seconds = row.seconds_per_step.value

@@ -96,7 +96,7 @@ def predict(
     history = history_from(history_or_run_folder)
     unit = unit or str(getattr(history, "unit", "examples"))
     run = checked_run(history)
-    own_devices = devices_of(history)
+    own_devices = devices_of(history) or 1
     chosen = calibration_from(calibration)
     law = checked_law(run, chosen)
     per_node = positive_or("devices_per_node", devices_per_node, math.inf)
@@ -106,7 +106,7 @@ def predict(
     check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = own_batch_size(history, run)
     sizes = batch_sizes_from(batch_sizes, run, law, own)
-    counts = devices_from(devices, own_devices or 1)
+    counts = devices_from(devices, own_devices)
     most = step_time.max_device_batch_size if step_time else float(run.batch_size.max())
     hardware = Hardware(
         step_time=step_time,
@@ -132,7 +132,7 @@ def predict(
         rows=rows,
         recommended=recommended,
         own_batch_size=own if own in sizes else None,
-        own_devices=own_devices or 1,
+        own_devices=own_devices,
         law=law,
         calibration=chosen,
         run=run,

@@ -103,6 +103,11 @@ class RunLaw:
         return self._high.sums
 
     @property
+    def known(self) -> Sums:
+        """At the value of the noise scale; where that is not resolved, at its lower end."""
+        return self.middle if math.isfinite(self.middle.critical_batch_size) else self.low
+
+    @property
     def tradeoff(self) -> Tradeoff | None:
         """The law at the value of the noise scale; None where it is not resolved at all."""
         return None if math.isnan(self.gamma) else Tradeoff(*self.middle, self.gamma)

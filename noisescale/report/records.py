@@ -41,7 +41,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     changed along the run is None, too.
     """
     twice, law = doubled(p), p.law.middle
-    record: dict[str, Any] = _finite(
+    record: dict[str, Any] = finite(
         {
             "version": __version__,
             "unit": p.unit,
@@ -101,7 +101,7 @@ def fit_as_dict(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Any]:
     """
     bands = fit_bands(fit, confidence)
     sweep = zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True)
-    record: dict[str, Any] = _finite(
+    record: dict[str, Any] = finite(
         {
             "version": __version__,
             "confidence": confidence,
@@ -180,10 +180,17 @@ def _band(band: Band) -> dict[str, float]:
     return {"value": band.value, "low": band.low, "high": band.high}
 
 
-def _finite(value: Any) -> Any:
-    """Replace what JSON cannot write by None, all the way down."""
+def finite(value: Any) -> Any:
+    """Return builtins that JSON can write: arrays as lists, None for NaN and infinities.
+
+    Example:
+        >>> finite({"steps": np.array([1.0, math.inf]), "bounds": (math.nan, 2)})
+        {'steps': [1.0, None], 'bounds': [None, 2]}
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return finite(value.tolist())
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections.abc import Callable
 from functools import cached_property
 from importlib.resources import files
@@ -19,6 +18,7 @@ from werkzeug import wrappers
 
 from noisescale.prediction import Prediction, predict
 from noisescale.report.figures import FIGURES, SETTINGS
+from noisescale.report.records import finite
 from noisescale.report.tables import headline, tables
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
 from noisescale.tensorboard_plugin.query import index, number, numbers
@@ -153,7 +153,8 @@ def _shown(prediction: Prediction) -> dict[str, Any]:
 
 
 def _answer(content: Any, status: int = 200) -> wrappers.Response:
-    return _response(json.dumps(_finite(content), allow_nan=False), "application/json", status)
+    # Plotly reads null as a gap.
+    return _response(json.dumps(finite(content), allow_nan=False), "application/json", status)
 
 
 def _response(body: str | bytes, kind: str, status: int = 200) -> wrappers.Response:
@@ -167,14 +168,3 @@ def _kept(response: wrappers.Response, request: wrappers.Request) -> wrappers.Re
     response.headers["Cache-Control"] = "no-cache"
     response.add_etag()
     return response.make_conditional(request)
-
-
-def _finite(value: Any) -> Any:
-    """Plotly reads null as a gap; JSON has neither NaN nor infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _finite(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
