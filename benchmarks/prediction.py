@@ -35,11 +35,8 @@ from rich.console import Console
 from rich.table import Table
 from workloads import WORKLOADS, Goal, Workload, steps_to_goal
 
-from noisescale import (
-    NoiseScaleMonitor,
-    fit_tradeoff,
-    predict,
-)
+from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
+from noisescale.band import Band
 
 MOST_STEPS = 500
 
@@ -268,67 +265,87 @@ def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
     met = True
     for name in names:
         workload = WORKLOADS[name]
-        best = {b: sweep.best(workload, b) for b in workload.batch_sizes}
-        steps = {
-            b: min(sweep.tried(workload, b).values()) for b, row in best.items() if row is not None
-        }
-        runs = [row for row in measured(sweep.rows, name) if row["steps"]]
-        if len(steps) < 4 or not runs:
+        found = {b: sweep.best(workload, b) for b in workload.batch_sizes}
+        best = {b: row for b, row in found.items() if row is not None}
+        steps = {b: min(sweep.tried(workload, b).values()) for b in best}
+        by_size: dict[int, list[Row]] = {}
+        for row in measured(sweep.rows, name):
+            if row["steps"]:
+                by_size.setdefault(row["batch_size"], []).append(row)
+        if len(steps) < 4 or not by_size:
             console.print(f"\n[bold]{name}[/]: not enough runs yet.")
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told below
             fit = fit_tradeoff(list(steps), list(steps.values()))
-        band = fit.critical_batch_size_band()
+        swept = fit.critical_batch_size_band()
         console.print(
-            f"\n[bold]{name}[/], loss {workload.goal}: swept B_crit {band.value:.1f}"
-            f" {workload.unit} (95 % {band.low:.1f} to {band.high:.1f}), S_min {fit.min_steps:.1f},"
-            f" scatter {fit.rms_log_residual:.3f}"
+            f"\n[bold]{name}[/], loss {workload.goal}: swept B_crit {swept.value:.1f}"
+            f" {workload.unit} (95 % {swept.low:.1f} to {swept.high:.1f}), S_min"
+            f" {fit.min_steps:.1f}, scatter {fit.rms_log_residual:.3f}"
         )
         for warning in fit.warnings:
             console.print(f"  {warning}")
-        by_size: dict[int, list[Row]] = {}
-        for row in runs:
-            by_size.setdefault(row["batch_size"], []).append(row)
-        table = Table("batch size", "lr", "all seeds", "median steps", "fit")
-        for size in by_size:
-            table.add_column(f"from B = {size}")
-        errors: dict[int, list[float]] = {size: [] for size in by_size}
         predictions = {
             size: [predict(history_of(row), list(steps), [1]) for row in rows]
             for size, rows in by_size.items()
         }
-        for k, (size, count) in enumerate(steps.items()):
-            cells = []
-            for of_size, predicted in predictions.items():
-                ratios = [p.rows[k].steps.value / count for p in predicted]
-                errors[of_size].append(statistics.median(ratios) - 1)
-                cells.append(f"{statistics.median(ratios):.2f} x")
-            row = best[size]
-            assert row is not None
-            reached = sorted(s or math.inf for s in row["steps"])
-            spread = f"{reached[0]:.0f} to {reached[-1]:.0f}"
-            law = f"{fit.steps(size):.1f}"
-            table.add_row(str(size), f"{row['lr']:.3g}", spread, f"{count:.1f}", law, *cells)
-        console.print(table)
+        ratios = {
+            size: [
+                statistics.median(p.rows[k].steps.value / count for p in predicted)
+                for k, count in enumerate(steps.values())
+            ]
+            for size, predicted in predictions.items()
+        }
+        console.print(_table(best, steps, fit, ratios))
         for size, predicted in predictions.items():
-            critical = statistics.median(p.critical_batch_size.value for p in predicted)
             lagging = statistics.median(windowed(row) for row in by_size[size])
-            covered = sum(
-                p.critical_batch_size.low <= band.high and band.low <= p.critical_batch_size.high
-                for p in predicted
-            )
-            error = statistics.median(abs(e) for e in errors[size])
-            factor = max(critical / band.value, band.value / critical)
-            good = error <= LARGEST_ERROR and factor <= LARGEST_FACTOR
-            met &= good
-            console.print(
-                f"  from B = {size}: noise scale {critical:.1f}, {critical / band.value:.2f} x the"
-                f" swept (as logged, lagging: {lagging:.1f}); intervals meet the swept one in"
-                f" {covered} of {len(predicted)}; median error of the steps {100 * error:.0f} %"
-                f"{'' if good else '  <- missed'}"
-            )
+            met &= _told(console, size, predicted, ratios[size], swept, lagging)
     return met
+
+
+def _table(
+    best: dict[int, Row], steps: dict[int, float], fit: Tradeoff, ratios: dict[int, list[float]]
+) -> Table:
+    """Of each batch size what was measured, and predicted over measured from each run."""
+    table = Table("batch size", "lr", "all seeds", "median steps", "fit")
+    for size in ratios:
+        table.add_column(f"from B = {size}")
+    for k, (size, row) in enumerate(best.items()):
+        reached = sorted(s or math.inf for s in row["steps"])
+        table.add_row(
+            str(size),
+            f"{row['lr']:.3g}",
+            f"{reached[0]:.0f} to {reached[-1]:.0f}",
+            f"{steps[size]:.1f}",
+            f"{fit.steps(size):.1f}",
+            *(f"{of_size[k]:.2f} x" for of_size in ratios.values()),
+        )
+    return table
+
+
+def _told(
+    console: Console,
+    size: int,
+    predicted: list[Prediction],
+    ratios: list[float],
+    swept: Band,
+    lagging: float,
+) -> bool:
+    """Print how well the runs at one batch size did; return whether they meet the aims."""
+    bands = [p.critical_batch_size for p in predicted]
+    critical = statistics.median(band.value for band in bands)
+    meet = sum(band.low <= swept.high and swept.low <= band.high for band in bands)
+    error = statistics.median(abs(ratio - 1) for ratio in ratios)
+    factor = max(critical / swept.value, swept.value / critical)
+    good = error <= LARGEST_ERROR and factor <= LARGEST_FACTOR
+    console.print(
+        f"  from B = {size}: noise scale {critical:.1f}, {critical / swept.value:.2f} x the"
+        f" swept (as logged, lagging: {lagging:.1f}); intervals meet the swept one in"
+        f" {meet} of {len(bands)}; median error of the steps {100 * error:.0f} %"
+        f"{'' if good else '  <- missed'}"
+    )
+    return good
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(1, str(HERE.parent / "examples"))  # the transformer is that of the example
 DATA = Path(os.environ.get("NOISESCALE_DATA", HERE.parents[1] / "shared/data"))
 
 Batch = tuple[Tensor, Tensor]
@@ -158,52 +160,11 @@ def perceptron(inputs: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.to_qkv = nn.Linear(width, 3 * width)
-        self.to_out = nn.Linear(width, width)
+def transformer() -> nn.Module:
+    """The example's, with two layers of width 64 over 65 characters."""
+    from char_transformer import CharTransformer
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in self.to_qkv(x).chunk(3, dim=-1)
-        )
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.to_out(y.transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attention = Attention(width, heads)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))
-
-
-class Transformer(nn.Module):
-    """Two layers of width 64 over 65 characters."""
-
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(65, width)
-        self.positions = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 65)
-
-    def forward(self, text: Tensor) -> Tensor:
-        # Spelt out for every sequence, so that each has a gradient of its own.
-        positions = torch.arange(text.shape[1]).expand_as(text)
-        y: Tensor = self.head(self.norm(self.blocks(self.tokens(text) + self.positions(positions))))
-        return y
+    return CharTransformer(65, CONTEXT, width=64, layers=2, heads=4)
 
 
 WORKLOADS = {
@@ -236,7 +197,7 @@ WORKLOADS = {
             batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
             first_lr=0.004,
             data=characters,
-            model=Transformer,
+            model=transformer,
             seeds=4,
             optimizer=torch.optim.Adam,
         ),
