@@ -37,7 +37,7 @@ def warnings_about(
         if unresolved > MANY_UNRESOLVED:
             found.append(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale was not resolved: values"
-                " there are those of later steps, the bounds allow for any."
+                " there are those of steps where it was, the bounds allow for any."
             )
     if far := sorted({row.batch_size for row in rows if "batch size" in row.extrapolated}):
         sizes = "Batch sizes of" if len(far) > 1 else "A batch size of"

@@ -163,8 +163,8 @@ def test_many_unresolved_steps_are_told() -> None:
     prediction = predict(history(high=high), devices=[2], batch_sizes=[64])
 
     assert prediction.warnings == (
-        "In 30 % of the steps the noise scale was not resolved: values there are those of later"
-        " steps, the bounds allow for any.",
+        "In 30 % of the steps the noise scale was not resolved: values there are those of steps"
+        " where it was, the bounds allow for any.",
     )
 
 
