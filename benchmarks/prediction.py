@@ -33,15 +33,13 @@ import torch
 from _results import saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
-from workloads import WORKLOADS, Goal, Workload, steps_to_goal
+from sweeping import Row, Sweep
+from workloads import WORKLOADS, Goal
 
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.band import Band
 
 MOST_STEPS = 500
-
-HOPELESS = 1.6
-"""Runs are given up after so many times the steps of the best learning rate so far."""
 
 MEASURED = (1, 3, 5)
 """Positions, among a training's batch sizes, of those that the noise scale is measured at."""
@@ -51,104 +49,6 @@ COLUMNS += ("sum_weight", "sum_grad_sq_norm", "sum_noise_trace")
 """Of the measured runs' histories, that are saved."""
 
 LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0
-
-Row = dict[str, Any]
-
-
-class Sweep:
-    """The learning rates tried so far, at all batch sizes of all workloads."""
-
-    def __init__(self, rows: list[Row], pool: ProcessPoolExecutor, name: str | None) -> None:
-        self.rows = rows
-        self.name = name
-        self._pool = pool
-
-    def tried(self, workload: Workload, batch_size: int) -> dict[float, float]:
-        """Median steps for each learning rate; infinite where half of the seeds failed."""
-        return {
-            row["lr"]: statistics.median(s or math.inf for s in row["steps"])
-            for row in self.rows
-            if row["kind"] == "sweep"
-            and (row["workload"], row["batch_size"]) == (workload.name, batch_size)
-        }
-
-    def best(self, workload: Workload, batch_size: int) -> Row | None:
-        """The best learning rate of a batch size; None while none reached the goal."""
-        tried = self.tried(workload, batch_size)
-        lr = min(tried, key=lambda x: tried[x], default=0.0)
-        if not math.isfinite(tried.get(lr, math.inf)):
-            return None
-        return next(
-            row
-            for row in self.rows
-            if row["kind"] == "sweep"
-            and (row["workload"], row["batch_size"], row["lr"]) == (workload.name, batch_size, lr)
-        )
-
-    def tune(self, workload: Workload, batch_size: int, start: float, most_steps: int) -> None:
-        """Try learning rates until the best one is bracketed, by factors of 2, then of √2."""
-        for wanted in self._untried(workload, batch_size, start):
-            best = min(self.tried(workload, batch_size).values(), default=math.inf)
-            limit = int(min(most_steps, HOPELESS * best))
-            seeds = range(workload.seeds)
-            tasks = [(workload.name, batch_size, lr, k, limit) for lr in wanted for k in seeds]
-            started = time.perf_counter()
-            steps = list(self._pool.map(_steps_to_goal, tasks))
-            for k, lr in enumerate(wanted):
-                of_it = steps[k * len(seeds) : (k + 1) * len(seeds)]
-                self.rows.append(
-                    {
-                        "kind": "sweep",
-                        "workload": workload.name,
-                        "batch_size": batch_size,
-                        "lr": lr,
-                        "limit": limit,
-                        "steps": [round(s, 2) if math.isfinite(s) else None for s in of_it],
-                    }
-                )
-                print(
-                    f"{workload.name}, batch size {batch_size}, lr {lr:.3g}:"
-                    f" {statistics.median(of_it):.1f} steps",
-                    flush=True,
-                )
-            print(f"  {time.perf_counter() - started:.0f} s", flush=True)
-            self.save()
-
-    def _untried(self, workload: Workload, batch_size: int, start: float) -> Iterator[list[float]]:
-        def missing(*candidates: float) -> list[float]:
-            known = list(self.tried(workload, batch_size))
-            return [
-                c for c in candidates if not any(math.isclose(c, k, rel_tol=1e-6) for k in known)
-            ]
-
-        if wanted := missing(start):
-            yield wanted
-        for factor in (2.0, math.sqrt(2)):
-            while True:
-                tried = self.tried(workload, batch_size)
-                if factor == 2:  # what the second round finds does not send the first one on
-                    octaves = {lr: math.log2(lr / start) for lr in tried}
-                    tried = {lr: tried[lr] for lr, x in octaves.items() if abs(x - round(x)) < 1e-6}
-                best = min(tried, key=lambda lr: tried[lr])
-                if math.isfinite(tried[best]):
-                    wanted = missing(best / factor, best * factor)
-                elif max(tried) / min(tried) < 300:  # nothing reached the goal yet: look farther
-                    wanted = missing(min(tried) / 2, max(tried) * 2)
-                else:
-                    return
-                if not wanted:
-                    break
-                yield wanted
-
-    def save(self) -> None:
-        if self.name:
-            write_results(self.name, self.rows, most_steps=MOST_STEPS, quiet=True)
-
-
-def _steps_to_goal(task: tuple[str, int, float, int, int]) -> float:
-    torch.set_num_threads(1)
-    name, *others = task
-    return steps_to_goal(WORKLOADS[name], *others)
 
 
 def measured_run(task: tuple[str, int, float, int, int]) -> Row:
@@ -244,7 +144,7 @@ def work(sweep: Sweep, names: Iterable[str], deadline: float, most_steps: int) -
             if time.monotonic() > deadline:
                 return False
             tasks = [(name, batch_size, best["lr"], seed, most_steps) for seed in missing]
-            sweep.rows += sweep._pool.map(measured_run, tasks)
+            sweep.rows += sweep.pool.map(measured_run, tasks)
             sweep.save()
             print(f"{name} measured at batch {batch_size}", flush=True)
     return True
@@ -363,8 +263,13 @@ def main() -> int:
         name, names = None, ["digits"]
         few = {"batch_sizes": (8, 32, 128, 512), "seeds": 2}
         WORKLOADS["digits"] = replace(WORKLOADS["digits"], **few)
+
+    def save() -> None:
+        if name:
+            write_results(name, rows, most_steps=MOST_STEPS, quiet=True)
+
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        sweep = Sweep(rows, pool, name)
+        sweep = Sweep(rows, pool, save)
         done = arguments.report or work(sweep, names, deadline, MOST_STEPS)
     met = report(sweep, names, Console(highlight=False, width=120))
     if not done:
