@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.moments import GradientMoments
+from noisescale.recent import RecentSteps
 
 
 class MomentSums(NamedTuple):
@@ -51,6 +52,8 @@ class Estimates:
 
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Of the whole gradient, over all steps."""
+        self.recent: RecentSteps | None = None
+        """The last steps of the whole gradient, where decisions are taken on them."""
         self._whole = estimator()
         self._groups = {name: estimator() for name in groups}
         self._preconditioned = estimator() if preconditioned else None
@@ -82,6 +85,8 @@ class Estimates:
         """
         if self._whole.update(whole, weight):
             self.sums = self.sums.plus(whole, weight)
+            if self.recent is not None:
+                self.recent.add(whole, weight)
         for estimator, moments in zip(self._groups.values(), entries, strict=False):
             estimator.update(moments, weight)
         if self._preconditioned is not None:
@@ -94,12 +99,15 @@ class Estimates:
             "whole": self._whole.state_dict(),
             "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
             "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
+            "recent": None if self.recent is None else self.recent.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
         self.sums = MomentSums(*state["sums"])
         self._whole.load_state_dict(state["whole"])
+        if self.recent is not None and state["recent"] is not None:
+            self.recent.load_state_dict(state["recent"])
         for name, estimator in self._groups.items():
             if name in state["groups"]:
                 estimator.load_state_dict(state["groups"][name])

@@ -17,12 +17,14 @@ from noisescale.collectors.choosing import SmallBatch, choose_collector
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.loss_scale import LossScale
+from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example import Layers
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window import Weight, WindowLayout
 from noisescale.estimates import Estimates, MomentSums
 from noisescale.estimator import NoiseScale, is_real, is_whole
+from noisescale.recent import RecentSteps
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
@@ -139,6 +141,24 @@ class NoiseScaleMeter:
         self._settle()
         return self._estimates.whole
 
+    def follow(self, confidence: float = 0.95) -> None:
+        """Keep the last steps from now on, for `recent_noise_scale`; call it before the first."""
+        if self._estimates.recent is None:
+            unit = self._estimates.whole.unit
+            self._estimates.recent = RecentSteps(confidence=confidence, unit=unit)
+
+    @property
+    def recent_noise_scale(self) -> NoiseScale:
+        """That of as few of the last steps as suffice, see `RecentSteps`: to decide upon.
+
+        Raises:
+            RuntimeError: If `follow` has not been called.
+        """
+        self._settle()
+        if self._estimates.recent is None:
+            raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
+        return self._estimates.recent.estimate()
+
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The latest estimate for each of `groups`."""
@@ -193,6 +213,12 @@ class NoiseScaleMeter:
     def accumulation(self) -> int:
         """Micro-batches (backward passes) of this rank in the last measured step."""
         return self._accumulation
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured; 2 where one process compares them."""
+        compares_them = isinstance(self._collector, MicroBatchCollector)
+        return 2 if compares_them and self.devices == 1 else 1
 
     @property
     def devices(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-_KEPT = (
+KEPT = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -43,7 +43,7 @@ def with_batches(loader: DataLoader[Any], size: int, count: int) -> DataLoader[A
             "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
             " batches. Give a data set of examples."
         )
-    kept = {name: getattr(loader, name) for name in _KEPT}
+    kept = {name: getattr(loader, name) for name in KEPT}
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         return DataLoader(dataset, batch_size=size, drop_last=True, **kept)

@@ -22,6 +22,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning_fabric.utilities.exceptions import (
@@ -97,6 +98,22 @@ def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
     """Show a value until it is replaced. `self.log` would also send it to every logger."""
     # Declared for floats; the progress bars show strings as they are.
     trainer._logger_connector._progress_bar_metrics[name] = value  # type: ignore[assignment]
+
+
+def callbacks_of(trainer: pl.Trainer) -> list[Any]:
+    """The callbacks, in the order they are called."""
+    # Set on the Trainer by its callback connector, where type checkers do not see it.
+    return list(getattr(trainer, "callbacks", []))
+
+
+def is_last_batch(trainer: pl.Trainer) -> bool:
+    """Whether the batch under way is the last one of its epoch, as far as is known."""
+    return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def steps_now(trainer: pl.Trainer) -> bool:
+    """Whether the optimizer steps after the batch under way."""
+    return not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:

@@ -138,6 +138,7 @@ class NoiseScaleMonitor(host.Callback):
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
         self._report = report
+        self._follow: float | None = None
         self._batch_size_fn = batch_size_fn or host.batch_size_of
         self._measurements: list[Measurement] = []
         self._measuring = False
@@ -171,6 +172,28 @@ class NoiseScaleMonitor(host.Callback):
             return None
         return self._measurements[0].meter.preconditioned_noise_scale
 
+    def follow(self, confidence: float = 0.95) -> None:
+        """Keep the last steps of fits to come, for `recent_noise_scale`."""
+        self._follow = confidence
+
+    @property
+    def recent_noise_scale(self) -> NoiseScale:
+        """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
+        if not self._measurements:
+            return self._nothing_measured
+        return self._measurements[0].meter.recent_noise_scale
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured; 2 where one process compares them."""
+        return self._measurements[0].meter.least_micro_batches if self._measurements else 1
+
+    def examples_in(self, batch: Any) -> float:
+        """What `batch_size_fn` counts in a batch."""
+        size = self._batch_size_fn(batch)
+        check_batch_size(size, "What `batch_size_fn` returns")
+        return float(size)
+
     @property
     def history(self) -> History:
         """The noise scale along the run, one row for each log step; see `histories`."""
@@ -193,6 +216,9 @@ class NoiseScaleMonitor(host.Callback):
         self._measurements = measurements_for(
             trainer, self._options, preconditioned=self._preconditioned
         )
+        if self._follow is not None:
+            for measurement in self._measurements:
+                measurement.meter.follow(self._follow)
         for measurement, of_it in zip(
             self._measurements, state.get("optimizers", ()), strict=False
         ):
@@ -219,8 +245,7 @@ class NoiseScaleMonitor(host.Callback):
                     " measuring those that were trained then. Resume from a checkpoint to measure"
                     " all of them."
                 )
-            self._local_batch_size = self._batch_size_fn(batch)
-            check_batch_size(self._local_batch_size, "What `batch_size_fn` returns")
+            self._local_batch_size = self.examples_in(batch)
             self._batch_idx = batch_idx
             self._stepped = False
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accumulation windows that may begin at any batch of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Accumulation(int):
+    """How many batches a step takes, counted from the batch that the window begins with.
+
+    Lightning asks two things of `trainer.accumulate_grad_batches` by the remainder of a batch
+    counter: whether gradients begin anew (`batch_idx % n == 0`) and whether the optimizer steps
+    (`(batch_idx + 1) % n == 0`). With a plain number that holds only for windows that begin at a
+    multiple of it; a change elsewhere applies gradients twice or drops them. This number takes
+    the remainder from the window's own beginning, for windows of any length anywhere.
+
+    Example:
+        >>> three_from_five = Accumulation(3, begin=5)
+        >>> [batch_idx % three_from_five for batch_idx in (5, 6, 7, 8)]
+        [0, 1, 2, 0]
+        >>> three_from_five == 3, 1.5 / three_from_five
+        (True, 0.5)
+    """
+
+    begin: int
+
+    def __new__(cls, length: int, begin: int = 0) -> Accumulation:
+        """Attach the beginning."""
+        made = super().__new__(cls, length)
+        made.begin = begin
+        return made
+
+    def __rmod__(self, counter: Any) -> Any:
+        """Return how far a batch counter is into its window."""
+        return (counter - self.begin) % int(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy with the beginning."""
+        return type(self), (int(self), self.begin)

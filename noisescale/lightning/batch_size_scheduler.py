@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchSizeScheduler: the batch size follows the noise scale while a Lightning Trainer trains."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale.lightning import host
+from noisescale.lightning.accumulation import Accumulation
+from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
+from noisescale.lightning.memory_trial import fits
+from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
+from noisescale.lightning.schedulable import check_resizable_strategy, check_schedulable
+from noisescale.lightning.schedules import ClockedSchedules, counts_steps
+from noisescale.scheduling.controller import (
+    DECIDE_EVERY_N_STEPS,
+    BatchSizeController,
+    Move,
+    Settings,
+)
+from noisescale.scheduling.learning_rate import LearningRateScaling, adascale_gain
+from noisescale.scheduling.plan import Plan
+from noisescale.scheduling.policies import PolicyLike
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+_PROGRESS = ("steps", "examples", "gain")
+
+_EPOCH_SHARE = 10
+"""Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
+
+
+class BatchSizeScheduler(host.Callback):
+    """Let the batch size follow the gradient noise scale, and the learning rate the batch size.
+
+    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`:
+
+        trainer = Trainer(devices=2, strategy="ddp", callbacks=[BatchSizeScheduler()])
+
+    Batches of the loader stay what they are; a step takes more or fewer of them. Between two
+    steps the policy is asked, at the same step on all ranks, what batch size goes with the noise
+    scale of the last steps, and moves only where its interval says so, see `Gate`. With
+    `max_device_batch_size` the loader's batches change too, from one epoch to the next.
+
+    Every window of batches is exact, however its length changes: no gradient is used twice, none
+    is lost, and the mean is over as many batches as there are, also in the short last window of
+    an epoch. A loader without a length shows its end only with its last batch: the gradient of
+    that window is then rescaled before it is clipped.
+
+    At Lightning's log steps every logger gets these keys:
+
+    | key | meaning |
+    |---|---|
+    | `batch_size/wanted` | global batch that the policy asked for last, in examples |
+    | `batch_size/given` | global batch that the steps have |
+    | `batch_size/lr_factor` | factor on the learning rate that the run's own schedule gives |
+    | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
+
+    and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
+
+    Learning-rate schedules never see the factor: it is applied while the optimizer steps.
+
+    Args:
+        policy: "tradeoff": √(r·B_simple), with r the run's critical batch size so far; "ratio":
+            B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
+            that; "seesaw", "smith": grow where your schedule lowers the learning rate. Or a
+            mapping from steps to global batch sizes, or a function from (noise scale, plan,
+            progress) to one.
+        min_batch_size: Least global batch, in examples. Default: one batch a device.
+        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch.
+        lr_scaling: "sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi", "saturating",
+            "none" or a function, see `factors_for`.
+        monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
+            new one.
+        max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
+            loader's batches stay.
+        progress: What your learning-rate schedules by steps are stepped by. "steps": optimizer
+            steps, as Lightning does. "examples": steps of the first batch size, so that one sized
+            by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
+            scale-invariant steps, the default with `lr_scaling="adascale"`.
+        confidence: Of the interval that moves are gated on.
+        decide_every_n_steps: Steps between decisions, each of which waits for the device once.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if no plan meets
+            the bounds.
+        TypeError: If an argument has a wrong type.
+        MisconfigurationException: When a fit starts under an unsupported Trainer.
+
+    Example:
+        >>> scheduler = BatchSizeScheduler("ratio", max_batch_size=4096, lr_scaling="adascale")
+        >>> scheduler.moves
+        []
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix D. Johnson et al. 2020,
+        arXiv:2007.05105, for AdaScale.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike = "tradeoff",
+        min_batch_size: float | None = None,
+        max_batch_size: float | None = None,
+        lr_scaling: LearningRateScaling = "sqrt",
+        monitor: NoiseScaleMonitor | None = None,
+        *,
+        max_device_batch_size: int | None = None,
+        progress: Literal["steps", "examples", "gain"] | None = None,
+        confidence: float = 0.95,
+        decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+    ) -> None:
+        super().__init__()
+        if progress not in (None, *_PROGRESS):
+            names = ", ".join(f'"{name}"' for name in _PROGRESS)
+            raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
+        self._arguments: dict[str, Any] = {
+            "policy": policy,
+            "lr_scaling": lr_scaling,
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "max_device_batch_size": max_device_batch_size,
+            "decide_every_n_steps": decide_every_n_steps,
+        }
+        settings = Settings.checked(**self._arguments)
+        self._needs_monitor = settings.needs_noise_scale
+        by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
+        self._progress = progress or by_scaling
+        self._confidence = confidence
+        self._monitor = monitor
+        self._controller: BatchSizeController | None = None
+        self._loaders: ResizedLoaders | None = None
+        self._schedules: ClockedSchedules | None = None
+        self._loaded: dict[str, Any] = {}
+        self._users_accumulation: int | None = None
+        self._window = Accumulation(1)
+        self._begins_anew = True
+        self._warned = False
+        self._batch: Any = None  # the last one, while a larger one may have to be tried
+        self._largest_rows = 0
+
+    @property
+    def moves(self) -> list[Move]:
+        """The changes of the batch size in this fit, the last thousand of them."""
+        return [] if self._controller is None else list(self._controller.moves)
+
+    @property
+    def plan(self) -> Plan | None:
+        """How a step is made up now; None before training."""
+        return None if self._controller is None else self._controller.plan
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        # The monitor has to see a gradient before it is rescaled here, so it comes first. The
+        # list is replaced, as Lightning is going through it.
+        others = [callback for callback in host.callbacks_of(trainer) if callback is not self]
+        if self._monitor is None:
+            found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
+            if found or self._needs_monitor:
+                self._monitor = found[0] if found else NoiseScaleMonitor()
+        if self._monitor is not None:
+            self._monitor.follow(self._confidence)
+            if self._monitor not in others:
+                others.insert(0, self._monitor)
+            where = others.index(self._monitor) + 1
+            callbacks = [*others[:where], self, *others[where:]]
+            trainer.callbacks = callbacks  # type: ignore[attr-defined]
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        goes_on = self._loaded or (self.state_dict() if trainer.global_step else {})
+        self._loaded = goes_on
+        self._controller = None
+        check_schedulable(trainer, self)
+        if self._arguments["max_device_batch_size"] is not None:
+            check_resizable_strategy(trainer)
+            self._loaders = ResizedLoaders(trainer)
+            if goes_on:
+                self._loaders.size = goes_on["rows"]
+        self._users_accumulation = int(trainer.accumulate_grad_batches)
+        self._begins_anew = True
+        if goes_on:  # Lightning asks whether the last step was complete before the first batch
+            self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.fit_loop._skip_backward:
+            return  # averaged weights are being prepared: nothing is trained
+        if self._controller is None:
+            self._controller = self._start(trainer, batch)
+        if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
+            return
+        self._begins_anew = False
+        if self._controller.due:
+            self._decide(trainer, self._controller)
+        remaining = trainer.num_training_batches - batch_idx
+        length = int(min(self._controller.plan.accumulation, max(remaining, 1)))
+        self._window = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        if self._controller is None:
+            return
+        length, taken = trainer.accumulate_grad_batches, self._batches_taken(trainer)
+        if taken < length:  # the loader had no length to tell that this would be the last window
+            gradients = [
+                p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+            ]
+            torch._foreach_mul_(gradients, length / taken)
+        if host.should_log(trainer):
+            self._log(trainer, self._controller, host.log_step(trainer))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        controller = self._controller
+        if controller is None or trainer.fit_loop._skip_backward or not host.steps_now(trainer):
+            return
+        plan = controller.plan
+        examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
+        controller.step(examples)
+        if self._schedules is not None:
+            gains = self._progress == "gain"
+            due = controller.clock.advance(
+                self._gain(controller) if gains else examples / controller.base_batch_size,
+                round_up=not gains and host.is_last_batch(trainer),
+            )
+            self._schedules.advance(trainer, due)
+        if self._loaders is not None:
+            self._batch = batch
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begins_anew = True
+        if self._loaders is not None and self._controller is not None:
+            self._resize(trainer, self._controller, self._loaders)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._controller is not None:
+            self._log(trainer, self._controller, max(host.log_step(trainer) - 1, 0))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._stop(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._stop(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._controller is None:
+            return self._loaded
+        return {
+            "controller": self._controller.state_dict(),
+            "window": [int(self._window), self._window.begin],
+            "rows": None if self._loaders is None else self._loaders.size,
+            "largest_rows": self._largest_rows,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+    def _start(self, trainer: pl.Trainer, batch: Any) -> BatchSizeController:
+        """Make the controller, now that a batch tells how many examples it has."""
+        loaders = trainer.fit_loop._combined_loader
+        assert loaders is not None
+        rows = getattr(loaders.flattened[0], "batch_size", None)
+        if self._loaders is not None:
+            for loader in loaders.flattened:
+                check_resizable(loader)
+        size = self._examples_in(batch)
+        if rows is not None:  # a first batch may be a short one
+            size *= rows / host.batch_size_of(batch)
+        self._largest_rows = max(rows or 0, self._loaded.get("largest_rows", 0))
+        assert self._users_accumulation is not None
+        least = 1
+        if self._needs_monitor and self._monitor is not None:
+            least = min(self._monitor.least_micro_batches, self._users_accumulation)
+        plan = Plan(_mean_over_ranks(size, trainer), self._users_accumulation, trainer.world_size)
+        arguments = dict(self._arguments)
+        if arguments["max_batch_size"] is None and math.isfinite(trainer.num_training_batches):
+            of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
+            arguments["max_batch_size"] = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
+        controller = BatchSizeController(
+            plan, trainer.optimizers, min_accumulation=least, **arguments
+        )
+        if self._loaded:
+            controller.load_state_dict(self._loaded["controller"])
+        if self._progress != "steps":
+            self._schedules = ClockedSchedules(trainer, int(controller.clock.time))
+        return controller
+
+    def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
+        noise_scale = None if self._monitor is None else self._monitor.recent_noise_scale
+        move = controller.decide(noise_scale, device_batch_size=controller.plan.device_batch_size)
+        if move is not None:
+            self._tell(trainer, str(move), controller)
+            if self._progress == "steps" and not self._warned and counts_steps(trainer):
+                self._warned = True
+                host.rank_zero_warn(
+                    "The learning-rate schedule counts optimizer steps, of which there are now"
+                    ' more or fewer than it was made for. Pass `progress="examples"` to'
+                    " BatchSizeScheduler to keep it on track."
+                )
+
+    def _resize(
+        self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
+    ) -> None:
+        """Make up the wanted batch anew, with the loader's batches as large as they may be."""
+        plan = controller.plan_for(controller.wanted)
+        of_row = controller.plan.device_batch_size / self._rows(trainer)
+        rows = max(round(plan.device_batch_size / of_row), 1)
+        if rows == self._rows(trainer):
+            return
+        if rows > self._largest_rows and (why := fits(trainer, self._batch, rows)) is not None:
+            controller.max_device_batch_size = int(controller.plan.device_batch_size)
+            self._tell(
+                trainer,
+                f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
+                f" size stays {controller.plan}: {why}",
+                controller,
+            )
+            return
+        self._largest_rows = max(self._largest_rows, rows)
+        loaders.change(rows)
+        if (move := controller.adopt(plan, "micro-batches of another size")) is not None:
+            self._tell(trainer, str(move), controller)
+
+    def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
+        metrics = {
+            "batch_size/wanted": controller.wanted,
+            "batch_size/given": float(controller.plan.batch_size),
+            "batch_size/lr_factor": controller.lr_factor,
+        }
+        if host.has_log_steps(trainer):
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=step)
+        host.publish(trainer, metrics)
+
+    def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
+        trainer.lightning_module.print(f"BatchSizeScheduler: {text}")
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                writer = getattr(logger, "experiment", None)
+                if isinstance(writer, SummaryWriter):
+                    writer.add_text("batch_size/moves", text, host.log_step(trainer))
+
+    def _gain(self, controller: BatchSizeController) -> float:
+        """The steps of the first batch size that a step is worth."""
+        critical = controller.run.critical_batch_size
+        if critical is None:
+            return controller.lr_factor
+        sizes = {
+            "base_batch_size": controller.base_batch_size,
+            "batch_size": controller.plan.batch_size,
+        }
+        return adascale_gain(critical, 1.0, **sizes)
+
+    def _examples_in(self, batch: Any) -> float:
+        if self._monitor is None:
+            return float(host.batch_size_of(batch))
+        return float(self._monitor.examples_in(batch))
+
+    def _rows(self, trainer: pl.Trainer) -> int:
+        loaders = trainer.fit_loop._combined_loader
+        assert loaders is not None
+        return int(loaders.flattened[0].batch_size)
+
+    @staticmethod
+    def _window_ended(trainer: pl.Trainer, batch_idx: int) -> bool:
+        return batch_idx % trainer.accumulate_grad_batches == 0
+
+    @staticmethod
+    def _batches_taken(trainer: pl.Trainer) -> int:
+        """Batches in the window so far, the one under way included."""
+        window = trainer.accumulate_grad_batches
+        begin = window.begin if isinstance(window, Accumulation) else 0
+        return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        """Leave the Trainer and the optimizers as they were."""
+        if self._users_accumulation is not None:
+            trainer.accumulate_grad_batches = self._users_accumulation
+            self._users_accumulation = None
+        for part in (self._controller, self._loaders, self._schedules):
+            if part is not None:
+                part.close()
+        self._loaded = {} if self._controller is None else self._loaded
+        self._schedules = None
+        self._batch = None
+
+
+def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
+    if trainer.world_size == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
+    dist.all_reduce(total)
+    return float(total) / trainer.world_size

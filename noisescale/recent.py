@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale of now: the last steps, each on its own level of |G|²."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from noisescale.estimator import NoiseScale
+from noisescale.fieller import fieller_interval
+from noisescale.moments import GradientMoments
+
+_LEVEL_STEPS = 8
+"""Steps in the trailing average of |g|² that the moments of a step are divided by."""
+
+_FEWEST_STEPS = 8
+"""Steps of the shortest window."""
+
+
+class _Step(NamedTuple):
+    """Moments of one step over the |g|² of the steps before it."""
+
+    weight: float
+    noise_trace: float
+    grad_sq_norm: float
+
+
+class RecentSteps:
+    """Answer what the noise scale is now, from as few of the last steps as suffice.
+
+    |G|² falls, often a hundredfold in a run's first steps, and an average of it would remember
+    little else for long: a trailing ratio of averages then tells what the noise scale was. Here
+    the moments of each step are divided by the trailing |g|² of the steps before it. That is
+    known before the step is seen, so the averages stay unbiased up to a factor, which cancels in
+    their ratio; and it makes the ratio a mean over the window in which all steps count alike.
+
+    The window has n = (4·cv/width)² steps, rounded up to a power of two, where cv is the scatter
+    of single steps (from successive differences) over their mean; see `NoiseScaleEstimator`.
+    Decisions need less precision than a log does, and all the less lag.
+
+    Args:
+        most_steps: How many are kept.
+        relative_width: Of the interval, (high - low)/value, that the window is sized for.
+        confidence: Coverage of the interval.
+        unit: What a batch size counts, for display.
+
+    Example:
+        >>> recent = RecentSteps()
+        >>> for level in (64.0, 16.0, 4.0, 1.0, 0.5, 0.25):
+        ...     recent.add(GradientMoments(grad_sq_norm=level, noise_trace=20 * level), weight=32)
+        >>> round(recent.estimate().value, 6)
+        20.0
+    """
+
+    def __init__(
+        self,
+        most_steps: int = 1024,
+        relative_width: float = 1.0,
+        confidence: float = 0.95,
+        unit: str = "examples",
+    ) -> None:
+        self._relative_width = relative_width
+        self._confidence = confidence
+        self._unit = unit
+        self._steps: deque[_Step] = deque(maxlen=most_steps)
+        self._level = 0.0  # trailing average of |g|²; 0 before the first step
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, moments: GradientMoments, weight: float) -> None:
+        """Add one step. The first one only sets the level.
+
+        Args:
+            moments: The step's two moments, finite, of any sign.
+            weight: Its global batch size.
+        """
+        if self._level:
+            scaled = moments.noise_trace / self._level, moments.grad_sq_norm / self._level
+            self._steps.append(_Step(weight, *scaled))
+        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
+        if sq_norm > 0:  # that of the step's gradient; unequal parts may spoil it
+            decay = (_LEVEL_STEPS - 1) / (_LEVEL_STEPS + 1)
+            self._level = decay * self._level + (1 - decay) * sq_norm if self._level else sq_norm
+
+    def estimate(self) -> NoiseScale:
+        """Return the noise scale of the last steps. Its two moments are relative to |g|²."""
+        unknown = NoiseScale(
+            math.nan, 0.0, math.inf, math.nan, math.nan, len(self), self._confidence, self._unit
+        )
+        if len(self) < 2:
+            return unknown
+        steps = np.array(self._steps)
+        steps = steps[-self._window(steps) :]
+        weight, moments = steps[:, 0] / steps[:, 0].sum(), steps[:, 1:]
+        noise_trace, grad_sq_norm = (float(x) for x in weight @ moments)
+        residual = moments - (noise_trace, grad_sq_norm)
+        sum_sq, fourth = float((weight**2).sum()), float((weight**4).sum())
+        # Sandwich covariance and Satterthwaite's degrees of freedom, as in NoiseScaleEstimator.
+        covariance = (weight[:, None] ** 2 * residual).T @ residual / (1 - sum_sq)
+        quantile = float(stdtrit(max(sum_sq**2 / fourth - 1, 1e-9), 0.5 + self._confidence / 2))
+        low, high = fieller_interval(
+            noise_trace, grad_sq_norm, covariance[[0, 0, 1], [0, 1, 1]], quantile
+        )
+        value = noise_trace / grad_sq_norm if grad_sq_norm > 0 else math.nan
+        moments_now = grad_sq_norm, noise_trace
+        return NoiseScale(value, low, high, *moments_now, 1 / sum_sq, self._confidence, self._unit)
+
+    def _window(self, steps: NDArray[np.float64]) -> int:
+        """How many of the last steps to answer from."""
+        weight, noise, signal = steps.T
+        mean_noise, mean_signal = weight @ noise / weight.sum(), weight @ signal / weight.sum()
+        if mean_signal <= 0 or mean_noise <= 0:
+            return len(steps)
+        of_ratio = noise - mean_noise / mean_signal * signal
+        # A step of weight w has variance C/w, a difference C·(1/w₁ + 1/w₂).
+        precision = weight[1:] * weight[:-1] / (weight[1:] + weight[:-1])
+        variance = float((precision * np.diff(of_ratio) ** 2).mean() / weight.mean())
+        needed = 16 * variance / mean_noise**2 / self._relative_width**2
+        window = _FEWEST_STEPS
+        while window < needed:
+            window *= 2
+        return min(window, len(steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in builtins."""
+        return {"level": self._level, "steps": [list(step) for step in self._steps]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self._level = state["level"]
+        kept = max(len(state["steps"]) - (self._steps.maxlen or 0), 0)
+        self._steps.clear()
+        self._steps.extend(_Step(*step) for step in islice(state["steps"], kept, None))

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all ranks have decided alike."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def check_agreement(batch_size: float, device: torch.device) -> None:
+    """Raise on all ranks unless all of them want the same batch size.
+
+    All ranks have to call it, whatever they want: one that changes its batch size alone would
+    leave the others waiting in a collective for ever.
+
+    Raises:
+        RuntimeError: If they differ.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    ends = torch.tensor([batch_size, -batch_size], dtype=torch.float64, device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    most, least = float(ends[0]), -float(ends[1])
+    if most != least:
+        raise RuntimeError(
+            f"`policy` must give the same batch size on all ranks, got {least:g} to {most:g}."
+            " Let it depend on what all ranks know: its three arguments, no random numbers, no"
+            " clock, nothing of a rank's own data."
+        )

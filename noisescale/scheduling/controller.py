@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchSizeController: policy, plan and learning rate of a run, behind one object."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
+from noisescale.scheduling.agreement import check_agreement
+from noisescale.scheduling.clock import Clock
+from noisescale.scheduling.gate import Gate
+from noisescale.scheduling.learning_rate import (
+    Factors,
+    LearningRateScaling,
+    checked_scaling,
+    factors_for,
+)
+from noisescale.scheduling.plan import Bounds, Plan, checked_bounds, checked_count, plan_for
+from noisescale.scheduling.policies import (
+    DoublingRule,
+    Given,
+    InsteadOfDecay,
+    NormTestRule,
+    PolicyLike,
+    Progress,
+    RatioRule,
+    TradeoffRule,
+)
+from noisescale.scheduling.run_so_far import RunSoFar
+from noisescale.scheduling.scaled_steps import ScaledSteps
+
+_NAMED: dict[str, Callable[[], Any]] = {
+    "tradeoff": lambda: Gate(TradeoffRule()),
+    "ratio": lambda: Gate(RatioRule()),
+    "norm_test": lambda: Gate(NormTestRule()),
+    "doubling": lambda: Gate(DoublingRule()),
+    "seesaw": InsteadOfDecay,
+    "smith": InsteadOfDecay,
+}
+
+DECIDE_EVERY_N_STEPS = 8
+"""Steps from one decision to the next; early in a run they are nearer."""
+
+_FIRST_DECISION = 4
+"""Steps that two moments' scatter can be told from."""
+
+_MOVES_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Move:
+    """One change of the batch size.
+
+    Example:
+        >>> print(Move(64, 2048.0, 100.0, Plan(8, 4), Plan(8, 12), 1.732, "asked for"))
+        step 64: batch size 32 -> 96 = 8 x 12 micro-batches x 1 device, lr x 1.73: asked for
+    """
+
+    step: int
+    """Optimizer steps taken before it."""
+    examples: float
+    """Examples of all devices before it."""
+    wanted: float
+    """The batch size that the policy asked for."""
+    before: Plan
+    after: Plan
+    lr_factor: float
+    """The factor on the learning rate from here on."""
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: batch size {self.before.batch_size:g} -> {self.after},"
+            f" lr x {self.lr_factor:.3g}: {self.reason}"
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chooses of a scheduler, checked; see `BatchSizeController`."""
+
+    policy: Any
+    lr_scaling: LearningRateScaling
+    min_batch_size: float | None
+    max_batch_size: float | None
+    max_device_batch_size: int | None
+    decide_every_n_steps: int
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        policy: PolicyLike,
+        lr_scaling: LearningRateScaling,
+        min_batch_size: float | None,
+        max_batch_size: float | None,
+        max_device_batch_size: int | None,
+        decide_every_n_steps: int,
+    ) -> Settings:
+        """Return the settings, or raise a ValueError or TypeError for the one that is wrong."""
+        if isinstance(policy, str):
+            if policy not in _NAMED:
+                names = ", ".join(f'"{name}"' for name in _NAMED)
+                raise ValueError(
+                    f"`policy` must be one of {names}, a mapping from steps to batch sizes or a"
+                    f' function, got {policy!r}. Leave it at "tradeoff".'
+                )
+            right = {"seesaw": "sqrt", "smith": "linear"}.get(policy, lr_scaling)
+            if lr_scaling != right:
+                raise ValueError(
+                    f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
+                    f" {lr_scaling!r}. Pass both."
+                )
+            policy = _NAMED[policy]()
+        elif isinstance(policy, Mapping):
+            policy = Given(policy)
+        elif not callable(policy):
+            raise TypeError(
+                f"`policy` must be a name, a mapping or a function, got {policy!r}."
+                ' Leave it at "tradeoff".'
+            )
+        remedy = "Leave it out for the default."
+        every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
+        assert every is not None
+        return cls(
+            policy,
+            checked_scaling(lr_scaling),
+            *checked_bounds(min_batch_size, max_batch_size),
+            checked_count("max_device_batch_size", max_device_batch_size, remedy),
+            every,
+        )
+
+    @property
+    def needs_noise_scale(self) -> bool:
+        """Whether the policy, or the learning rate, is told by the noise scale."""
+        by_policy = getattr(self.policy, "needs_noise_scale", False)
+        return bool(by_policy) or self.lr_scaling in ("adascale", "saturating")
+
+
+class BatchSizeController:
+    """Decide on the batch size between optimizer steps, and scale the learning rate with it.
+
+    In a torch loop:
+
+        meter = NoiseScaleMeter(model)
+        meter.follow()
+        controller = BatchSizeController(Plan(device_batch_size=32, accumulation=1), optimizer)
+        while training:
+            for _ in range(controller.plan.accumulation):
+                x, y = next(batches)
+                loss = loss_function(model(x), y) / controller.plan.accumulation
+                meter.backward(loss, local_batch_size=len(x))
+            meter.step()
+            optimizer.step()
+            controller.step()
+            if controller.due and (move := controller.decide(meter.recent_noise_scale)):
+                print(move)
+            optimizer.zero_grad()
+
+    Args:
+        plan: How the run starts. Its batch size is the one that the learning rate was chosen for.
+        optimizers: One, or all of them.
+        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
+            steps to batch sizes; or a function from (noise scale, plan, progress) to the global
+            batch that is wanted.
+        lr_scaling: How the learning rate goes along, see `factors_for`.
+        min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
+        max_batch_size: Largest global batch, in examples. Default: none.
+        max_device_batch_size: Largest micro-batch, in examples. Default: micro-batches stay as
+            they are, and only their number changes.
+        min_accumulation: Least micro-batches a step: 2 where one process compares them.
+        decide_every_n_steps: Steps between decisions; each waits for the device once.
+
+    Raises:
+        ValueError: If an argument is out of its range, or no plan meets the bounds.
+        TypeError: If one has a wrong type.
+
+    Example:
+        >>> import torch
+        >>> parameter = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
+        >>> controller = BatchSizeController(Plan(8, 4), optimizer, policy={0: 32, 2: 64})
+        >>> for _ in range(2):
+        ...     controller.step()
+        >>> print(controller.decide())
+        step 2: batch size 32 -> 64 = 8 x 8 micro-batches x 1 device, lr x 1.41: scheduled from 2 \
+steps on
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        optimizers: Optimizer | Iterable[Optimizer],
+        policy: PolicyLike = "tradeoff",
+        *,
+        lr_scaling: LearningRateScaling = "sqrt",
+        min_batch_size: float | None = None,
+        max_batch_size: float | None = None,
+        max_device_batch_size: int | None = None,
+        min_accumulation: int = 1,
+        decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+    ) -> None:
+        self.settings = Settings.checked(
+            policy=policy,
+            lr_scaling=lr_scaling,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            max_device_batch_size=max_device_batch_size,
+            decide_every_n_steps=decide_every_n_steps,
+        )
+        self.plan = plan
+        """How a step is made up now."""
+        self.base_batch_size = plan.batch_size
+        """The batch size that the learning rate was chosen for."""
+        self.wanted = float(plan.batch_size)
+        """What the policy asked for last."""
+        self.steps = 0
+        """Optimizer steps taken."""
+        self.examples = 0.0
+        """Examples of all devices in them."""
+        self.moves: deque[Move] = deque(maxlen=_MOVES_KEPT)
+        """The last thousand changes of the batch size."""
+        self.run = RunSoFar()
+        """What the steps so far were worth, and its critical batch size."""
+        self.clock = Clock()
+        """For schedules that do not count steps, see `Clock`."""
+        self.max_device_batch_size = self.settings.max_device_batch_size
+        """The largest micro-batch; lowered where memory ran out."""
+        self._bounds = self._checked_bounds(plan, min_accumulation)
+        self._examples_at_move = -math.inf
+        self._next_decision = _FIRST_DECISION
+        self._steps_observed = 0
+        self._peak_learning_rate = 0.0
+        several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        self._device = several[0].param_groups[0]["params"][0].device
+        self._scaled = ScaledSteps(several)
+        if self.settings.lr_scaling == "malladi":
+            self._scaled.check(self._bounds.max_batch_size / self.base_batch_size)
+
+    @property
+    def lr_factor(self) -> float:
+        """The factor on the learning rate of the next step."""
+        return self._scaled.factors.learning_rate
+
+    @property
+    def due(self) -> bool:
+        """Whether the policy is to be asked before the next step."""
+        return not self._needs_noise_scale or self.steps >= self._next_decision
+
+    def step(self, examples: float | None = None) -> None:
+        """Count an optimizer step.
+
+        Args:
+            examples: Of all devices in it. Default: those of the plan.
+        """
+        self.steps += 1
+        self.examples += self.plan.batch_size if examples is None else examples
+
+    def decide(
+        self, noise_scale: NoiseScale | None = None, *, device_batch_size: float | None = None
+    ) -> Move | None:
+        """Ask the policy, and adopt the plan for what it wants. All ranks have to call it.
+
+        Args:
+            noise_scale: Of now, `NoiseScaleMeter.recent_noise_scale`; alike on all ranks.
+            device_batch_size: Keep micro-batches at so many examples, for the time being.
+
+        Returns:
+            The move; None if everything stays.
+
+        Raises:
+            ValueError: If the policy gives no positive, finite number.
+            RuntimeError: If the ranks do not want the same.
+        """
+        noise_scale = noise_scale or NoiseScaleEstimator().estimate()
+        self._next_decision = self.steps + min(
+            max(self.steps // 4, 1), self.settings.decide_every_n_steps
+        )
+        steps = self.steps - self._steps_observed
+        self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
+        self._steps_observed = self.steps
+        self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
+        wanted = self.settings.policy(noise_scale, self.plan, self.progress)
+        if not (is_real(wanted) and 0 < wanted < math.inf):
+            raise ValueError(
+                f"`policy` must give a positive number of examples, got {wanted!r} at step"
+                f" {self.steps}. Return `plan.batch_size` to stay."
+            )
+        check_agreement(float(wanted), self._device)
+        self.wanted = float(wanted)
+        reason = getattr(wanted, "reason", "the policy asks for it")
+        return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, noise_scale)
+
+    def adopt(self, plan: Plan, reason: str, noise_scale: NoiseScale | None = None) -> Move | None:
+        """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
+        noise_scale = noise_scale or NoiseScaleEstimator().estimate()
+        self._scaled.factors = factors_for(
+            self.settings.lr_scaling,
+            batch_size=plan.batch_size,
+            base_batch_size=self.base_batch_size,
+            critical_batch_size=self.run.critical_batch_size or 0.0,
+        )
+        if plan == self.plan:
+            return None
+        move = Move(self.steps, self.examples, self.wanted, self.plan, plan, self.lr_factor, reason)
+        self.plan = plan
+        if move.before.batch_size != plan.batch_size:
+            self._examples_at_move = self.examples
+            self.moves.append(move)
+        return move
+
+    def plan_for(self, batch_size: float, device_batch_size: float | None = None) -> Plan:
+        """Return the plan nearest to a global batch; micro-batches stay, or are of the best size.
+
+        Args:
+            batch_size: Global, in examples.
+            device_batch_size: Of every micro-batch. Default: as large as `max_device_batch_size`
+                allows, where it is given, else that of now.
+        """
+        stays = device_batch_size
+        if stays is None and self.max_device_batch_size is None:
+            stays = self.plan.device_batch_size
+        return plan_for(
+            batch_size,
+            devices=self.plan.devices,
+            device_batch_size=stays,
+            max_device_batch_size=self.max_device_batch_size,
+            bounds=self._bounds,
+        )
+
+    @property
+    def progress(self) -> Progress:
+        """What the policy is told of the run."""
+        return Progress(
+            self.steps,
+            self.examples,
+            self.examples - self._examples_at_move,
+            self.run.critical_batch_size,
+            self._scaled.learning_rate,
+            self._peak_learning_rate,
+        )
+
+    def close(self) -> None:
+        """Leave the optimizers as they were."""
+        self._scaled.close()
+
+    @property
+    def _needs_noise_scale(self) -> bool:
+        return self.settings.needs_noise_scale
+
+    def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
+        most = self.settings.max_batch_size
+        if most is not None and most < plan.batch_size:
+            raise ValueError(
+                f"`max_batch_size` must be at least the batch size that the run starts with, got"
+                f" {most:g} < {plan}. Raise it, or start with fewer examples a step."
+            )
+        bounds = Bounds(self.settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
+        keeps = plan.device_batch_size if self.max_device_batch_size is None else None
+        plan_for(
+            plan.batch_size,
+            devices=plan.devices,
+            device_batch_size=keeps,
+            max_device_batch_size=self.max_device_batch_size,
+            bounds=bounds,
+        )
+        return bounds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that goes on from here, in builtins. Alike on all ranks."""
+        policy = self.settings.policy
+        return {
+            "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
+            "base_batch_size": self.base_batch_size,
+            "wanted": self.wanted,
+            "steps": self.steps,
+            "examples": self.examples,
+            "examples_at_move": self._examples_at_move,
+            "next_decision": self._next_decision,
+            "peak_learning_rate": self._peak_learning_rate,
+            "max_device_batch_size": self.max_device_batch_size,
+            "factors": list(self._scaled.factors),
+            "clock": self.clock.state_dict(),
+            "run": self.run.state_dict(),
+            "steps_observed": self._steps_observed,
+            "policy": policy.state_dict() if hasattr(policy, "state_dict") else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`.
+
+        On another number of devices the global batch, the factor on the learning rate and the
+        clock stay, and the plan is made anew.
+        """
+        device_batch_size, accumulation, devices = state["plan"]
+        saved = Plan(device_batch_size, accumulation, devices)
+        self.base_batch_size = state["base_batch_size"]
+        self.wanted = state["wanted"]
+        self.steps, self.examples = state["steps"], state["examples"]
+        self._examples_at_move = state["examples_at_move"]
+        self._next_decision = state["next_decision"]
+        self._peak_learning_rate = state["peak_learning_rate"]
+        if self.max_device_batch_size is not None and state["max_device_batch_size"] is not None:
+            self.max_device_batch_size = min(
+                self.max_device_batch_size, state["max_device_batch_size"]
+            )
+        self._scaled.factors = Factors(*state["factors"])
+        self.clock.load_state_dict(state["clock"])
+        self.run.load_state_dict(state["run"])
+        self._steps_observed = state["steps_observed"]
+        if state["policy"] is not None and hasattr(self.settings.policy, "load_state_dict"):
+            self.settings.policy.load_state_dict(state["policy"])
+        same = saved.devices == self.plan.devices and (
+            self.max_device_batch_size is not None
+            or saved.device_batch_size == self.plan.device_batch_size
+        )
+        self.plan = saved if same else self.plan_for(saved.batch_size)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gate: a batch size moves only where the noise scale's interval says so."""
+
+from __future__ import annotations
+
+import math
+
+from noisescale.estimator import NoiseScale, is_real
+from noisescale.scheduling.plan import Plan
+from noisescale.scheduling.policies import Progress, Rule, Wanted
+
+DWELL_STEPS = 8
+"""Steps at the batch size of now that a move has to wait for, unless `min_dwell` says more."""
+
+
+class Gate:
+    """A policy that follows a rule, past what could be chance.
+
+    - Up only where the rule asks for more at the *low* end of the interval, down only where it asks
+      for less at the *high* end, either by more than `hysteresis`. The end is known long before
+      the noise scale itself is: a batch that is far too small is left within a few steps.
+    - To what the rule asks for at the noise scale itself; at the low end, where there is no value.
+    - Up by at most `growth` a move, down at once: a step at too large a batch costs the most.
+    - After a move not before `min_dwell` examples.
+
+    Args:
+        rule: From a noise scale to a batch size, rising.
+        hysteresis: The least factor of a move.
+        growth: The largest factor of a move upwards.
+        min_dwell: Examples between two moves. Default: 8 steps' at the batch size of now.
+
+    Example:
+        >>> from noisescale.scheduling.policies import RatioRule
+        >>> gate = Gate(RatioRule())
+        >>> b = NoiseScale(100.0, 80.0, 130.0, grad_sq_norm=1.0, noise_trace=100.0, steps=50)
+        >>> wanted = gate(b, Plan(32, 1), Progress(steps=50, examples=1600.0))
+        >>> float(wanted), wanted.reason
+        (64.0, 'noise scale 100 (80 to 130) asks for 100, 2 x a move at most')
+        >>> gate(b, Plan(80, 1), Progress(steps=60, examples=2400.0)).reason
+        'noise scale 100 (80 to 130) agrees with 80'
+    """
+
+    needs_noise_scale = True
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        hysteresis: float = 1.2,
+        growth: float = 2.0,
+        min_dwell: float | None = None,
+    ) -> None:
+        for name, value in (("hysteresis", hysteresis), ("growth", growth)):
+            if not (is_real(value) and 1 < value < math.inf):
+                raise ValueError(
+                    f"`{name}` must be a factor above 1, got {value!r}."
+                    " Leave it out for the default."
+                )
+        if growth < hysteresis:
+            raise ValueError(
+                f"`growth` must be at least `hysteresis`, got {growth!r} < {hysteresis!r}."
+                " No move would be large enough."
+            )
+        if min_dwell is not None and not (is_real(min_dwell) and 0 <= min_dwell < math.inf):
+            raise ValueError(
+                f"`min_dwell` must be a number of examples or None, got {min_dwell!r}."
+                " Leave it out for 8 steps."
+            )
+        self.rule = rule
+        self._hysteresis = hysteresis
+        self._growth = growth
+        self._min_dwell = min_dwell
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
+        """Return where to go, and why; the plan's own batch size to stay."""
+        now = float(plan.batch_size)
+        dwell = DWELL_STEPS * now if self._min_dwell is None else self._min_dwell
+        if progress.examples_since_move < dwell:
+            return Wanted(now, "moved a short while ago")
+        at_low = self.rule(noise_scale.low, plan, progress)
+        at_high = self.rule(noise_scale.high, plan, progress)
+        value = noise_scale.value if noise_scale.resolved else noise_scale.low
+        asked = self.rule(value, plan, progress)
+        seen = _described(noise_scale)
+        if at_low >= now * self._hysteresis:
+            most = now * self._growth
+            limit = f", {self._growth:g} x a move at most" if asked > most else ""
+            return Wanted(min(asked, most), f"{seen} asks for {asked:.3g}{limit}")
+        if at_high <= now / self._hysteresis:
+            return Wanted(asked, f"{seen} asks for {asked:.3g}")
+        return Wanted(now, f"{seen} agrees with {now:g}")
+
+
+def _described(noise_scale: NoiseScale) -> str:
+    if noise_scale.resolved:
+        low, value, high = noise_scale.low, noise_scale.value, noise_scale.high
+        return f"noise scale {value:.3g} ({low:.3g} to {high:.3g})"
+    return f"noise scale above {noise_scale.low:.3g}"

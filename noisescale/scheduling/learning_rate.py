@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which learning rate goes with a batch size: the factor on what the run's own schedule gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from noisescale.estimator import is_real
+
+NAMES = ("none", "linear", "sqrt", "malladi", "adascale", "saturating")
+
+LearningRateRule = Callable[[float, float, float], float]
+"""From batch size, base batch size and the critical one so far to a factor on the learning rate."""
+
+LearningRateScaling = (
+    Literal["none", "linear", "sqrt", "malladi", "adascale", "saturating"] | LearningRateRule
+)
+"""What users give for `lr_scaling`."""
+
+
+class Factors(NamedTuple):
+    """What an optimizer's settings are changed by while it steps."""
+
+    learning_rate: float = 1.0
+    """Factor on the learning rate."""
+    batch_ratio: float | None = None
+    """k = B/B0 where betas and eps follow it, too: Malladi's rule."""
+
+
+def adascale_gain(
+    noise_trace: float, grad_sq_norm: float, *, base_batch_size: float, batch_size: float
+) -> float:
+    """Return AdaScale's gain: how many steps of the base batch one of this batch is worth.
+
+    A step of batch B makes 1/(1 + b/B) of the progress of a noise-free step. With b = tr(Σ)/|G|²,
+
+        r = (tr(Σ)/B0 + |G|²)/(tr(Σ)/B + |G|²) = (1 + b/B0)/(1 + b/B)
+
+    which lies between 1 (no noise) and k = B/B0 (noise only).
+
+    Args:
+        noise_trace: tr(Σ), averaged, per example.
+        grad_sq_norm: |G|², averaged; below zero it counts as zero, only here.
+        base_batch_size: B0, that the learning rate was chosen for.
+        batch_size: B.
+
+    Returns:
+        r. k where neither noise nor signal are positive, as nothing speaks against it.
+
+    Example:
+        >>> adascale_gain(1.0, 0.25, base_batch_size=1, batch_size=2)
+        1.6666666666666667
+
+    References:
+        Johnson et al. 2020, arXiv:2007.05105, section 3.
+    """
+    noise, signal = max(noise_trace, 0.0), max(grad_sq_norm, 0.0)
+    if not noise + signal > 0:
+        return batch_size / base_batch_size
+    return (noise / base_batch_size + signal) / (noise / batch_size + signal)
+
+
+def factors_for(
+    scaling: LearningRateScaling,
+    *,
+    batch_size: float,
+    base_batch_size: float,
+    critical_batch_size: float,
+) -> Factors:
+    """Return what the settings are changed by at `batch_size`.
+
+    | scaling | factor, k = B/B0 | for |
+    |---|---|---|
+    | `"none"` | 1 | |
+    | `"linear"` | k | SGD far below the critical batch size |
+    | `"sqrt"` | √k | Adam |
+    | `"malladi"` | √k; 1 - k(1 - β) for both betas, eps/√k | Adam, as an SDE |
+    | `"adascale"` | (1 + b/B0)/(1 + b/B) | SGD |
+    | `"saturating"` | √ of that | Adam, up to any batch size |
+    | a function | of B, B0 and b | |
+
+    b is the critical batch size of the run so far, not the noise scale of the moment: B0's own
+    learning rate was chosen for a whole run. At b = 0, before it is known, the gain is 1.
+
+    Args:
+        scaling: As above. The saturating rule is lr_max/(1 + b/B)^α of McCandlish et al., with
+            α = 1 for SGD, which is AdaScale's gain, and 1/2 for Adam.
+        batch_size: B, global.
+        base_batch_size: B0, global, that the learning rate was chosen for.
+        critical_batch_size: b, see `RunSoFar`.
+
+    Raises:
+        ValueError: If a function returns no positive, finite number.
+
+    Example:
+        >>> factors_for("adascale", batch_size=64, base_batch_size=16, critical_batch_size=64.0)
+        Factors(learning_rate=2.5, batch_ratio=None)
+
+    References:
+        Malladi et al. 2022, arXiv:2205.10287. McCandlish et al. 2018, arXiv:1812.06162, section 2.
+    """
+    ratio = batch_size / base_batch_size
+    if scaling == "none":
+        return Factors()
+    if scaling == "linear":
+        return Factors(ratio)
+    if scaling in ("sqrt", "malladi"):
+        return Factors(math.sqrt(ratio), ratio if scaling == "malladi" else None)
+    if scaling in ("adascale", "saturating"):
+        sizes = {"base_batch_size": base_batch_size, "batch_size": batch_size}
+        gain = adascale_gain(critical_batch_size, 1.0, **sizes)
+        return Factors(gain if scaling == "adascale" else math.sqrt(gain))
+    assert callable(scaling)
+    factor = scaling(batch_size, base_batch_size, critical_batch_size)
+    if not (is_real(factor) and 0 < factor < math.inf):
+        raise ValueError(
+            f"`lr_scaling` must give a positive, finite factor, got {factor!r} for a batch size of"
+            f" {batch_size:g}. Return 1.0 to leave the learning rate alone."
+        )
+    return Factors(float(factor))
+
+
+def checked_scaling(scaling: object) -> LearningRateScaling:
+    """Return it, or raise a ValueError that says what may be given."""
+    if callable(scaling) or scaling in NAMES:
+        return scaling  # type: ignore[return-value]
+    names = ", ".join(f'"{name}"' for name in NAMES)
+    raise ValueError(
+        f"`lr_scaling` must be one of {names} or a function, got {scaling!r}."
+        ' Choose "sqrt" for Adam, "adascale" for SGD.'
+    )

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wanted global batch size -> device batch x accumulation x devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from noisescale.estimator import is_real, is_whole
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the global batch of a step is made up.
+
+    Example:
+        >>> plan = Plan(device_batch_size=8, accumulation=4, devices=2)
+        >>> plan.batch_size, str(plan)
+        (64, '64 = 8 x 4 micro-batches x 2 devices')
+    """
+
+    device_batch_size: float
+    """Examples of one micro-batch, on one device; not whole where they are counted in means."""
+    accumulation: int
+    """Micro-batches of each device in a step."""
+    devices: int = 1
+
+    @property
+    def batch_size(self) -> float:
+        """Examples of all devices in a step."""
+        return self.device_batch_size * self.accumulation * self.devices
+
+    def __str__(self) -> str:
+        micro_batches = f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)}"
+        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
+        return f"{self.batch_size:g} = {self.device_batch_size:g} x {micro_batches} x {devices}"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan may be.
+
+    Args:
+        min_batch_size: Least global batch, in examples.
+        max_batch_size: Largest global batch, in examples.
+        min_accumulation: Least micro-batches a step, where something is measured by them.
+    """
+
+    min_batch_size: float = 0.0
+    max_batch_size: float = math.inf
+    min_accumulation: int = 1
+
+    def clipped(self, batch_size: float) -> float:
+        """Return the batch size within the bounds that is nearest to the wanted one."""
+        return min(max(batch_size, self.min_batch_size), self.max_batch_size)
+
+
+def plan_for(
+    wanted: float,
+    *,
+    devices: int,
+    device_batch_size: float | None = None,
+    max_device_batch_size: int | None = None,
+    bounds: Bounds | None = None,
+) -> Plan:
+    """Return the plan whose global batch is nearest to the wanted one, by ratio.
+
+    One of two is given: a device batch that stays, so that micro-batches are counted, or the
+    largest one that fits. Then it is as large as that allows, and micro-batches are as few as
+    possible and of equal size.
+
+    Args:
+        wanted: Global batch, in examples.
+        devices: Ranks that train together.
+        device_batch_size: Examples of a micro-batch, that stay as they are.
+        max_device_batch_size: Largest number of examples of a micro-batch.
+        bounds: That the plan keeps to.
+
+    Returns:
+        A plan within the bounds. Near either of them it is the nearest inside.
+
+    Raises:
+        ValueError: If no plan meets the bounds.
+
+    Example:
+        >>> print(plan_for(100, devices=2, device_batch_size=16))
+        96 = 16 x 3 micro-batches x 2 devices
+        >>> print(plan_for(100, devices=2, max_device_batch_size=32))
+        100 = 25 x 2 micro-batches x 2 devices
+    """
+    bounds = bounds or Bounds()
+    wanted = bounds.clipped(wanted)
+    if device_batch_size is not None:
+        unit, least = device_batch_size * devices, bounds.min_accumulation
+        count = _nearest_multiple(wanted, unit, least, bounds)
+        plan = None if count is None else Plan(device_batch_size, count, devices)
+    else:
+        plan = _fewest_micro_batches(wanted, devices, max_device_batch_size or 1, bounds)
+    if plan is None:
+        step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
+        raise ValueError(
+            f"`min_batch_size` and `max_batch_size` must leave room for a plan, got"
+            f" {bounds.min_batch_size:g} to {bounds.max_batch_size:g} for {devices}"
+            f" device{'s' * (devices > 1)} and at least {bounds.min_accumulation}"
+            f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
+            " Widen them, or change the batch size of the loader."
+        )
+    return plan
+
+
+def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:
+    """How many units are nearest to `wanted`, by ratio, within the bounds."""
+    below = max(math.floor(wanted / unit + 1e-9), least)
+    candidates = [
+        count
+        for count in (below, below + 1)
+        if bounds.min_batch_size <= count * unit * (1 + 1e-9)
+        and count * unit <= bounds.max_batch_size * (1 + 1e-9)
+    ]
+    return min(candidates, key=lambda n: abs(math.log(n * unit / wanted)), default=None)
+
+
+def _fewest_micro_batches(wanted: float, devices: int, largest: int, bounds: Bounds) -> Plan | None:
+    """The fewest micro-batches, of equal size, that come near enough."""
+    fewest = max(math.ceil(wanted / devices / largest - 1e-9), bounds.min_accumulation)
+    size = _nearest_multiple(wanted, fewest * devices, 1, bounds)
+    return None if size is None or size > largest else Plan(size, fewest, devices)
+
+
+def checked_bounds(
+    min_batch_size: float | None, max_batch_size: float | None
+) -> tuple[float | None, float | None]:
+    """Return both, or raise a ValueError or TypeError that names the one that is wrong."""
+    for name, value in (("min_batch_size", min_batch_size), ("max_batch_size", max_batch_size)):
+        if value is None:
+            continue
+        if not is_real(value):
+            raise TypeError(
+                f"`{name}` must be a number of examples or None, got {value!r}."
+                " Give the global batch size, over all devices."
+            )
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
+            )
+    if min_batch_size is not None and max_batch_size is not None:
+        if min_batch_size > max_batch_size:
+            raise ValueError(
+                "`min_batch_size` must not exceed `max_batch_size`, got"
+                f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
+            )
+    return min_batch_size, max_batch_size
+
+
+def checked_count(name: str, value: Any, remedy: str) -> int | None:
+    """Return `value` if it is None or a positive whole number, else raise a ValueError."""
+    if value is not None and (not is_whole(value) or value < 1):
+        raise ValueError(f"`{name}` must be a positive whole number, got {value!r}. {remedy}")
+    return None if value is None else int(value)

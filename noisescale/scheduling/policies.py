@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for the batch size: from what is known of the run to the global batch that is wanted.
+
+A policy is any callable from (noise scale, plan, progress) to a number of examples. The named
+ones are rules that say which batch size goes with a noise scale, behind a `Gate`, which asks them
+at both ends of its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from noisescale.estimator import NoiseScale, is_real
+from noisescale.scheduling.plan import Plan
+
+
+class Progress(NamedTuple):
+    """How far a run is."""
+
+    steps: int
+    """Optimizer steps taken."""
+    examples: float
+    """Examples of all devices in them."""
+    examples_since_move: float = math.inf
+    """Likewise since the batch size changed last."""
+    critical_batch_size: float | None = None
+    """That of the run so far, see `RunSoFar`; None before it is known."""
+    learning_rate: float = 1.0
+    """What the run's own schedule gives now, without our factor."""
+    peak_learning_rate: float = 1.0
+    """The largest it has given so far."""
+
+
+class Policy(Protocol):
+    """Say which global batch size, in examples, is wanted from now on."""
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress, /) -> float:
+        """Return a number of examples; `float(plan.batch_size)` to stay."""
+        ...
+
+
+class Wanted(float):
+    """A wanted batch size with its reason.
+
+    Example:
+        >>> wanted = Wanted(64, "because")
+        >>> wanted == 64, wanted.reason
+        (True, 'because')
+    """
+
+    reason: str
+
+    def __new__(cls, batch_size: float, reason: str) -> Wanted:
+        """Attach the reason."""
+        made = super().__new__(cls, batch_size)
+        made.reason = reason
+        return made
+
+
+class Rule(Protocol):
+    """Say which batch size goes with a noise scale: rising with it, whatever else is known."""
+
+    def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        """Return a number of examples; 0 and infinity are fine where the noise scale is."""
+        ...
+
+
+class TradeoffRule:
+    """√(r·B_simple): the batch size at which one step saved always costs r examples.
+
+    A run is on the Pareto front of steps against examples if the exchange rate r = B²/B_simple is
+    the same all along it. Left out, r is the critical batch size of the run so far, E_min/S_min,
+    at which the run takes twice the fewest steps and twice the fewest examples. Before anything
+    is known of the run it is B_simple itself.
+
+    Args:
+        exchange_rate: r, the examples that one step saved may cost.
+
+    Example:
+        >>> TradeoffRule(exchange_rate=100)(25.0, Plan(8, 1), Progress(50, 400))
+        50.0
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix D.
+    """
+
+    def __init__(self, exchange_rate: float | None = None) -> None:
+        self._given = exchange_rate
+        if exchange_rate is not None:
+            _check_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
+
+    def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        """Return √(r·noise_scale)."""
+        rate = self._given or progress.critical_batch_size or noise_scale
+        return math.sqrt(rate * noise_scale) if noise_scale else 0.0
+
+
+class RatioRule:
+    """c·B_simple: at c = 1 a step makes half the progress of a noise-free one.
+
+    Example:
+        >>> RatioRule(0.5)(50.0, Plan(8, 1), Progress(50, 400))
+        25.0
+    """
+
+    def __init__(self, ratio: float = 1.0) -> None:
+        self._ratio = _check_positive("ratio", ratio, "Leave it at 1 for B_simple itself.")
+
+    def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        """Return c·noise_scale."""
+        return self._ratio * noise_scale
+
+
+class NormTestRule:
+    """B_simple/θ²: the gradient's error is at most θ times the gradient, in the mean square.
+
+    The norm test grows a batch until tr(Σ)/B <= θ²·|G|². Its usual form has the step's own |g|²
+    for |G|², which is at least tr(Σ)/B itself, so that it never asks for more than B/θ² and never
+    for less than B. Averages without that bias ask for what is needed, in both directions.
+
+    Args:
+        theta: θ, the error allowed, relative to the gradient.
+
+    Example:
+        >>> NormTestRule(theta=0.5)(25.0, Plan(8, 1), Progress(50, 400))
+        100.0
+
+    References:
+        Byrd et al. 2012, "Sample size selection in optimization methods for machine learning".
+        Lau et al. 2024, arXiv:2402.11215, for data-parallel training.
+    """
+
+    def __init__(self, theta: float = 0.5) -> None:
+        self._theta = _check_positive("theta", theta, "Leave it at 0.5.")
+
+    def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        """Return noise_scale/θ²."""
+        return noise_scale / self._theta**2
+
+
+class DoublingRule:
+    """Twice the batch, as soon as the critical batch size exceeds that; never less.
+
+    The critical batch size is taken to be B_simple. Merrill et al. measure it by branching the
+    run, and find B_simple far below it: see `Calibration`.
+
+    Example:
+        >>> rule = DoublingRule()
+        >>> [rule(b, Plan(32, 1), Progress(50, 1600)) for b in (60.0, 70.0)]
+        [32.0, 64.0]
+
+    References:
+        Merrill et al. 2025, arXiv:2505.23971, section 4.
+    """
+
+    def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
+        """Return the plan's batch size, or twice that."""
+        doubled = 2.0 * plan.batch_size
+        return doubled if noise_scale >= doubled else float(plan.batch_size)
+
+
+class Given:
+    """A schedule: from which step (or example) on which batch size.
+
+    Args:
+        batch_sizes: From steps (or examples) done to the global batch size from there on.
+        by: What the keys count.
+
+    Example:
+        >>> ramp_up = Given({0: 64, 1000: 128})
+        >>> [float(ramp_up(None, Plan(64, 1), Progress(n, 64.0 * n))) for n in (0, 999, 1000)]
+        [64.0, 64.0, 128.0]
+    """
+
+    needs_noise_scale = False
+
+    def __init__(
+        self, batch_sizes: Mapping[int, float], by: Literal["steps", "examples"] = "steps"
+    ) -> None:
+        if by not in ("steps", "examples"):
+            raise ValueError(f'`by` must be "steps" or "examples", got {by!r}. Choose one.')
+        if not batch_sizes:
+            raise ValueError("`batch_sizes` must have an entry, got none. Give {0: 64}, say.")
+        for since, size in batch_sizes.items():
+            if not (is_real(since) and since >= 0):
+                raise ValueError(
+                    f"`batch_sizes` must have numbers of {by} as keys, got {since!r}."
+                    f" Give the {by} after which a batch size begins."
+                )
+            _check_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
+        self._by = by
+        self._batch_sizes = dict(sorted(batch_sizes.items()))
+
+    def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+        """Return the batch size of the last entry that has begun."""
+        done = progress.steps if self._by == "steps" else progress.examples
+        begun = [since for since in self._batch_sizes if since <= done]
+        if not begun:
+            return Wanted(plan.batch_size, "before the schedule begins")
+        return Wanted(self._batch_sizes[begun[-1]], f"scheduled from {begun[-1]:g} {self._by} on")
+
+
+class InsteadOfDecay:
+    """Grow the batch where the run's own schedule lowers the learning rate.
+
+    The batch is B0·lr_peak/lr, with the lr that the schedule gives. The learning rate that is
+    used is that lr times the scheduler's own factor, so that two published rules come out:
+
+    | `lr_scaling` | lr used | rule |
+    |---|---|---|
+    | `"linear"` | stays at lr_peak, decays from `max_batch_size` on | Smith et al. |
+    | `"sqrt"` | √(lr·lr_peak): where lr is divided by a, lr/√a and a·B | Seesaw |
+
+    Let the schedule count examples (`progress="examples"`), or it decays later in the data.
+
+    Args:
+        batch_size: B0, the global batch at the peak of the learning rate. Default: where the run
+            starts.
+
+    Example:
+        >>> half = Progress(1000, 64_000.0, learning_rate=0.05, peak_learning_rate=0.1)
+        >>> float(InsteadOfDecay(64)(None, Plan(64, 1), half))
+        128.0
+
+    References:
+        Smith et al. 2018, arXiv:1711.00489. Meterez et al. 2025, "Seesaw".
+    """
+
+    needs_noise_scale = False
+
+    def __init__(self, batch_size: float | None = None) -> None:
+        if batch_size is not None:
+            _check_positive("batch_size", batch_size, "Give the one at the peak.")
+        self._batch_size = batch_size
+
+    def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
+        """Return B0 times what the learning rate has been divided by."""
+        self._batch_size = self._batch_size or plan.batch_size
+        rate, peak = progress.learning_rate, progress.peak_learning_rate
+        if rate <= 0 or peak <= 0:
+            return Wanted(plan.batch_size, "the schedule's learning rate is zero")
+        decay = peak / rate
+        return Wanted(self._batch_size * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs, in builtins."""
+        return {"batch_size": self._batch_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self._batch_size = state["batch_size"]
+
+
+def _check_positive(name: str, value: float, remedy: str) -> float:
+    if not (is_real(value) and 0 < value < math.inf):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
+    return float(value)
+
+
+PolicyLike = (
+    Literal["tradeoff", "ratio", "norm_test", "doubling", "seesaw", "smith"]
+    | Mapping[int, float]
+    | Callable[[NoiseScale, Plan, Progress], float]
+)
+"""What users give for a policy."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers that step with another learning rate than their schedule says, and keep it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from noisescale.scheduling.learning_rate import Factors
+
+
+class ScaledSteps:
+    """Multiply the learning rate during `optimizer.step()`, and put it back after it.
+
+    Schedules read and write `lr` between steps, and some compute the next from the last one
+    (`ExponentialLR`, `ReduceLROnPlateau`). They never see the factor, so that any of them, their
+    chains, and whatever a checkpoint holds of them are what they are without it.
+
+    A step that a GradScaler leaves out is not called, and nothing is changed.
+
+    Args:
+        optimizers: Whose steps are scaled.
+
+    Example:
+        >>> import torch
+        >>> parameter = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
+        >>> scaled = ScaledSteps([optimizer])
+        >>> scaled.factors = Factors(learning_rate=2.0)
+        >>> parameter.sum().backward()
+        >>> optimizer.step()
+        >>> parameter.item(), optimizer.param_groups[0]["lr"]
+        (0.800000011920929, 0.1)
+        >>> scaled.close()
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self.factors = Factors()
+        """What the next steps are scaled by."""
+        self._optimizers = list(optimizers)
+        self._kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._handles = [
+            handle
+            for optimizer in self._optimizers
+            for handle in (
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            )
+        ]
+
+    @property
+    def learning_rate(self) -> float:
+        """What the schedule gives the first parameter group, without the factor."""
+        return float(self._optimizers[0].param_groups[0]["lr"])
+
+    def check(self, largest_ratio: float) -> None:
+        """Raise if betas cannot follow batches `largest_ratio` times the base.
+
+        Raises:
+            ValueError: If 1 - k(1 - β) is not positive, or there are no betas.
+        """
+        for optimizer in self._optimizers:
+            betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
+            if not betas:
+                raise ValueError(
+                    '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
+                    f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
+                )
+            most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
+            if not largest_ratio < most:
+                raise ValueError(
+                    "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
+                    f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
+                    f' Lower it to less than {most:.3g} times, or choose "sqrt".'
+                )
+
+    def close(self) -> None:
+        """Take the hooks out, and put back what a step that failed has left changed."""
+        self._restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.factors == (1.0, None):
+            return
+        self._restore()
+        for group in optimizer.param_groups:
+            scaled = _scaled(group, self.factors)
+            self._kept.append((group, {name: group[name] for name in scaled}))
+            group.update(scaled)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for group, kept in self._kept:
+            group.update(kept)
+        self._kept = []
+
+
+def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:
+    """The settings of a group that change. A learning rate on the device stays there."""
+    scaled = {"lr": group["lr"] * factors.learning_rate}
+    if (ratio := factors.batch_ratio) is not None:
+        scaled["betas"] = tuple(1 - ratio * (1 - beta) for beta in group["betas"])
+        if "eps" in group:
+            scaled["eps"] = group["eps"] / math.sqrt(ratio)
+    return scaled
