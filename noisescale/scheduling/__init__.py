@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch sizes and learning rates that follow the training run."""
