@@ -47,8 +47,9 @@ class AutoWarmUp(LRScheduler):
     Args:
         optimizer: Any, with one learning rate or several.
         total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps between two tests. Where there are no epochs, give a
-            hundredth of `total_steps`.
+        steps_per_epoch: Optimizer steps between two tests. Where there are no epochs, or fewer
+            than a hundred, give a hundredth of `total_steps`: while `patience` tests pass, the
+            learning rate rises on, and rises steeply in a warm-up of few tests.
         min_lr: Where the warm-up begins, one for all parameter groups or one for each.
         max_lr: Where it would end, likewise.
         max_warmup_fraction: The longest warm-up, as a share of `total_steps`.

@@ -81,9 +81,10 @@ def loss_minimum(
 
     With f the posterior of `fit_loss_curve` and x on a grid from the first loss to now,
 
-        P(f(x) < f(1)) = Φ((m(1) - m(x))/√(v(x, x) + v(1, 1) - 2·v(x, 1)))
+        P(f(x) < f(1)) = Φ((m(1) - m(x))/√(v(x, x) + v(1, 1) - 2·v(x, 1) + ε))
 
-    whose largest value over x is the answer's `probability`.
+    whose largest value over x is the answer's `probability`. ε, 1e-4 of the variance of the
+    losses, keeps differences too small to matter from being certain.
 
     Args:
         losses: One for each step, in their order. Those that are not finite are left out.

@@ -158,6 +158,14 @@ def test_it_takes_patience_tests_running_to_switch(patience: int) -> None:
     assert scheduler.switch_step == 20 * len(passed)
 
 
+def test_losses_that_rise_from_the_start_still_take_patience_tests() -> None:
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+
+    follow(scheduler, valley(1000, bottom=0))
+
+    assert scheduler.switch_step == 3 * 20
+
+
 def test_each_parameter_group_has_its_own_range() -> None:
     optimizer = sgd(groups=2)
     scheduler = AutoWarmUp(
