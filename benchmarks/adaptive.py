@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare a batch size that follows the noise scale with every fixed one.
 
-    python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
+python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
 """
 
 from __future__ import annotations

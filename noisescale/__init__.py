@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from noisescale.estimator import NoiseScale as NoiseScale
     from noisescale.estimator import NoiseScaleEstimator as NoiseScaleEstimator
     from noisescale.history import History as History
+    from noisescale.lightning.batch_size_scheduler import BatchSizeScheduler as BatchSizeScheduler
     from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor as NoiseScaleMonitor
     from noisescale.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.moments import GradientMoments as GradientMoments
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from noisescale.prediction import Calibration as Calibration
     from noisescale.prediction import Prediction as Prediction
     from noisescale.prediction import predict as predict
+    from noisescale.scheduling.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
+    from noisescale.scheduling.plan import Plan as Plan
+    from noisescale.scheduling.warm_up import LegwWarmUp as LegwWarmUp
     from noisescale.sweep import TradeoffFit as TradeoffFit
     from noisescale.sweep import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff import Tradeoff as Tradeoff
@@ -28,13 +33,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AutoWarmUp": "scheduling.auto_warm_up",
+    "BatchSizeController": "scheduling.controller",
+    "BatchSizeScheduler": "lightning.batch_size_scheduler",
     "Calibration": "prediction",
     "GradientMoments": "moments",
     "History": "history",
+    "LegwWarmUp": "scheduling.warm_up",
     "NoiseScale": "estimator",
     "NoiseScaleEstimator": "estimator",
     "NoiseScaleMeter": "meter",
     "NoiseScaleMonitor": "lightning.noise_scale_monitor",
+    "Plan": "scheduling.plan",
     "Prediction": "prediction",
     "Tradeoff": "tradeoff",
     "TradeoffFit": "sweep",

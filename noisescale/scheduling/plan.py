@@ -144,12 +144,11 @@ def checked_bounds(
             raise ValueError(
                 f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
             )
-    if min_batch_size is not None and max_batch_size is not None:
-        if min_batch_size > max_batch_size:
-            raise ValueError(
-                "`min_batch_size` must not exceed `max_batch_size`, got"
-                f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
-            )
+    if (min_batch_size or 0.0) > (max_batch_size or math.inf):
+        raise ValueError(
+            "`min_batch_size` must not exceed `max_batch_size`, got"
+            f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
+        )
     return min_batch_size, max_batch_size
 
 
