@@ -91,6 +91,33 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
     assert law.high == RunLaw.of(run([56, 240], [1, 1], [56, 240]), ONE).high
 
 
+def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
+    """Twelve exact stretches of b = 50: B_crit is kappa·b, whatever kappa is within its bounds."""
+    law = RunLaw.of(run([50.0] * 12, [50.0] * 12, [50.0] * 12, independent=True), Band(2, 1, 4))
+
+    critical, steps = law.critical_batch_size, law.steps(640)
+    assert (critical.value, critical.low, critical.high) == pytest.approx((100, 50, 200))
+    ends = [7800 * (1 + kappa * 50 / 640) / (1 + kappa * 50 / 64) for kappa in (2, 4, 1)]
+    assert (steps.value, steps.low, steps.high) == pytest.approx(ends)
+
+
+def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_ones_do() -> None:
+    """By drawing kappa and two stretches' noise scales, all log-normal, 20,000 times."""
+    rng = np.random.default_rng(0)
+    spread, middle, quantile = 0.15, np.array([40.0, 90.0]), 1.96
+    kappas = 2 * np.exp(spread * rng.standard_normal((20_000, 1)))
+    drawn = kappas * middle * np.exp(spread * rng.standard_normal((20_000, 2)))
+    steps = (np.array([100.0, 200.0]) * (1 + drawn / 640) / (1 + drawn / 64)).sum(axis=1)
+    factor = math.exp(quantile * spread)
+    ends = (middle / factor).tolist(), (middle * factor).tolist()
+
+    law = RunLaw.of(run(middle.tolist(), *ends, independent=True), Band(2, 2 / factor, 2 * factor))
+
+    band = law.steps(640)
+    assert [band.low, band.high] == pytest.approx(np.quantile(steps, [0.025, 0.975]), rel=0.03)
+    assert 0.94 < np.mean((band.low <= steps) & (steps <= band.high)) < 0.96
+
+
 def test_errors_of_independent_stretches_partly_cancel() -> None:
     """Two alike stretches: half-widths of their sum are √2, not 2, times those of one."""
     alike = Stretches(*(np.array(x) for x in ([100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2,
