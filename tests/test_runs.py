@@ -200,8 +200,8 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         ),
         (
             "step,noise_scale/step\n0,1,2\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. If it is still being"
-            " written, or damaged, remove that line.",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            " may have a comma within a number, be damaged, or still be written.",
         ),
         (
             "step,noise_scale/step\n0,nan\n",
