@@ -70,6 +70,11 @@ def test_what_calibrates_nothing_is_refused() -> None:
             " Branch at larger batch sizes, too.",
         ),
         (
+            (resolved, [64, 256, 128], [2.5, 2.7, 2.52]),
+            "`losses` must show up to where larger batches keep up, got 2.52 at 128 against 2.5 at"
+            " 64, the smallest. Branch at smaller batch sizes, too.",
+        ),
+        (
             (Band(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),
             "`noise_scale` must be resolved, got Band(value=nan, low=40.0, high=inf). Branch later"
             " in the run.",
