@@ -28,9 +28,12 @@ def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
     rows = [(name, *row) for name in ("small", "large") for row in ROWS]
     path = csv(tmp_path / "s.csv", rows, "model,batch_size_sequences,steps_to_goal")
 
-    output, _ = run("fit", path, "--by", "model", "--json")
+    options = ("--unit", "sequences", "--optimal-batch-size", 16)
+    output, _ = run("fit", path, "--by", "model", "--json", *options)
 
     fits = json.loads(output)
+    assert fits["large"]["unit"] == "sequences"
+    assert fits["large"]["overhead_batch_size"] == pytest.approx(1.2 * 16 + 0.2 * 100, rel=0.1)
     assert fits.keys() == {"small", "large"}
     assert fits["small"]["critical_batch_size"]["value"] == pytest.approx(100, rel=0.1)
 
@@ -41,12 +44,18 @@ def test_bad_sweeps_are_one_line(tmp_path: Path) -> None:
         ([(64, 100), (64, 110)], "batch_size,steps", "`batch_sizes` must have two values at least"),
         ([(64, 100), (128, "nan")], "batch_size,steps", "`steps` must be positive and finite, got"),
         ([(64, 100), (128, "")], "batch_size,steps", "`steps` must be a number, got '' in line 3 "),
+        (
+            [(64, "1,350"), (128, 700)],
+            "batch_size,steps",
+            f"`{path}` must have 2 cells in each line, got 3 in line 2.",
+        ),
         ([], "batch_size,steps", f"`{path}` must have a line of column names and lines of numbers"),
         ([(64, 1)], "size,steps", f"`{path}` must have one column that begins with 'batch_size'"),
         (
             [(64, 1, 2)],
             "batch_size,steps_a,steps_b",
-            f"`{path}` must have one column that begins with 'steps', got batch_size, steps_a",
+            f"`{path}` must have one column that begins with 'steps', got batch_size, steps_a,"
+            " steps_b. Name the one that is meant 'steps', with commas between columns.",
         ),
         (
             [(name, *row) for name in "ab" for row in ROWS],

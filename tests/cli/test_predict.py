@@ -98,6 +98,11 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
             " the branches started from.",
         ),
         (
+            ["--branch-step", "500"],
+            "`--branch-step` must come with `--branches`, got 500 alone. Give the CSV file of what"
+            " the branches ended with, too.",
+        ),
+        (
             ["--sweep", "s.csv", "--calibration", "2"],
             "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
             " Give the one that you trust.",
