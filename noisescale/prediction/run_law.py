@@ -90,17 +90,16 @@ class RunLaw:
         if not np.isnan(middle).any() and middle.any():
             gamma = Tradeoff.from_run(middle, run.batch_size, run.steps).gamma
 
-        def at(factor: float, noise_scale: Array) -> _Parts:
-            return _parts(run, factor * noise_scale)
-
-        return cls(
-            _parts(run, middle),
-            at(kappa.low, run.low),
-            at(kappa.high, run.high),
-            (at(kappa.value, run.low), at(kappa.value, run.high)),
-            (at(kappa.low, run.noise_scale), at(kappa.high, run.noise_scale)),
-            gamma,
+        value = _parts(run, middle)
+        low, high = _parts(run, kappa.low * run.low), _parts(run, kappa.high * run.high)
+        if kappa.low == kappa.high:
+            return cls(value, low, high, (low, high), (value, value), gamma)
+        of_b = _parts(run, kappa.value * run.low), _parts(run, kappa.value * run.high)
+        of_kappa = (
+            _parts(run, kappa.low * run.noise_scale),
+            _parts(run, kappa.high * run.noise_scale),
         )
+        return cls(value, low, high, of_b, of_kappa, gamma)
 
     @property
     def middle(self) -> Sums:
