@@ -7,7 +7,7 @@ with one further timing of that plan, scatter and all.
 
     python benchmarks/step_time_coverage.py [--fits 400] [--processes 2] [--save]
 
-Exits 1 if a setting's coverage leaves 93 to 98.5 %, counted over all of its plans.
+Exits 1 if a setting's coverage leaves 92 to 98.5 %, counted over all of its plans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from _results import write_results
 
 from noisescale.step_time import StepTiming, fit_step_time
 
-LOWEST, HIGHEST = 0.93, 0.985
+LOWEST, HIGHEST = 0.92, 0.985
+"""The standard error of a setting's coverage is up to 1 %."""
 
 Plan = tuple[int, int, int, int]
 """Device batch size, accumulation, devices, nodes."""
@@ -132,7 +133,7 @@ def main() -> int:
         print(
             f"{setting.name:28} {row['coverage']:8.1%} {row['below']:6.1%} {row['above']:6.1%}"
             f" {row['median_relative_width']:6.2f}  {row['by_plan']}"
-            f"{'' if good else '   OUTSIDE 93 to 98.5 %'}"
+            f"{'' if good else '   OUTSIDE 92 to 98.5 %'}"
             f"   ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
