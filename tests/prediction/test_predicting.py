@@ -96,6 +96,25 @@ def test_without_prices_the_batch_nearest_to_the_critical_one_is_recommended() -
     assert row.devices * 32 == row.batch_size  # as many devices as it fills
 
 
+def test_a_batch_that_fills_no_devices_goes_to_the_fewest() -> None:
+    prediction = predict(history(), devices=[2, 4, 8], max_device_batch_size=1000)
+
+    assert prediction.recommended.devices == 2
+
+
+def test_rounding_does_not_add_a_micro_batch() -> None:
+    """61 over seven times a seventh of it is 1 + 2e-16."""
+    (row,) = predict(history(), batch_sizes=[61], devices=[7], max_device_batch_size=61 / 7).rows
+
+    assert row.accumulation == 1
+
+
+def test_without_seconds_the_balanced_batch_of_some_devices_is_the_best() -> None:
+    best = predict(history(seconds_per_step=math.nan)).best_for(2)
+
+    assert best.batch_size in (128, 256)  # B_crit = 192
+
+
 def test_the_worth_of_an_hour_moves_the_recommendation() -> None:
     patient, hurried = (
         predict(history(), price_per_device_hour=2.0, hour_worth=worth).recommended
@@ -273,6 +292,11 @@ def test_the_monitors_history_predicts_as_it_is() -> None:
         (
             {"devices": [math.inf]},
             "`devices` must be whole numbers, 1 or more, got [inf]. Give for instance"
+            " [1, 2, 4, 8].",
+        ),
+        (
+            {"devices": [1.5]},
+            "`devices` must be whole numbers, 1 or more, got [1.5]. Give for instance"
             " [1, 2, 4, 8].",
         ),
         (

@@ -77,6 +77,19 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     assert critical.high == math.inf
     assert law.steps(640).low == pytest.approx(300 * 64 / 640)
     assert math.isnan(law.steps(640).value)
+    more = 100 * (1 + 20 / 16) / (1 + 20 / 64) + 200 * (1 + 30 / 16) / (1 + 30 / 64)
+    assert (law.steps(16).low, law.steps(16).high) == pytest.approx((more, 300 * 64 / 16))
+    own = law.steps(64)  # what the run took, whatever its noise scale
+    assert (own.value, own.low, own.high) == pytest.approx((300, 300, 300))
+    assert law.known == law.low
+
+
+def test_a_run_without_noise_has_no_tradeoff() -> None:
+    law = RunLaw.of(run([0.0, 0.0], [0.0, 0.0], [5.0, 5.0]), ONE)
+
+    assert law.tradeoff is None
+    assert law.critical_batch_size.value == 0
+    assert law.steps(640).value == pytest.approx(300)
 
 
 def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> None:
@@ -87,6 +100,7 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
     assert law.critical_batch_size.value == pytest.approx(
         Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
     )
+    assert law.tradeoff == Tradeoff.from_run([30, 120], one.batch_size, one.steps)
     assert law.low == RunLaw.of(run([16, 60], [16, 60], [1e9, 1e9]), ONE).low
     assert law.high == RunLaw.of(run([56, 240], [1, 1], [56, 240]), ONE).high
 
@@ -99,6 +113,17 @@ def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
     assert (critical.value, critical.low, critical.high) == pytest.approx((100, 50, 200))
     ends = [7800 * (1 + kappa * 50 / 640) / (1 + kappa * 50 / 64) for kappa in (2, 4, 1)]
     assert (steps.value, steps.low, steps.high) == pytest.approx(ends)
+
+
+def test_a_calibration_without_bounds_leaves_none() -> None:
+    """As of a sweep of two batch sizes: the run's own steps are certain, nothing else is."""
+    law = RunLaw.of(run([50.0] * 3, [40.0] * 3, [60.0] * 3, independent=True), Band(2, 0, math.inf))
+
+    critical = law.critical_batch_size
+    assert (critical.value, critical.low, critical.high) == (pytest.approx(100), 0, math.inf)
+    own, tenfold = law.steps(64), law.steps(640)
+    assert (own.low, own.high) == pytest.approx((600, 600))
+    assert tenfold.low <= 60 < 600 <= tenfold.high
 
 
 def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_ones_do() -> None:
