@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from program import refused, run
 
+from noisescale import fit_tradeoff
+
 ROWS = [(8, 1350), (32, 412), (128, 178), (512, 119), (2048, 105)]
 """S_min 100, B_crit 100, with a little scatter."""
 
@@ -22,6 +24,31 @@ def test_a_sweep_is_fitted_with_its_errors(tmp_path: Path) -> None:
     assert re.search(r"Critical batch size +\d+ ± ", output)
     assert "20 %" in output
     assert re.search(r"2,048 +105", output)
+
+
+def test_columns_and_confidence_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    rows = [(size, steps, 2 * size, 3 * steps) for size, steps in ROWS]
+    path = csv(tmp_path / "s.csv", rows, "batch_size,steps,batch_size_tokens,steps_to_last")
+    columns = ("--batch-size-column", "batch_size_tokens", "--steps-column", "steps_to_last")
+
+    found = json.loads(run("fit", path, *columns, "--confidence", 0.5, "--json")[0])
+    text, _ = run("fit", path, *columns, "--confidence", 0.5)
+
+    fit = fit_tradeoff([2 * size for size, _ in ROWS], [3 * steps for _, steps in ROWS])
+    band = fit.critical_batch_size_band(0.5)
+    assert found["critical_batch_size"] == pytest.approx(
+        {"value": band.value, "low": band.low, "high": band.high}
+    )
+    assert "50 % interval" in text
+
+
+def test_scattered_steps_are_told_once_and_among_the_tables(tmp_path: Path) -> None:
+    rows = [(size, steps * (1.5 if k % 2 else 0.7)) for k, (size, steps) in enumerate(ROWS)]
+
+    output, errors = run("fit", csv(tmp_path / "s.csv", rows))
+
+    assert errors == ""
+    assert output.count("The steps scatter by") == 1
 
 
 def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
