@@ -201,6 +201,22 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
     assert predict(history(), calibration=2).critical_batch_size.value == pytest.approx(384)
 
 
+def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
+    lags = "The noise scale is that which was logged, an average over the steps before: where it"
+    rng = np.random.default_rng(0)
+    sums = {
+        "sum_weight": 64 * STEP,
+        "sum_noise_trace": 64 * np.cumsum(20 * rng.normal(1, 0.05, 50)),
+        "sum_grad_sq_norm": 64 * np.cumsum(20 / 192 * rng.normal(1, 0.05, 50)),
+    }
+
+    logged, own = predict(history()), predict(history(**sums))
+
+    assert any(text.startswith(lags) for text in logged.assumptions)
+    assert not any(text.startswith(lags) for text in own.assumptions)
+    assert own.critical_batch_size.value == pytest.approx(192, rel=0.05)
+
+
 def test_a_run_without_seconds_has_steps_and_no_hours() -> None:
     prediction = predict(history(seconds_per_step=math.nan), batch_sizes=[64], devices=[2])
 
