@@ -39,6 +39,7 @@ def test_columns_and_confidence_are_those_that_are_asked_for(tmp_path: Path) -> 
     assert found["critical_batch_size"] == pytest.approx(
         {"value": band.value, "low": band.low, "high": band.high}
     )
+    assert found["min_steps"]["value"] == pytest.approx(fit.min_steps)
     assert "50 % interval" in text
 
 

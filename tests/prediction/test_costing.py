@@ -48,7 +48,7 @@ def test_a_configuration_counts_from_a_twentieth_of_the_steps_on(rows: int, know
 
 def test_rows_that_were_not_timed_are_left_out() -> None:
     seconds = np.where(np.arange(100) < 30, math.nan, 0.1)
-    seconds[50:60] = 0
+    seconds[30:80] = 0
 
     (timing,) = timings_of(history(seconds_per_step=seconds))
 
