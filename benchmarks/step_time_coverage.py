@@ -119,11 +119,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fits", type=int, default=400)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--save", action="store_true", help="write the results' JSON file")
     arguments = parser.parse_args()
     print(f"{'setting':28} coverage  below  above  width  coverage of each plan")
     results, failed = [], False
     for setting in SETTINGS:
+        if arguments.only not in setting.name:
+            continue
         started = time.perf_counter()
         fits = math.ceil(arguments.fits * setting.share)
         row = measure(setting, fits, arguments.processes)
