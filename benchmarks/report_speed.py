@@ -40,7 +40,9 @@ TAGS = [
     "efficiency",
     "seconds_per_step",
     "skipped_steps",
-    "window",
+    "sum_weight",
+    "sum_grad_sq_norm",
+    "sum_noise_trace",
     "devices",
     "accumulation",
 ]
@@ -50,6 +52,9 @@ def columns(rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     step = np.arange(1.0, rows + 1)
     noise_scale = 100 + 900 * step / rows
+    # A step's own moments scatter about |G|² = 1/b and tr(Σ) = 1; weights are batch sizes.
+    own_grad_sq_norm = 1 / noise_scale + rng.normal(0, 1 / 640, rows)
+    own_noise_trace = rng.normal(1, 0.1, rows)
     return {
         "step": step,
         "examples": 64 * step,
@@ -58,7 +63,9 @@ def columns(rows: int) -> dict[str, np.ndarray]:
         "low": 0.8 * noise_scale,
         "high": 1.3 * noise_scale,
         "seconds_per_step": rng.uniform(0.09, 0.11, rows),
-        "window": np.minimum(step, 500),
+        "sum_weight": 64 * step,
+        "sum_grad_sq_norm": 64 * np.cumsum(own_grad_sq_norm),
+        "sum_noise_trace": 64 * np.cumsum(own_noise_trace),
         "devices": np.full(rows, 4.0),
         "accumulation": np.full(rows, 1.0),
     }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from noisescale.csv_files import csv_lines
 from noisescale.history import COLUMNS, History
 from noisescale.logged_tags import ROOT, name_in, prefix_of
 
@@ -123,22 +123,16 @@ def _run_in(path: Path) -> Path:
 
 
 def _read_csv(path: Path, prefix: str) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        names = next(reader, [])
-        named = ((k, name_in(tag, prefix)) for k, tag in enumerate(names))
-        ours = {k: name for k, name in named if name is not None}
-        values: dict[str, list[float]] = {name: [] for name in ours.values()}
-        for number, line in enumerate(reader, start=2):
-            if len(line) != len(names):
-                raise ValueError(
-                    f"`{path}` must have {len(names)} cells in each line, got {len(line)} in line"
-                    f" {number}. If it is still being written, or damaged, remove that line."
-                )
-            if not any(line[k] for k in ours):
-                continue  # another callback's metrics
-            for k, name in ours.items():
-                values[name].append(_cell(line[k], path, number, names[k]))
+    lines = csv_lines(path)
+    _, names = next(lines, (0, []))
+    named = ((k, name_in(tag, prefix)) for k, tag in enumerate(names))
+    ours = {k: name for k, name in named if name is not None}
+    values: dict[str, list[float]] = {name: [] for name in ours.values()}
+    for number, line in lines:
+        if not any(line[k] for k in ours):
+            continue  # another callback's metrics
+        for k, name in ours.items():
+            values[name].append(_cell(line[k], path, number, names[k]))
     columns = {name: np.array(column) for name, column in values.items()}
     return columns, [name for name in names if name_in(name, prefix) is None]
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
+
+from noisescale.csv_files import csv_lines
 
 
 class Sweep(NamedTuple):
@@ -41,10 +42,8 @@ def read_sweeps(
         OSError: If the file cannot be read.
     """
     path = Path(path)
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        names = list(reader.fieldnames or ())
-        lines = list(reader)
+    (_, names), *rows = list(csv_lines(path)) or [(0, [])]
+    lines = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows]
     if not lines:
         raise ValueError(
             f"`{path}` must have a line of column names and lines of numbers, got"
@@ -55,9 +54,9 @@ def read_sweeps(
     if by is not None and by not in names:
         raise ValueError(f"`by` must be a column of {path}, got {by!r}. It has {', '.join(names)}.")
     if by is None:
-        _refuse_several_curves(path, names, lines)
+        _refuse_several_curves(path, names, [line for _, line in lines])
     sweeps: dict[str, Sweep] = {}
-    for number, line in enumerate(lines, start=2):
+    for number, line in lines:
         sweep = sweeps.setdefault(line[by] if by else "", Sweep([], []))
         sweep.batch_sizes.append(_number(path, number, size_name, line[size_name]))
         sweep.measured.append(_number(path, number, measured_name, line[measured_name]))
@@ -73,7 +72,7 @@ def _column(path: Path, names: Sequence[str], begins: str, given: str | None) ->
     wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
     raise ValueError(
         f"`{path}` must have one column {wanted}, got {', '.join(names) or 'none'}."
-        f" Name it: `--{'batch-size' if begins == 'batch_size' else begins}-column`."
+        f" Name the one that is meant {begins!r}, with commas between columns."
     )
 
 
@@ -85,20 +84,20 @@ def _refuse_several_curves(
         if len(values) > 1 and not any(_is_number(value) for value in values):
             raise ValueError(
                 f"`by` must tell the curves of {path} apart, got none for {len(values)} values of"
-                f" {name!r}. Pass `--by {name}`, or one curve."
+                f" {name!r}. Give a file of one curve, or pass `--by {name}` to `noisescale fit`."
             )
 
 
-def _is_number(text: str | None) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        float(text or "")
+        float(text)
     except ValueError:
         return False
     return True
 
 
-def _number(path: Path, line: int, name: str, text: str | None) -> float:
-    if text is None or not _is_number(text):
+def _number(path: Path, line: int, name: str, text: str) -> float:
+    if not _is_number(text):
         raise ValueError(
             f"`{name}` must be a number, got {text!r} in line {line} of {path}."
             " Leave out runs that did not reach the goal."

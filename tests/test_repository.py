@@ -174,6 +174,7 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
     ("script", "options"),
     [
         ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
+        ("step_time_coverage.py", ["--fits", "20", "--only", "six", "--processes", "1"]),
         ("accuracy.py", ["--seeds", "1", "--steps", "60"]),
         ("overhead.py", ["--smoke"]),
         ("prediction.py", ["--smoke"]),

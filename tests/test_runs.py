@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import logging
 import math
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale import History, NoiseScaleMonitor
+from noisescale import History, NoiseScaleMonitor, predict
 from noisescale.runs import history_from_scalars, read_run
 
 ROW = {
@@ -100,6 +101,40 @@ def test_of_steps_trained_again_after_a_restart_the_last_count(tmp_path: Path) -
     assert read["batch_size"].tolist() == [32] * 60 + [64] * 60
 
 
+def test_rows_are_told_apart_whatever_each_of_them_lacks(tmp_path: Path) -> None:
+    """Tags in the monitor's order: what is not resolved is left out at the front of a row."""
+    always = {"lower_bound": 10.0, "batch_size": 32.0}
+    resolved = {"simple": 14.0, "simple_high": 20.0}
+    # Step 3 was trained twice, into one file.
+    rows = [(1, always), (2, resolved | always), (3, resolved | always), (3, always)]
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step, row in rows:
+            for name, value in (row | {"step": step, "examples": 32.0 * step}).items():
+                writer.add_scalar(f"noise_scale/{name}", value, step - 1)
+
+    read = read_run(tmp_path)
+
+    assert read["step"].tolist() == [1, 2, 3]
+    assert read["noise_scale"] == pytest.approx([math.nan, 14, math.nan], nan_ok=True)
+    assert read["high"].tolist() == [math.inf, 20, math.inf]
+
+
+def test_scalars_that_were_written_as_tensors_are_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As TensorFlow's writers and TensorBoard's newer ones do it."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        for name, value in {"step": 1, "examples": 32.0, **ROW}.items():
+            writer.add_scalar(f"noise_scale/{name}", value, 0, new_style=True)
+    caplog.set_level(logging.INFO, logger="tensorboard")
+
+    read = read_run(tmp_path)
+
+    assert (read["step"].tolist(), read["noise_scale"].tolist()) == ([1], [14])
+    assert logging.getLogger("tensorboard").level == logging.INFO
+    assert caplog.records == []
+
+
 def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -> None:
     write(tmp_path / "lightning_logs/version_0", range(1, 4))
 
@@ -130,9 +165,12 @@ def test_a_truncated_file_is_told_and_read_on_request(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
 
-    with pytest.raises(ValueError, match=r"must end with a whole record, got \d+ bytes"):
+    with pytest.raises(ValueError, match=r"must end with a whole record, got \d+ bytes") as told:
         read_run(tmp_path)
     read = read_run(tmp_path, allow_truncated=True)
+
+    (step,) = re.findall(r"\(step (\d+)\)", str(told.value))
+    assert int(step) in (len(read["step"]) - 1, len(read["step"]))  # Lightning's begin with 0
 
     assert 40 < len(read["step"]) < 60
     assert read["step"].tolist() == list(range(1, len(read["step"]) + 1))
@@ -200,8 +238,8 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         ),
         (
             "step,noise_scale/step\n0,1,2\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. If it is still being"
-            " written, or damaged, remove that line.",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            " may have a comma within a number, be damaged, or still be written.",
         ),
         (
             "step,noise_scale/step\n0,nan\n",
@@ -216,6 +254,35 @@ def test_csv_files_that_are_no_run_are_refused(tmp_path: Path, content: str, mes
 
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
         read_run(path)
+
+
+def test_a_run_is_predicted_from_by_the_name_of_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 20))
+
+    by_path, by_name, read = (
+        predict(run).to_json() for run in (tmp_path, str(tmp_path), read_run(tmp_path))
+    )
+
+    assert by_path == by_name == read
+
+
+def test_rows_that_lack_what_is_always_logged_are_left_out() -> None:
+    """As of a run that was cut off, or of which TensorBoard kept other steps."""
+    scalars = {
+        f"noise_scale/{tag}": ([0, 10, 20], [1.0, 11.0, 21.0])
+        for tag in ("step", "examples", "lower_bound")
+    }
+    scalars["noise_scale/batch_size"] = ([0, 10], [32.0, 32.0])
+    scalars["noise_scale/simple"] = ([0, 5], [9.0, 99.0])
+
+    history = history_from_scalars(scalars)
+
+    assert history["step"].tolist() == [1, 11]
+    assert history["noise_scale"] == pytest.approx([9, math.nan], nan_ok=True)
+    del scalars["noise_scale/batch_size"]
+    scalars["noise_scale/batch_size"] = ([5], [32.0])
+    with pytest.raises(ValueError, match=r"^`run` must have a whole row of NoiseScaleMonitor's me"):
+        history_from_scalars(scalars)
 
 
 def test_scalars_read_elsewhere_are_joined_by_their_step() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import curve_fit
+from scipy.stats import f as f_distribution
 
 from noisescale import fit_tradeoff
 from noisescale.sweep import TradeoffFit
@@ -87,6 +89,55 @@ def test_a_warning_comes_about_as_often_as_its_level_where_the_law_holds() -> No
         warned += bool(caught)
 
     assert 0.02 <= warned / 400 <= 0.09, warned
+
+
+def test_errors_and_the_p_value_are_those_of_scipys_own_fits() -> None:
+    sizes, steps = simulated(np.random.default_rng(9), scatter=0.05)
+    logs = np.log(sizes), np.log(steps)
+
+    def law(x: np.ndarray, min_steps: float, min_examples: float, alpha: float = 1) -> np.ndarray:
+        excess = np.exp(alpha * (min_examples - min_steps - x))
+        return min_steps + np.log(1 + excess) / alpha
+
+    fit = fit_tradeoff(sizes, steps)
+
+    start = [math.log(200), math.log(20_000)]
+    found, covariance = curve_fit(lambda x, s, e: law(x, s, e), *logs, start)
+    bent, _ = curve_fit(law, *logs, [*start, 1.0])
+    squares = [((logs[1] - law(logs[0], *values)) ** 2).sum() for values in (found, bent)]
+    assert [fit.min_steps, fit.min_examples] == pytest.approx(np.exp(found), rel=1e-5)
+    errors = [*np.sqrt(np.diag(covariance)), math.sqrt(covariance.sum() - 4 * covariance[0, 1])]
+    assert list(fit.relative_errors) == pytest.approx(errors, rel=1e-4)
+    assert fit.sharpness == pytest.approx(bent[2], rel=1e-3)
+    ratio = (squares[0] - squares[1]) / (squares[1] / (len(sizes) - 3))
+    assert fit.p_value == pytest.approx(f_distribution.sf(ratio, 1, len(sizes) - 3), rel=1e-3)
+
+
+def test_three_batch_sizes_do_not_tell_another_bend_however_often_they_are_run() -> None:
+    sizes = np.repeat([16.0, 128, 1024], 4)
+    steps = 200 * (1 + 100 / sizes) * np.exp(np.random.default_rng(4).normal(0, 0.02, 12))
+
+    assert math.isnan(fit_tradeoff(sizes, steps).p_value)
+
+
+@pytest.mark.parametrize(("scatter", "told"), [(0.10, False), (0.20, True)])
+def test_scatter_beyond_15_percent_is_too_much(scatter: float, told: bool) -> None:
+    sizes, steps = simulated(np.random.default_rng(0), scatter=0)
+    signs = np.array([1, -1, -1, 1, 1, -1, -1, 1])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit_tradeoff(sizes, steps * np.exp(scatter * signs))
+
+    assert bool(caught) == told
+    assert all(warning.filename == __file__ for warning in caught)  # where the user's call is
+
+
+def test_a_gentler_bend_than_the_law_is_told() -> None:
+    sizes, steps = simulated(np.random.default_rng(2), scatter=0.01, alpha=0.6)
+
+    with pytest.warns(UserWarning, match=r"^The steps bend more gently than the law: an exponent"):
+        fit_tradeoff(sizes, steps)
 
 
 def test_a_sharper_bend_than_the_law_is_told() -> None:

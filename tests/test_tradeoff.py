@@ -154,6 +154,11 @@ def test_gamma_is_what_following_the_noise_scale_saves() -> None:
             " Leave that stretch out.",
         ),
         (
+            ([0, 0], [32, 32], [1, 1]),
+            "`min_examples` must be positive and finite, got 0.0. Take it from `Tradeoff.from_run`"
+            " or from `fit_tradeoff`.",
+        ),
+        (
             ([10, 20], [32, 32], [1, math.inf]),
             "`steps` must be finite and positive, got inf at position 1. Leave that stretch out.",
         ),
@@ -175,6 +180,8 @@ def test_impossible_numbers_are_refused() -> None:
         Tradeoff(10, 10).examples(math.inf)
     with pytest.raises(ValueError, match=r"^`gamma` must lie between 0 and 1, got 1\.1\."):
         Tradeoff(10, 10, gamma=1.1)
+    with pytest.raises(ValueError, match=r"^`gamma` must lie between 0 and 1, got 0\."):
+        Tradeoff(10, 10, gamma=0)
     with pytest.raises(
         ValueError, match=r"^`overhead` must be positive and finite, got 0\. Give a s"
     ):
@@ -185,3 +192,5 @@ def test_impossible_numbers_are_refused() -> None:
         ValueError, match=r"^`steps` must exceed `min_steps`, got 10 <= 10\. No batch"
     ):
         Tradeoff(10, 10).adaptive_examples(10)
+    with pytest.raises(ValueError, match=r"^`steps` must exceed `min_steps`, got inf <= 10\."):
+        Tradeoff(10, 10).adaptive_examples(math.inf)

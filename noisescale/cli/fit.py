@@ -45,7 +45,12 @@ def fit_sweep(
     if as_json:
         from noisescale.report.records import fit_as_dict
 
-        records = {name: fit_as_dict(fit, confidence) for name, fit in fits.items()}
+        records = {
+            name: fit_as_dict(
+                fit, unit=unit, optimal_batch_size=optimal_batch_size, confidence=confidence
+            )
+            for name, fit in fits.items()
+        }
         print(json.dumps(records if by else records[""], indent=2, ensure_ascii=False))
         return
     from noisescale.report.text import print_fit

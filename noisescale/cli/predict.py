@@ -114,6 +114,11 @@ def _calibration(
             "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
             " Give the one that you trust."
         )
+    if branch_step is not None and branches is None:
+        raise ValueError(
+            f"`--branch-step` must come with `--branches`, got {branch_step} alone."
+            " Give the CSV file of what the branches ended with, too."
+        )
     if sweep is not None:
         (curve,) = read_sweeps(sweep).values()
         with warnings.catch_warnings():

@@ -89,9 +89,11 @@ def profile_step_times(
     _check_counts("accumulation", accumulation)
     _check_counts("steps", [steps], least=BLOCKS)
     _check_counts("warm_up", [warm_up])
+    if not (most := examples_in(data)):
+        raise ValueError("`data` must have examples, got none. Give what the module trains on.")
     timings: list[StepTiming] = []
     why: list[str] = []
-    ladder: Iterable[int] = _ladder(timings, examples_in(data), why)
+    ladder: Iterable[int] = _ladder(timings, most, why)
     if device_batch_sizes is not None:
         _check_counts("device_batch_sizes", device_batch_sizes)
         ladder = sorted(set(device_batch_sizes))
@@ -257,7 +259,7 @@ def _quiet() -> Iterator[None]:
 
 def _check_counts(name: str, counts: Sequence[int], least: int = 1) -> None:
     for count in counts:
-        if count != int(count) or count < least:
+        if not least <= count < math.inf or count % 1:
             raise ValueError(
                 f"`{name}` must be whole and at least {least}, got {count!r}."
                 f" Give {max(least, 8)}, for instance."

@@ -119,8 +119,8 @@ class Calibration:
             tolerance: Loss, in the loss's own unit, that may be lost.
 
         Raises:
-            ValueError: If the noise scale is not resolved, there are fewer than two branches, or
-                none or all of them are worse than the smallest.
+            ValueError: If the noise scale is not resolved, there are fewer than two branches,
+                none falls behind, or already the second one does.
 
         References:
             Merrill et al. 2025, arXiv:2505.23971.
@@ -147,6 +147,12 @@ class Calibration:
             raise ValueError(
                 f"`losses` must show where larger batches fall behind, got none that does up to"
                 f" {batch[-1]:g}. Branch at larger batch sizes, too."
+            )
+        if worse[0]:
+            raise ValueError(
+                f"`losses` must show up to where larger batches keep up, got {loss[1]:g} at"
+                f" {batch[1]:g} against {loss[0]:g} at {batch[0]:g}, the smallest."
+                " Branch at smaller batch sizes, too."
             )
         first_worse = 1 + int(np.argmax(worse))
         least, most = float(batch[first_worse - 1]), float(batch[first_worse])

@@ -141,5 +141,5 @@ def predict(
         unit=unit,
         confidence=getattr(history, "confidence", 0.95),
         warnings=warnings_about(run, law, rows, recommended, chosen, unit),
-        assumptions=assumptions_of(history, chosen, hardware, unit),
+        assumptions=assumptions_of(history, run, chosen, hardware, unit),
     )

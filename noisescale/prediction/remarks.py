@@ -55,7 +55,11 @@ def warnings_about(
 
 
 def assumptions_of(
-    history: Mapping[str, Array], calibration: Calibration, hardware: Hardware, unit: str
+    history: Mapping[str, Array],
+    run: Stretches,
+    calibration: Calibration,
+    hardware: Hardware,
+    unit: str,
 ) -> tuple[str, ...]:
     """Return what a prediction takes for given, in whole sentences."""
     kappa = calibration.kappa
@@ -69,6 +73,12 @@ def assumptions_of(
         band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
         found.append(
             f"B_crit = kappa·B_simple, kappa = {kappa.value:.3g}{band}: {calibration.source}."
+        )
+    if run.as_logged:
+        found.append(
+            "The noise scale is that which was logged, an average over the steps before: where it"
+            " rises it lags behind, and the critical batch size reads low. Sums that tell what it"
+            " was at each time were not logged, in too few rows, or resolve nothing."
         )
     if devices_of(history) is None:
         found.append("The run's number of devices was not recorded: it is taken to be 1.")

@@ -53,10 +53,11 @@ class RunLaw:
 
         t - √(Σ (t_k - l_k)²)   to   t + √(Σ (u_k - t_k)²)
 
-    (Zou & Donner's recovery of variance estimates, which keeps lopsided intervals lopsided). A
-    block that is not resolved has no upper end: there its examples are all that is known, and at
-    that end it counts nothing for S_min. With one block, or where nothing is resolved, the bounds
-    are simply the sums at both ends.
+    (Zou & Donner's recovery of variance estimates, which keeps lopsided intervals lopsided). The
+    error of kappa is common to all blocks: the sum with kappa at its ends adds one term to each
+    root. A block that is not resolved has no upper end: there its examples are all that is known,
+    and at that end it counts nothing for S_min. Where nothing is resolved the bounds are simply
+    the sums at both ends.
 
     References:
         Zou & Donner 2008, "Construction of confidence limits about effect measures", Statistics
@@ -66,6 +67,10 @@ class RunLaw:
     _middle: _Parts
     _low: _Parts
     _high: _Parts
+    _noise_scale_ends: tuple[_Parts, _Parts]
+    """With the noise scale at its ends, and kappa at its value."""
+    _kappa_ends: tuple[_Parts, _Parts]
+    """With kappa at its ends, and the noise scale at its value."""
     gamma: float
     """See `Tradeoff.gamma`; NaN where nothing is resolved."""
 
@@ -84,8 +89,17 @@ class RunLaw:
         gamma = math.nan
         if not np.isnan(middle).any() and middle.any():
             gamma = Tradeoff.from_run(middle, run.batch_size, run.steps).gamma
-        low, high = kappa.low * run.low, kappa.high * run.high
-        return cls(_parts(run, middle), _parts(run, low), _parts(run, high), gamma)
+
+        value = _parts(run, middle)
+        low, high = _parts(run, kappa.low * run.low), _parts(run, kappa.high * run.high)
+        if kappa.low == kappa.high:
+            return cls(value, low, high, (low, high), (value, value), gamma)
+        of_b = _parts(run, kappa.value * run.low), _parts(run, kappa.value * run.high)
+        of_kappa = (
+            _parts(run, kappa.low * run.noise_scale),
+            _parts(run, kappa.high * run.noise_scale),
+        )
+        return cls(value, low, high, of_b, of_kappa, gamma)
 
     @property
     def middle(self) -> Sums:
@@ -94,7 +108,7 @@ class RunLaw:
 
     @property
     def low(self) -> Sums:
-        """S_min and E_min with all noise scales at the lower ends of their intervals."""
+        """S_min and E_min with kappa and all noise scales at the lower ends of their bounds."""
         return self._low.sums
 
     @property
@@ -140,16 +154,18 @@ class RunLaw:
         return self.steps(batch_size) * batch_size
 
     def _band(self, of: Callable[[_Parts], Array]) -> Band:
-        middle, ends = of(self._middle), (of(self._low), of(self._high))
-        least, most = np.minimum(*ends), np.maximum(*ends)
+        middle = of(self._middle)
         value = float(middle.sum())
         if math.isnan(value):
-            low, high = float(least.sum()), float(most.sum())
+            ends = of(self._low), of(self._high)
+            low, high = float(np.minimum(*ends).sum()), float(np.maximum(*ends).sum())
             # All noise scales agree about the batch size that the run itself was trained at.
             return Band(low if math.isclose(low, high, rel_tol=1e-9) else value, low, high)
-        down = math.sqrt(float((np.maximum(middle - least, 0) ** 2).sum()))
-        up = math.sqrt(float((np.maximum(most - middle, 0) ** 2).sum()))
-        return Band(value, value - down, value + up)
+        of_each = [of(part) - middle for part in self._noise_scale_ends]
+        of_all = [float(of(part).sum()) - value for part in self._kappa_ends]
+        down = np.append(np.minimum(*of_each), min(of_all)).clip(max=0)
+        up = np.append(np.maximum(*of_each), max(of_all)).clip(min=0)
+        return Band(value, value - math.sqrt(down @ down), value + math.sqrt(up @ up))
 
 
 def _parts(run: Stretches, noise_scale: Array) -> _Parts:

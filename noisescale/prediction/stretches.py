@@ -56,6 +56,8 @@ class Stretches:
     """1 where the stretch's own estimate is resolved, else 0."""
     block: NDArray[np.intp]
     """Which of the independent estimates a stretch has its noise scale from."""
+    as_logged: bool = False
+    """Whether the estimates are those that were logged, which lag, for want of better ones."""
 
     @classmethod
     def of(cls, history: Mapping[str, Array]) -> Stretches:
@@ -83,10 +85,12 @@ class Stretches:
         rows = _Rows.of(history)
         block = np.zeros(step.size, dtype=np.intp)
         value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
+        as_logged = True
         if rows is not None and step.size >= FEWEST_ROWS:
             own, bands = _blocks(rows, getattr(history, "confidence", 0.95))
             if np.isfinite(bands[2]).any():  # else what was logged may still be resolved
                 block, (value, low, high) = own, (x[own] for x in bands)
+                as_logged = False
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
@@ -98,6 +102,7 @@ class Stretches:
             high=high,
             resolved=resolved.astype(np.float64),
             block=block,
+            as_logged=as_logged,
         )
 
 

@@ -71,9 +71,8 @@ def steps_ratio(p: Prediction, batch_size: float) -> Band:
 def time_ratio(p: Prediction, row: PredictedRow) -> Band:
     """Return hours of a row over those of the run; steps where no seconds a step are known."""
     ratio = steps_ratio(p, row.batch_size)
-    own = own_row(p)
-    own_seconds = _seconds(p, own).value
-    return ratio * _seconds(p, row) * (1 / own_seconds) if timed(p) else ratio
+    own_seconds = own_row(p).seconds_per_step.value
+    return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
 
 
 def doubled(p: Prediction) -> Doubling:
@@ -114,12 +113,3 @@ def plan(row: PredictedRow, cross: str = "x") -> str:
 def batch_on_devices(row: PredictedRow) -> str:
     """Write a batch size with its devices: '64 on 4 devices'."""
     return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"
-
-
-def _seconds(p: Prediction, row: PredictedRow) -> Band:
-    """Seconds a step of a row."""
-    model, hardware = p.hardware.step_time, p.hardware
-    if model is None:
-        return Band(math.nan, math.nan, math.nan)
-    nodes = max(1, math.ceil(row.devices / hardware.devices_per_node))
-    return model.seconds(row.device_batch_size, row.accumulation, row.devices, nodes)

@@ -86,13 +86,20 @@ def as_json(p: Prediction) -> str:
     return json.dumps(as_dict(p), indent=2, allow_nan=False, ensure_ascii=False)
 
 
-def fit_as_dict(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Any]:
+def fit_as_dict(
+    fit: TradeoffFit,
+    *,
+    unit: str = "examples",
+    optimal_batch_size: float | None = None,
+    confidence: float = 0.95,
+) -> dict[str, Any]:
     """Return a fit of a sweep in builtins, bounds and None as in `as_dict`.
 
     | key | meaning |
     |---|---|
-    | `version`, `confidence` | of noisescale; coverage of the bounds |
+    | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
     | `min_steps`, `min_examples`, `critical_batch_size` | S_min, E_min and their ratio |
+    | `overhead_batch_size` | with 20 % overhead from B_opt; None where that is not given |
     | `relative_errors` | standard errors of their logarithms |
     | `sharpness`, `p_value` | of the bend that fits best, and of the law against it |
     | `rms_log_residual` | of the logarithms of the steps |
@@ -104,8 +111,12 @@ def fit_as_dict(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Any]:
     record: dict[str, Any] = finite(
         {
             "version": __version__,
+            "unit": unit,
             "confidence": confidence,
             **{name: _band(band) for name, band in bands.items()},
+            "overhead_batch_size": None
+            if optimal_batch_size is None
+            else fit.overhead_batch_size(0.2, optimal_batch_size),
             "relative_errors": fit.relative_errors._asdict(),
             "sharpness": fit.sharpness,
             "p_value": fit.p_value,

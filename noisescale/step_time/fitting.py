@@ -72,7 +72,8 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         timings: Of one or more configurations; repeats are welcome.
 
     Returns:
-        The model, with bounds that hold 95 % of further timings.
+        The model, with bounds for 95 % of further timings; of simulated ones they hold 93 to
+        98 %, fewest where there is but one timing more than parameters.
 
     Raises:
         ValueError: If there are none.

@@ -78,7 +78,7 @@ class FittedStepTime:
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> Band:
-        """Return the seconds an optimizer step takes, between bounds that hold 95 % of timings.
+        """Return the seconds an optimizer step takes, between bounds for 95 % of timings.
 
         They have the uncertainty of the fit, the scatter of timings about it and the range of
         what is assumed.

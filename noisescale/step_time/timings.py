@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 
+from noisescale.csv_files import csv_lines
+
 
 @dataclass(frozen=True)
 class StepTiming:
@@ -79,25 +81,26 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
         OSError: If the file cannot be read.
     """
     path = Path(path)
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+    lines = csv_lines(path)
+    _, names = next(lines, (0, []))
+    if missing := [name for name in COLUMNS if name not in names]:
+        raise ValueError(
+            f"`{path}` must have the columns {', '.join(COLUMNS)}, got none named"
+            f" {', '.join(missing)}. Make it with `noisescale profile`."
+        )
+    timings = []
+    for number, cells in lines:
+        line = dict(zip(names, cells, strict=True))
+        try:
+            size, accumulation, devices, nodes, seconds = (line[name] for name in COLUMNS)
+            plan = int(accumulation), int(devices), int(nodes)
+            timings.append(StepTiming(_number(size), *plan, float(seconds)))
+        except ValueError as reason:
             raise ValueError(
-                f"`{path}` must have the columns {', '.join(COLUMNS)}, got none named"
-                f" {', '.join(missing)}. Make it with `noisescale profile`."
-            )
-        timings = []
-        for number, line in enumerate(reader, start=2):
-            try:
-                size, accumulation, devices, nodes, seconds = (line[name] for name in COLUMNS)
-                plan = int(accumulation), int(devices), int(nodes)
-                timings.append(StepTiming(_number(size), *plan, float(seconds)))
-            except (TypeError, ValueError) as reason:
-                raise ValueError(
-                    f"`{path}` must have positive numbers, whole ones of accumulation, devices and"
-                    f" nodes, got {list(line.values())!r} in line {number}."
-                    " Mend or remove that line."
-                ) from reason
+                f"`{path}` must have positive numbers, whole ones of accumulation, devices and"
+                f" nodes, got {cells!r} in line {number}."
+                " Mend or remove that line."
+            ) from reason
     if not timings:
         raise ValueError(
             f"`{path}` must have timings, got column names alone."

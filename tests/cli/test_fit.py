@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from program import refused, run
 
+from noisescale import fit_tradeoff
+
 ROWS = [(8, 1350), (32, 412), (128, 178), (512, 119), (2048, 105)]
 """S_min 100, B_crit 100, with a little scatter."""
 
@@ -24,13 +26,42 @@ def test_a_sweep_is_fitted_with_its_errors(tmp_path: Path) -> None:
     assert re.search(r"2,048 +105", output)
 
 
+def test_columns_and_confidence_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    rows = [(size, steps, 2 * size, 3 * steps) for size, steps in ROWS]
+    path = csv(tmp_path / "s.csv", rows, "batch_size,steps,batch_size_tokens,steps_to_last")
+    columns = ("--batch-size-column", "batch_size_tokens", "--steps-column", "steps_to_last")
+
+    found = json.loads(run("fit", path, *columns, "--confidence", 0.5, "--json")[0])
+    text, _ = run("fit", path, *columns, "--confidence", 0.5)
+
+    fit = fit_tradeoff([2 * size for size, _ in ROWS], [3 * steps for _, steps in ROWS])
+    band = fit.critical_batch_size_band(0.5)
+    assert found["critical_batch_size"] == pytest.approx(
+        {"value": band.value, "low": band.low, "high": band.high}
+    )
+    assert found["min_steps"]["value"] == pytest.approx(fit.min_steps)
+    assert "50 % interval" in text
+
+
+def test_scattered_steps_are_told_once_and_among_the_tables(tmp_path: Path) -> None:
+    rows = [(size, steps * (1.5 if k % 2 else 0.7)) for k, (size, steps) in enumerate(ROWS)]
+
+    output, errors = run("fit", csv(tmp_path / "s.csv", rows))
+
+    assert errors == ""
+    assert output.count("The steps scatter by") == 1
+
+
 def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
     rows = [(name, *row) for name in ("small", "large") for row in ROWS]
     path = csv(tmp_path / "s.csv", rows, "model,batch_size_sequences,steps_to_goal")
 
-    output, _ = run("fit", path, "--by", "model", "--json")
+    options = ("--unit", "sequences", "--optimal-batch-size", 16)
+    output, _ = run("fit", path, "--by", "model", "--json", *options)
 
     fits = json.loads(output)
+    assert fits["large"]["unit"] == "sequences"
+    assert fits["large"]["overhead_batch_size"] == pytest.approx(1.2 * 16 + 0.2 * 100, rel=0.1)
     assert fits.keys() == {"small", "large"}
     assert fits["small"]["critical_batch_size"]["value"] == pytest.approx(100, rel=0.1)
 
@@ -41,12 +72,18 @@ def test_bad_sweeps_are_one_line(tmp_path: Path) -> None:
         ([(64, 100), (64, 110)], "batch_size,steps", "`batch_sizes` must have two values at least"),
         ([(64, 100), (128, "nan")], "batch_size,steps", "`steps` must be positive and finite, got"),
         ([(64, 100), (128, "")], "batch_size,steps", "`steps` must be a number, got '' in line 3 "),
+        (
+            [(64, "1,350"), (128, 700)],
+            "batch_size,steps",
+            f"`{path}` must have 2 cells in each line, got 3 in line 2.",
+        ),
         ([], "batch_size,steps", f"`{path}` must have a line of column names and lines of numbers"),
         ([(64, 1)], "size,steps", f"`{path}` must have one column that begins with 'batch_size'"),
         (
             [(64, 1, 2)],
             "batch_size,steps_a,steps_b",
-            f"`{path}` must have one column that begins with 'steps', got batch_size, steps_a",
+            f"`{path}` must have one column that begins with 'steps', got batch_size, steps_a,"
+            " steps_b. Name the one that is meant 'steps', with commas between columns.",
         ),
         (
             [(name, *row) for name in "ab" for row in ROWS],

@@ -9,7 +9,8 @@ from logged_runs import log_run
 from program import refused, run
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale import predict
+from noisescale import Calibration, History, predict
+from noisescale.cli.predict import _calibration
 from noisescale.runs import read_run
 from noisescale.step_time import StepTiming, write_timings
 
@@ -35,6 +36,34 @@ def test_json_is_what_the_package_predicts(logged: Path) -> None:
     output, _ = run("predict", logged, "--batch-sizes", "64,512", "--devices", "1,2", "--json")
 
     expected = predict(read_run(logged), [64, 512], [1, 2])
+    assert json.loads(output) == json.loads(expected.to_json())
+
+
+def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
+    log_run(tmp_path)
+    log_run(tmp_path, optimizer=1, noise_scale=50.0)
+    options = {
+        "batch_sizes": [64, 512],
+        "devices": [2, 16],
+        "price_per_device_hour": 2.5,
+        "hour_worth": 40.0,
+        "calibration": 1.5,
+        "max_device_batch_size": 16.0,
+        "devices_per_node": 4,
+        "unit": "sequences",
+    }
+    words = [
+        word
+        for name, value in options.items()
+        for word in (
+            f"--{name.replace('_', '-')}",
+            ",".join(map(str, value)) if isinstance(value, list) else value,
+        )
+    ]
+
+    output, _ = run("predict", tmp_path, "--optimizer", 1, *words, "--json")
+
+    expected = predict(read_run(tmp_path, optimizer=1), **options)  # type: ignore[arg-type]
     assert json.loads(output) == json.loads(expected.to_json())
 
 
@@ -74,6 +103,36 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     assert kappa == pytest.approx(math.sqrt(256 * 512) / 192)
 
 
+def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: Path) -> None:
+    branches = tmp_path / "branches.csv"
+    branches.write_text("batch_size,loss\n64,2.5\n128,2.49\n256,2.6\n")
+    history = History()
+    for step in (10, 20, 30):
+        history.append(step=step, examples=8 * step, noise_scale=step, low=step / 2, high=2 * step)
+
+    found = _calibration(history, None, None, branches, 20)
+
+    assert isinstance(found, Calibration)
+    assert found.kappa.value == pytest.approx(math.sqrt(128 * 256) / 20)
+
+
+def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> None:
+    """Warnings are errors in these tests."""
+    log_run(tmp_path)
+    sweep = tmp_path / "sweep.csv"
+    rows = [(16, 3000), (64, 450), (256, 380), (1024, 90), (4096, 130)]
+    sweep.write_text("batch_size,steps\n" + "\n".join(f"{b},{s}" for b, s in rows))
+    history = read_run(tmp_path)
+
+    found = _calibration(history, None, sweep, None, None)
+
+    assert (
+        predict(history, calibration=found)
+        .warnings[0]
+        .startswith("Of the sweep that kappa was fitted to: The steps scatter by")
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,6 +155,11 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
             ["--branches", "b.csv"],
             "`--branches` must come with `--branch-step`, got none. Give the step of the run that"
             " the branches started from.",
+        ),
+        (
+            ["--branch-step", "500"],
+            "`--branch-step` must come with `--branches`, got 500 alone. Give the CSV file of what"
+            " the branches ended with, too.",
         ),
         (
             ["--sweep", "s.csv", "--calibration", "2"],

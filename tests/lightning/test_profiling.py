@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -285,6 +286,15 @@ def test_manual_optimization_is_timed_without_accumulation() -> None:
             {"device_batch_sizes": [4, 0]},
             "`device_batch_sizes` must be whole and at least 1, got 0. Give 8, for instance.",
         ),
+        (
+            {"device_batch_sizes": [math.inf]},
+            "`device_batch_sizes` must be whole and at least 1, got inf. Give 8, for instance.",
+        ),
+        (
+            {"device_batch_sizes": [math.nan]},
+            "`device_batch_sizes` must be whole and at least 1, got nan. Give 8, for instance.",
+        ),
+        ({"data": []}, "`data` must have examples, got none. Give what the module trains on."),
         (
             {"device_batch_sizes": []},
             "`device_batch_sizes` must have a value, got none. Leave it out for the default.",

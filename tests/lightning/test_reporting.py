@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as L
@@ -10,7 +11,8 @@ import pytest
 from fits import classifier, fit, loader
 from lightning.pytorch.loggers import CSVLogger
 
-from noisescale import NoiseScaleMonitor
+from noisescale import History, NoiseScaleMonitor
+from noisescale.lightning.reporting import report_run
 
 
 def fit_in_this_process(folder: Path, **options: Any) -> None:
@@ -44,6 +46,22 @@ def test_a_fit_ends_with_tables_and_a_page_beside_the_logs(
     page = (tmp_path / "noise_scale.html").read_text()
     assert "plotly.js v" in page
     assert "the run's own 2 devices".replace("'", "&#x27;") in page
+
+
+def test_one_optimizer_that_tells_nothing_leaves_the_others_their_pages(tmp_path: Path) -> None:
+    """Without a logger, in a folder that is not there yet."""
+    told = History()
+    for step in range(10, 101, 10):
+        told.append(step=step, examples=32 * step, batch_size=32, noise_scale=20, low=15, high=30)
+    trainer: Any = SimpleNamespace(
+        log_dir=None, default_root_dir=tmp_path / "new", is_global_zero=True
+    )
+
+    with pytest.warns(UserWarning, match="NoiseScaleMonitor has nothing to report"):
+        report_run(trainer, [told, History(), told])
+
+    pages = ["noise_scale.html", "noise_scale_optimizer_2.html"]
+    assert sorted(page.name for page in (tmp_path / "new").iterdir()) == pages
 
 
 def test_a_fit_that_measured_nothing_says_so(tmp_path: Path) -> None:

@@ -32,6 +32,22 @@ def test_a_sweep_gives_back_the_factor_it_was_made_with() -> None:
     assert calibration.source.startswith("fitted to a sweep of 5 batch sizes with B_crit = ")
 
 
+def test_a_sweeps_doubts_and_confidence_are_those_of_the_factor() -> None:
+    sizes = np.repeat([8.0, 32, 128, 512, 2048], 2)
+    steps = 200 * (1 + 100 / sizes) * np.exp(np.tile([0.3, -0.3], 5))
+    with pytest.warns(UserWarning, match="The steps scatter by"):
+        fit = fit_tradeoff(sizes, steps)
+
+    wide, narrow = (Calibration.from_sweep(HISTORY, fit, c) for c in (0.95, 0.5))
+
+    assert wide.doubts == fit.warnings
+    assert wide.source.startswith("fitted to a sweep of 5 batch sizes")
+    assert wide.kappa.low < narrow.kappa.low < narrow.kappa.high < wide.kappa.high
+    scaled = narrow.kappa.high * NOISE_SCALE
+    critical = Tradeoff.from_run(scaled, np.full(50, 64), np.full(50, 20)).critical_batch_size
+    assert critical == pytest.approx(fit.critical_batch_size_band(0.5).high)
+
+
 def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> None:
     """The larger kappa·b/B, the more do the large noise scales at the end count."""
     truth = Tradeoff.from_run(50 * NOISE_SCALE, np.full(50, 64), np.full(50, 20))
@@ -61,6 +77,17 @@ def test_branches_bound_the_critical_batch_size() -> None:
     )
 
 
+def test_branches_that_fall_behind_little_by_little_are_added_up() -> None:
+    """None is worse than the one before by 0.01, the third is than the first."""
+    calibration = Calibration.from_branches(
+        Band(50.0, 40.0, 80.0),
+        batch_sizes=[512, 64, 128, 256],
+        losses=[2.524, 2.500, 2.508, 2.516],
+    )
+
+    assert calibration.source.endswith("lies between 128 and 256")
+
+
 def test_what_calibrates_nothing_is_refused() -> None:
     resolved = Band(50.0, 40.0, 80.0)
     for arguments, message in (
@@ -68,6 +95,11 @@ def test_what_calibrates_nothing_is_refused() -> None:
             (resolved, [64, 128], [2.5, 2.5]),
             "`losses` must show where larger batches fall behind, got none that does up to 128."
             " Branch at larger batch sizes, too.",
+        ),
+        (
+            (resolved, [64, 256, 128], [2.5, 2.7, 2.52]),
+            "`losses` must show up to where larger batches keep up, got 2.52 at 128 against 2.5 at"
+            " 64, the smallest. Branch at smaller batch sizes, too.",
         ),
         (
             (Band(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),

@@ -96,6 +96,25 @@ def test_without_prices_the_batch_nearest_to_the_critical_one_is_recommended() -
     assert row.devices * 32 == row.batch_size  # as many devices as it fills
 
 
+def test_a_batch_that_fills_no_devices_goes_to_the_fewest() -> None:
+    prediction = predict(history(), devices=[2, 4, 8], max_device_batch_size=1000)
+
+    assert prediction.recommended.devices == 2
+
+
+def test_rounding_does_not_add_a_micro_batch() -> None:
+    """61 over seven times a seventh of it is 1 + 2e-16."""
+    (row,) = predict(history(), batch_sizes=[61], devices=[7], max_device_batch_size=61 / 7).rows
+
+    assert row.accumulation == 1
+
+
+def test_without_seconds_the_balanced_batch_of_some_devices_is_the_best() -> None:
+    best = predict(history(seconds_per_step=math.nan)).best_for(2)
+
+    assert best.batch_size in (128, 256)  # B_crit = 192
+
+
 def test_the_worth_of_an_hour_moves_the_recommendation() -> None:
     patient, hurried = (
         predict(history(), price_per_device_hour=2.0, hour_worth=worth).recommended
@@ -180,6 +199,22 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
     assert given == "B_crit = kappa·B_simple, kappa = 2: given."
     assert fitted == "B_crit = kappa·B_simple, kappa = 3 (2 to 4): a sweep."
     assert predict(history(), calibration=2).critical_batch_size.value == pytest.approx(384)
+
+
+def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
+    lags = "The noise scale is that which was logged, an average over the steps before: where it"
+    rng = np.random.default_rng(0)
+    sums = {
+        "sum_weight": 64 * STEP,
+        "sum_noise_trace": 64 * np.cumsum(20 * rng.normal(1, 0.05, 50)),
+        "sum_grad_sq_norm": 64 * np.cumsum(20 / 192 * rng.normal(1, 0.05, 50)),
+    }
+
+    logged, own = predict(history()), predict(history(**sums))
+
+    assert any(text.startswith(lags) for text in logged.assumptions)
+    assert not any(text.startswith(lags) for text in own.assumptions)
+    assert own.critical_batch_size.value == pytest.approx(192, rel=0.05)
 
 
 def test_a_run_without_seconds_has_steps_and_no_hours() -> None:
@@ -273,6 +308,11 @@ def test_the_monitors_history_predicts_as_it_is() -> None:
         (
             {"devices": [math.inf]},
             "`devices` must be whole numbers, 1 or more, got [inf]. Give for instance"
+            " [1, 2, 4, 8].",
+        ),
+        (
+            {"devices": [1.5]},
+            "`devices` must be whole numbers, 1 or more, got [1.5]. Give for instance"
             " [1, 2, 4, 8].",
         ),
         (

@@ -77,6 +77,19 @@ def test_what_is_resolved_nowhere_stays_so() -> None:
     assert critical.high == math.inf
     assert law.steps(640).low == pytest.approx(300 * 64 / 640)
     assert math.isnan(law.steps(640).value)
+    more = 100 * (1 + 20 / 16) / (1 + 20 / 64) + 200 * (1 + 30 / 16) / (1 + 30 / 64)
+    assert (law.steps(16).low, law.steps(16).high) == pytest.approx((more, 300 * 64 / 16))
+    own = law.steps(64)  # what the run took, whatever its noise scale
+    assert (own.value, own.low, own.high) == pytest.approx((300, 300, 300))
+    assert law.known == law.low
+
+
+def test_a_run_without_noise_has_no_tradeoff() -> None:
+    law = RunLaw.of(run([0.0, 0.0], [0.0, 0.0], [5.0, 5.0]), ONE)
+
+    assert law.tradeoff is None
+    assert law.critical_batch_size.value == 0
+    assert law.steps(640).value == pytest.approx(300)
 
 
 def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> None:
@@ -87,8 +100,47 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
     assert law.critical_batch_size.value == pytest.approx(
         Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
     )
+    assert law.tradeoff == Tradeoff.from_run([30, 120], one.batch_size, one.steps)
     assert law.low == RunLaw.of(run([16, 60], [16, 60], [1e9, 1e9]), ONE).low
     assert law.high == RunLaw.of(run([56, 240], [1, 1], [56, 240]), ONE).high
+
+
+def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
+    """Twelve exact stretches of b = 50: B_crit is kappa·b, whatever kappa is within its bounds."""
+    law = RunLaw.of(run([50.0] * 12, [50.0] * 12, [50.0] * 12, independent=True), Band(2, 1, 4))
+
+    critical, steps = law.critical_batch_size, law.steps(640)
+    assert (critical.value, critical.low, critical.high) == pytest.approx((100, 50, 200))
+    ends = [7800 * (1 + kappa * 50 / 640) / (1 + kappa * 50 / 64) for kappa in (2, 4, 1)]
+    assert (steps.value, steps.low, steps.high) == pytest.approx(ends)
+
+
+def test_a_calibration_without_bounds_leaves_none() -> None:
+    """As of a sweep of two batch sizes: the run's own steps are certain, nothing else is."""
+    law = RunLaw.of(run([50.0] * 3, [40.0] * 3, [60.0] * 3, independent=True), Band(2, 0, math.inf))
+
+    critical = law.critical_batch_size
+    assert (critical.value, critical.low, critical.high) == (pytest.approx(100), 0, math.inf)
+    own, tenfold = law.steps(64), law.steps(640)
+    assert (own.low, own.high) == pytest.approx((600, 600))
+    assert tenfold.low <= 60 < 600 <= tenfold.high
+
+
+def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_ones_do() -> None:
+    """By drawing kappa and two stretches' noise scales, all log-normal, 20,000 times."""
+    rng = np.random.default_rng(0)
+    spread, middle, quantile = 0.15, np.array([40.0, 90.0]), 1.96
+    kappas = 2 * np.exp(spread * rng.standard_normal((20_000, 1)))
+    drawn = kappas * middle * np.exp(spread * rng.standard_normal((20_000, 2)))
+    steps = (np.array([100.0, 200.0]) * (1 + drawn / 640) / (1 + drawn / 64)).sum(axis=1)
+    factor = math.exp(quantile * spread)
+    ends = (middle / factor).tolist(), (middle * factor).tolist()
+
+    law = RunLaw.of(run(middle.tolist(), *ends, independent=True), Band(2, 2 / factor, 2 * factor))
+
+    band = law.steps(640)
+    assert [band.low, band.high] == pytest.approx(np.quantile(steps, [0.025, 0.975]), rel=0.03)
+    assert 0.94 < np.mean((band.low <= steps) & (steps <= band.high)) < 0.96
 
 
 def test_errors_of_independent_stretches_partly_cancel() -> None:

@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
+from scipy.stats import t as students_t
 
-from noisescale import Tradeoff
+from noisescale import History, Tradeoff
 from noisescale.band import Band
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Stretches
+from noisescale.prediction.stretches import Stretches, noise_scale_at
 
 
 def columns(step: list[float], **others: list[float]) -> dict[str, np.ndarray]:
@@ -71,6 +72,19 @@ def test_a_run_is_cut_into_as_few_blocks_as_its_noise_demands() -> None:
     assert noisy < 6
 
 
+def test_three_quarters_of_the_blocks_are_resolved() -> None:
+    """Wherever there are several: else they would be fewer."""
+    numbers = set()
+    for seed, noise_scale in enumerate(np.geomspace(200, 10_000, 40)):
+        run = Stretches.of(measured(np.random.default_rng(seed), np.full(1000, noise_scale)))
+        number = run.block.max() + 1
+        starts = np.unique(run.block, return_index=True)[1]
+        assert number == 1 or run.resolved[starts].mean() >= 0.75
+        numbers.add(int(number))
+
+    assert len(numbers) > 4
+
+
 def test_the_bounds_of_a_run_cover_its_critical_batch_size() -> None:
     """Of runs with a rising noise scale; each block's interval would be far wider."""
     truth = np.linspace(50, 400, 600)
@@ -87,6 +101,32 @@ def test_the_bounds_of_a_run_cover_its_critical_batch_size() -> None:
     assert 0.9 <= np.mean(covered) <= 1, np.mean(covered)
     blocks = (run.high - run.low) / run.noise_scale
     assert np.median(widths) < 0.5 * np.median(blocks)
+
+
+def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
+    """Both ends r of nine unequal rows solve (S - r·Q)² = t²·var(S - r·Q), row by row."""
+    rng = np.random.default_rng(0)
+    weight = np.array([1.0, 2, 2, 4, 1, 3, 2, 2, 1])
+    q, s = rng.normal(1, 0.3, 9), rng.normal(50, 6, 9) + 10 * rng.normal(0, 1, 9)
+    s += 20 * (q - 1)  # they err together
+    sums = {"sum_weight": weight, "sum_noise_trace": weight * s, "sum_grad_sq_norm": weight * q}
+    rows = columns(np.arange(1.0, 10).tolist(), noise_scale=[math.nan] * 9)
+    history = History.from_columns(
+        rows | {name: np.cumsum(x) for name, x in sums.items()}, confidence=0.9
+    )
+
+    run = Stretches.of(history)
+
+    share = weight / weight.sum()
+    mean_s, mean_q = (share * s).sum(), (share * q).sum()
+    freedom = (share**2).sum() ** 2 / (share**4).sum() - 1
+    assert set(run.block.tolist()) == {0}
+    assert run.noise_scale == pytest.approx(mean_s / mean_q)
+    for end in (run.low[0], run.high[0]):
+        residuals = share * ((s - mean_s) - end * (q - mean_q))
+        variance = (residuals**2).sum() / (1 - (share**2).sum())
+        t = (mean_s - end * mean_q) / math.sqrt(variance)
+        assert abs(t) == pytest.approx(students_t.ppf(0.95, freedom))
 
 
 def test_the_wholes_sums_count_whatever_rows_are_dropped() -> None:
@@ -112,20 +152,57 @@ def test_runs_of_few_rows_keep_the_estimates_that_were_logged() -> None:
     assert set(run.block.tolist()) == {0}
 
 
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"sum_grad_sq_norm": np.cumsum([1.0, -1, 1, -1, 1, -1, 1, -1, 1, -1])},
+        {"sum_weight": np.array([1.0, 2, 3, 4, 5, 1, 2, 3, 4, 5])},
+        {"sum_noise_trace": np.full(10, math.nan)},
+        {f"sum_{name}": np.zeros(10) for name in ("weight", "noise_trace", "grad_sq_norm")},
+    ],
+    ids=["nothing resolved", "a sum that falls", "no sums", "nothing measured"],
+)
+def test_where_sums_tell_nothing_the_estimates_that_were_logged_are_kept(
+    sums: dict[str, np.ndarray],
+) -> None:
+    row = np.arange(1.0, 11)
+    logged = columns(row.tolist(), noise_scale=(50 + row).tolist())
+    whole = {"sum_weight": row, "sum_noise_trace": 60 * row, "sum_grad_sq_norm": row}
+
+    run = Stretches.of({**logged, **whole, **sums})
+
+    assert run.noise_scale.tolist() == (50 + row).tolist()
+    assert set(run.block.tolist()) == {0}
+
+
+def test_the_noise_scale_at_a_step_is_that_of_the_row_it_belongs_to() -> None:
+    history = columns([10, 20, 30], noise_scale=[5, 6, 7])
+
+    found = [noise_scale_at(history, step) for step in (0, 10, 11, 20, 30)]
+
+    assert [band.value for band in found] == [5, 5, 6, 6, 7]
+    assert (found[2].low, found[2].high) == pytest.approx((0.8 * 6, 1.3 * 6))
+    with pytest.raises(
+        ValueError, match=r"^`step` must be one of the run's, got 31\. It has 30\.$"
+    ):
+        noise_scale_at(history, 31)
+
+
 def test_what_is_not_resolved_takes_the_next_value_and_keeps_its_own_bounds() -> None:
     run = Stretches.of(
         columns(
-            [10, 20, 30, 40],
-            noise_scale=[math.nan, 12, math.nan, math.nan],
-            low=[9, 10, 11, 14],
-            high=[math.inf, 20, math.inf, math.inf],
+            [10, 20, 30, 40, 50, 60],
+            noise_scale=[math.nan, 12, math.nan, 13, math.nan, math.nan],
+            low=[9, 10, 11, 10, 11, 14],
+            high=[math.inf, 20, math.inf, 20, math.inf, math.inf],
         )
     )
 
-    assert run.noise_scale.tolist() == [12, 12, 12, 14]  # the last one is known to be above 14
-    assert run.low.tolist() == [9, 10, 11, 14]
-    assert run.high.tolist() == [math.inf, 20, math.inf, math.inf]
-    assert run.resolved.tolist() == [0, 1, 0, 0]
+    # The last one is known to be above 14.
+    assert run.noise_scale.tolist() == [12, 12, 13, 13, 13, 14]
+    assert run.low.tolist() == [9, 10, 11, 10, 11, 14]
+    assert run.high.tolist() == [math.inf, 20, math.inf, 20, math.inf, math.inf]
+    assert run.resolved.tolist() == [0, 1, 0, 1, 0, 0]
 
 
 def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:

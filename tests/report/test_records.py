@@ -90,6 +90,16 @@ def test_a_fit_as_a_record_has_bands_around_its_values() -> None:
     )
 
 
+def test_a_fit_as_a_record_has_the_unit_and_the_overhead_that_were_asked_for() -> None:
+    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
+
+    plain, asked = fit_as_dict(fit), fit_as_dict(fit, unit="sequences", optimal_batch_size=16)
+
+    assert (plain["unit"], plain["overhead_batch_size"]) == ("examples", None)
+    assert asked["unit"] == "sequences"
+    assert asked["overhead_batch_size"] == pytest.approx(1.2 * 16 + 0.2 * fit.critical_batch_size)
+
+
 def test_three_intervals_of_a_fit_are_of_one_kind() -> None:
     fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
 

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of CSV files, and what can be wrong with any such file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line that is not blank, the names of columns first.
+
+    Raises:
+        ValueError: If the file is no text, or a line has not as many cells as the first.
+        OSError: If it cannot be read.
+    """
+    # Spreadsheets may begin a file with the mark that "-sig" is for.
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        width = 0
+        try:
+            for cells in reader:
+                width = width or len(cells)
+                if len(cells) not in (0, width):
+                    raise ValueError(
+                        f"`{path}` must have {width} cells in each line, got {len(cells)} in line"
+                        f" {reader.line_num}. Mend or remove that line: it may have a comma within"
+                        " a number, be damaged, or still be written."
+                    )
+                if cells:
+                    yield reader.line_num, cells
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(
+                f"`{path}` must be a CSV file in UTF-8, got {error} after line {reader.line_num}."
+                " Name another file, or save it as CSV."
+            ) from error

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `predict` takes where it is given nothing."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisescale import Prediction, predict
+
+STEP = np.arange(20.0, 1001, 20)
+
+
+def predicted(batch_size: Any = 64.0, noise_scale: float = 192.0, **options: Any) -> Prediction:
+    """From 1,000 steps at this noise scale on two devices."""
+    size = batch_size * np.ones(50)
+    columns = {"noise_scale": noise_scale, "low": 128, "high": math.inf, "seconds_per_step": 0.1}
+    if math.isfinite(noise_scale):
+        columns |= {"low": 0.9 * noise_scale, "high": 1.1 * noise_scale}
+    rows = {name: value * np.ones(50) for name, value in {**columns, "devices": 2}.items()}
+    history = {"step": STEP, "examples": np.cumsum(20 * size), "batch_size": size, **rows}
+    return predict(history, **options)
+
+
+def sizes(prediction: Prediction, devices: int = 2) -> list[float]:
+    return [row.batch_size for row in prediction.rows_for(devices)]
+
+
+def test_the_ladder_goes_from_a_quarter_of_the_least_to_eight_times_the_most_that_matters() -> None:
+    above, below = predicted(noise_scale=192), predicted(noise_scale=20)
+
+    assert sizes(above) == [16, 32, 64, 128, 256, 512, 1024, 2048]  # 64/4 to 8·256
+    assert sizes(below) == [4, 8, 16, 32, 64, 128, 256, 512]  # 16/4 to 8·64
+
+
+def test_the_runs_own_batch_size_is_on_the_ladder_whatever_it_is() -> None:
+    prediction = predicted(batch_size=48)
+
+    assert prediction.own_batch_size == 48
+    assert sizes(prediction) == [8, 16, 32, 48, 64, 128, 256, 512, 1024, 2048]
+
+
+def test_where_only_a_bound_is_known_the_ladder_is_around_that() -> None:
+    assert sizes(predicted(noise_scale=math.nan)) == [16, 32, 64, 128, 256, 512, 1024]
+
+
+@pytest.mark.parametrize(("first", "own"), [(26, 64), (24, 256), (25, None)])
+def test_a_runs_own_batch_size_is_that_of_more_than_half_of_its_steps(
+    first: int, own: float | None
+) -> None:
+    assert predicted(np.where(np.arange(50) < first, 64, 256)).own_batch_size == own
+
+
+def test_a_run_whose_batch_size_changed_has_its_ladder_around_the_mean() -> None:
+    prediction = predicted(np.where(np.arange(50) < 25, 64, 448), noise_scale=256)
+
+    assert sizes(prediction) == [64, 128, 256, 512, 1024, 2048]
+
+
+def test_devices_are_doubled_three_times() -> None:
+    assert sorted({row.devices for row in predicted().rows}) == [2, 4, 8, 16]
+
+
+def test_batch_sizes_and_devices_come_in_order_and_once() -> None:
+    prediction = predicted(batch_sizes=[512, 64, 128, 64], devices=[4, 1, 4])
+
+    assert [row.devices for row in prediction.rows] == [1, 1, 1, 4, 4, 4]
+    assert sizes(prediction, 4) == [64, 128, 512]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run was timed at, and on how many nodes devices are."""
+
+import math
+
+import numpy as np
+import pytest
+
+from noisescale.prediction.costing import devices_of, nodes_of, timings_of
+from noisescale.step_time import StepTiming
+
+STEP = np.arange(10.0, 1001, 10)
+
+
+def history(**changed: object) -> dict[str, np.ndarray]:
+    """1,000 steps of 64 examples on two devices in two micro-batches, 0.1 s each."""
+    columns = {"batch_size": 64, "seconds_per_step": 0.1, "devices": 2, "accumulation": 2}
+    rows = {name: value * np.ones(100) for name, value in (columns | changed).items()}
+    return {"step": STEP, "examples": np.cumsum(10 * rows["batch_size"]), **rows}
+
+
+def test_devices_and_micro_batches_share_a_batch() -> None:
+    assert timings_of(history()) == [StepTiming(16, 2, devices=2, nodes=1, seconds=0.1)]
+    unknown = history(devices=math.nan)
+    assert timings_of(unknown) == [StepTiming(32, 2, devices=1, nodes=1, seconds=0.1)]
+
+
+def test_batches_of_nearly_one_size_are_one_configuration_with_the_median_time() -> None:
+    """Of tokens, say; a checkpoint was written in one row."""
+    rng = np.random.default_rng(0)
+    seconds = np.full(100, 0.1)
+    seconds[7] = 30
+
+    (timing,) = timings_of(
+        history(batch_size=64 * rng.uniform(0.97, 1.03, 100), seconds_per_step=seconds)
+    )
+
+    assert timing.device_batch_size == pytest.approx(16, rel=0.01)
+    assert timing.seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("rows", "known"), [(10, 2), (4, 1)])
+def test_a_configuration_counts_from_a_twentieth_of_the_steps_on(rows: int, known: int) -> None:
+    size = np.where(np.arange(100) < rows, 32, 64)
+
+    assert len(timings_of(history(batch_size=size))) == known
+
+
+def test_rows_that_were_not_timed_are_left_out() -> None:
+    seconds = np.where(np.arange(100) < 30, math.nan, 0.1)
+    seconds[30:80] = 0
+
+    (timing,) = timings_of(history(seconds_per_step=seconds))
+
+    assert timing.seconds == pytest.approx(0.1)
+    assert timings_of(history(seconds_per_step=math.nan)) == []
+
+
+def test_a_run_that_went_on_with_more_devices_has_those_of_its_end() -> None:
+    devices = np.where(np.arange(100) < 50, 2.0, 4.0)
+    devices[[0, 99]] = math.nan  # not recorded there
+
+    assert devices_of(history(devices=devices)) == 4
+    assert devices_of(history(devices=math.nan)) is None
+    plans = [(t.device_batch_size, t.devices) for t in timings_of(history(devices=devices))]
+    assert plans == [(16, 2), (8, 4)] or plans == [(8, 4), (16, 2)]
+
+
+def test_devices_beyond_one_node_are_spread_over_whole_nodes() -> None:
+    assert [nodes_of(devices, 8) for devices in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
+    assert nodes_of(10**6, math.inf) == 1
