@@ -18,6 +18,15 @@ class MomentSums(NamedTuple):
     sum_grad_sq_norm: float
     sum_noise_trace: float
 
+    @property
+    def mean(self) -> GradientMoments | None:
+        """Moments averaged over the steps, weighted by batch size; None before the first."""
+        if not self.sum_weight:
+            return None
+        return GradientMoments(
+            self.sum_grad_sq_norm / self.sum_weight, self.sum_noise_trace / self.sum_weight
+        )
+
     def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
         """Return the sums with one step more."""
         grad_sq_norm, noise_trace = moments

@@ -18,13 +18,14 @@ from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_resizable_strategy, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
+from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import (
     DECIDE_EVERY_N_STEPS,
     BatchSizeController,
     Move,
     Settings,
 )
-from noisescale.scheduling.learning_rate import LearningRateScaling, adascale_gain
+from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.plan import Plan
 from noisescale.scheduling.policies import PolicyLike
 
@@ -236,7 +237,7 @@ class BatchSizeScheduler(host.Callback):
         if self._schedules is not None:
             gains = self._progress == "gain"
             due = controller.clock.advance(
-                self._gain(controller) if gains else examples / controller.base_batch_size,
+                controller.gain if gains else examples / controller.base_batch_size,
                 round_up=not gains and host.is_last_batch(trainer),
             )
             self._schedules.advance(trainer, due)
@@ -305,7 +306,11 @@ class BatchSizeScheduler(host.Callback):
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
         noise_scale = None if self._monitor is None else self._monitor.recent_noise_scale
-        move = controller.decide(noise_scale, device_batch_size=controller.plan.device_batch_size)
+        move = controller.decide(
+            noise_scale,
+            self._average_moments,
+            device_batch_size=controller.plan.device_batch_size,
+        )
         if move is not None:
             self._tell(trainer, str(move), controller)
             if self._progress == "steps" and not self._warned and counts_steps(trainer):
@@ -336,7 +341,9 @@ class BatchSizeScheduler(host.Callback):
             return
         self._largest_rows = max(self._largest_rows, rows)
         loaders.change(rows)
-        if (move := controller.adopt(plan, "micro-batches of another size")) is not None:
+        if (
+            move := controller.adopt(plan, "micro-batches of another size", self._average_moments)
+        ) is not None:
             self._tell(trainer, str(move), controller)
 
     def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
@@ -358,16 +365,9 @@ class BatchSizeScheduler(host.Callback):
                 if isinstance(writer, SummaryWriter):
                     writer.add_text("batch_size/moves", text, host.log_step(trainer))
 
-    def _gain(self, controller: BatchSizeController) -> float:
-        """The steps of the first batch size that a step is worth."""
-        critical = controller.run.critical_batch_size
-        if critical is None:
-            return controller.lr_factor
-        sizes = {
-            "base_batch_size": controller.base_batch_size,
-            "batch_size": controller.plan.batch_size,
-        }
-        return adascale_gain(critical, 1.0, **sizes)
+    @property
+    def _average_moments(self) -> GradientMoments | None:
+        return None if self._monitor is None else self._monitor.average_moments
 
     def _examples_in(self, batch: Any) -> float:
         if self._monitor is None:

@@ -27,6 +27,7 @@ from noisescale.lightning.supported import check_supported, refuse_several_gradi
 from noisescale.lightning.tensorboard_layout import charts, merged_into
 from noisescale.measurement import Measurement, checked_options
 from noisescale.meter import check_batch_size
+from noisescale.moments import GradientMoments
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -182,6 +183,11 @@ class NoiseScaleMonitor(host.Callback):
         if not self._measurements:
             return self._nothing_measured
         return self._measurements[0].meter.recent_noise_scale
+
+    @property
+    def average_moments(self) -> GradientMoments | None:
+        """|G|² and tr(Σ) averaged over the run so far; None before the first step."""
+        return self._measurements[0].meter.sums.mean if self._measurements else None
 
     @property
     def least_micro_batches(self) -> int:

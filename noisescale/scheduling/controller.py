@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
+from noisescale.moments import GradientMoments
 from noisescale.scheduling.agreement import check_agreement
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
@@ -20,6 +22,7 @@ from noisescale.scheduling.learning_rate import (
     LearningRateScaling,
     checked_scaling,
     factors_for,
+    gain_of,
 )
 from noisescale.scheduling.plan import Bounds, Plan, checked_bounds, checked_count, plan_for
 from noisescale.scheduling.policies import (
@@ -34,6 +37,11 @@ from noisescale.scheduling.policies import (
 )
 from noisescale.scheduling.run_so_far import RunSoFar
 from noisescale.scheduling.scaled_steps import ScaledSteps
+
+if TYPE_CHECKING:
+    from noisescale.meter import NoiseScaleMeter
+
+Batch = TypeVar("Batch")
 
 _NAMED: dict[str, Callable[[], Any]] = {
     "tradeoff": lambda: Gate(TradeoffRule()),
@@ -150,18 +158,19 @@ class BatchSizeController:
 
         meter = NoiseScaleMeter(model)
         meter.follow()
-        controller = BatchSizeController(Plan(device_batch_size=32, accumulation=1), optimizer)
-        while training:
-            for _ in range(controller.plan.accumulation):
-                x, y = next(batches)
-                loss = loss_function(model(x), y) / controller.plan.accumulation
+        controller = BatchSizeController(Plan(device_batch_size=32, accumulation=2), optimizer)
+        for window in controller.windows(loader):
+            for x, y in window:
+                loss = loss_function(model(x), y) / len(window)
                 meter.backward(loss, local_batch_size=len(x))
             meter.step()
             optimizer.step()
-            controller.step()
-            if controller.due and (move := controller.decide(meter.recent_noise_scale)):
-                print(move)
             optimizer.zero_grad()
+            if move := controller.update(meter):
+                print(move)
+
+    The last window of an epoch may be a short one. Under DDP put all but its last backward into
+    `model.no_sync()`. A loop that draws its own batches asks `controller.plan` instead.
 
     Args:
         plan: How the run starts. Its batch size is the one that the learning rate was chosen for.
@@ -186,9 +195,9 @@ class BatchSizeController:
         >>> parameter = torch.nn.Parameter(torch.ones(1))
         >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
         >>> controller = BatchSizeController(Plan(8, 4), optimizer, policy={0: 32, 2: 64})
-        >>> for _ in range(2):
-        ...     controller.step()
-        >>> print(controller.decide())
+        >>> for window in controller.windows(range(12)):
+        ...     if move := controller.update():
+        ...         print(move)
         step 2: batch size 32 -> 64 = 8 x 8 micro-batches x 1 device, lr x 1.41: scheduled from 2 \
 steps on
     """
@@ -224,6 +233,8 @@ steps on
         """Optimizer steps taken."""
         self.examples = 0.0
         """Examples of all devices in them."""
+        self.gain = 1.0
+        """The steps of the first batch size that one of now is worth: AdaScale's gain."""
         self.moves: deque[Move] = deque(maxlen=_MOVES_KEPT)
         """The last thousand changes of the batch size."""
         self.run = RunSoFar()
@@ -253,6 +264,36 @@ steps on
         """Whether the policy is to be asked before the next step."""
         return not self._needs_noise_scale or self.steps >= self._next_decision
 
+    def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+        """Yield the batches of each step of an epoch: as many as the plan has by then.
+
+        The last list has what is left, so that its length is what to divide losses by.
+        """
+        iterator = iter(batches)
+        while window := list(islice(iterator, self.plan.accumulation)):
+            yield window
+
+    def update(
+        self, meter: NoiseScaleMeter | None = None, examples: float | None = None
+    ) -> Move | None:
+        """Count an optimizer step, and decide on the next ones where that is due.
+
+        Args:
+            meter: That measures the run, `follow` called. None for a policy that needs none.
+            examples: Of all devices in the step. Default: those of the plan.
+
+        Returns:
+            The move; None if everything stays.
+        """
+        self.step(examples)
+        if not self.due:
+            return None
+        return (
+            self.decide()
+            if meter is None
+            else self.decide(meter.recent_noise_scale, meter.sums.mean)
+        )
+
     def step(self, examples: float | None = None) -> None:
         """Count an optimizer step.
 
@@ -263,12 +304,18 @@ steps on
         self.examples += self.plan.batch_size if examples is None else examples
 
     def decide(
-        self, noise_scale: NoiseScale | None = None, *, device_batch_size: float | None = None
+        self,
+        noise_scale: NoiseScale | None = None,
+        average: GradientMoments | None = None,
+        *,
+        device_batch_size: float | None = None,
     ) -> Move | None:
         """Ask the policy, and adopt the plan for what it wants. All ranks have to call it.
 
         Args:
             noise_scale: Of now, `NoiseScaleMeter.recent_noise_scale`; alike on all ranks.
+            average: Moments averaged over the run, `NoiseScaleMeter.sums.mean`, for the
+                learning rate.
             device_batch_size: Keep micro-batches at so many examples, for the time being.
 
         Returns:
@@ -295,17 +342,13 @@ steps on
         check_agreement(float(wanted), self._device)
         self.wanted = float(wanted)
         reason = getattr(wanted, "reason", "the policy asks for it")
-        return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, noise_scale)
+        return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, average)
 
-    def adopt(self, plan: Plan, reason: str, noise_scale: NoiseScale | None = None) -> Move | None:
+    def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        noise_scale = noise_scale or NoiseScaleEstimator().estimate()
-        self._scaled.factors = factors_for(
-            self.settings.lr_scaling,
-            batch_size=plan.batch_size,
-            base_batch_size=self.base_batch_size,
-            critical_batch_size=self.run.critical_batch_size or 0.0,
-        )
+        sizes = {"batch_size": plan.batch_size, "base_batch_size": self.base_batch_size}
+        self.gain = gain_of(average, **sizes)
+        self._scaled.factors = factors_for(self.settings.lr_scaling, average=average, **sizes)
         if plan == self.plan:
             return None
         move = Move(self.steps, self.examples, self.wanted, self.plan, plan, self.lr_factor, reason)
@@ -385,6 +428,7 @@ steps on
             "next_decision": self._next_decision,
             "peak_learning_rate": self._peak_learning_rate,
             "max_device_batch_size": self.max_device_batch_size,
+            "gain": self.gain,
             "factors": list(self._scaled.factors),
             "clock": self.clock.state_dict(),
             "run": self.run.state_dict(),
@@ -410,6 +454,7 @@ steps on
             self.max_device_batch_size = min(
                 self.max_device_batch_size, state["max_device_batch_size"]
             )
+        self.gain = state["gain"]
         self._scaled.factors = Factors(*state["factors"])
         self.clock.load_state_dict(state["clock"])
         self.run.load_state_dict(state["run"])

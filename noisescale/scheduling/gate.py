@@ -35,7 +35,7 @@ class Gate:
         >>> b = NoiseScale(100.0, 80.0, 130.0, grad_sq_norm=1.0, noise_trace=100.0, steps=50)
         >>> wanted = gate(b, Plan(32, 1), Progress(steps=50, examples=1600.0))
         >>> float(wanted), wanted.reason
-        (64.0, 'noise scale 100 (80 to 130) asks for 100, 2 x a move at most')
+        (100.0, 'noise scale 100 (80 to 130) asks for 100')
         >>> gate(b, Plan(80, 1), Progress(steps=60, examples=2400.0)).reason
         'noise scale 100 (80 to 130) agrees with 80'
     """
@@ -46,8 +46,8 @@ class Gate:
         self,
         rule: Rule,
         *,
-        hysteresis: float = 1.2,
-        growth: float = 2.0,
+        hysteresis: float = 1.5,
+        growth: float = 4.0,
         min_dwell: float | None = None,
     ) -> None:
         for name, value in (("hysteresis", hysteresis), ("growth", growth)):
