@@ -1,45 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare a batch size that follows the noise scale with every fixed one.
 
-python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
+Three trainings (see workloads.py) go on to harder goals than in prediction.py, so that the noise
+scale rises well over tenfold along a run. The learning rate of fixed batch sizes is tuned, and
+the law of steps against examples fitted to them: the front. The batch size nearest to the
+critical one is taken for the best. Then `BatchSizeController` starts from 1/16 and from 16 times
+that, with the learning rate tuned *there*, under every policy, and is told nothing else.
+
+    python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
+
+A run that needs S steps and E examples is off the front by the factor f for which (S/f, E/f) is
+on it: 1.05 is 5 % more of both. Results are saved as they come, and a later call goes on from
+there. Exits 1 if the default policy misses the front by more than 5 % from either end.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 
-from _results import saved_rows, write_results
-from sweeping import Sweep
-from workloads import WORKLOADS, Workload
+import torch
+from _results import FOLDER, saved_rows, write_results
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import brentq
+from sweeping import Row, Sweep
+from workloads import WORKLOADS, Goal, Workload
+
+from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, fit_tradeoff
 
 FARTHER = {
     "digits": {"goal": 0.12, "batch_sizes": (2, 8, 32, 128, 512), "seeds": 8, "first_lr": 0.1},
     "mnist": {"goal": 0.13, "batch_sizes": (4, 16, 64, 256, 1024), "seeds": 4, "first_lr": 0.1},
-    "characters": {"goal": 1.95, "batch_sizes": (4, 16, 64, 256, 1024), "seeds": 4,
-                   "first_lr": 0.002},
-}  # fmt: skip
+    "characters": {
+        "goal": 1.95,
+        "batch_sizes": (4, 16, 64, 256, 1024),
+        "seeds": 4,
+        "first_lr": 0.002,
+    },
+}
 
 MOST_STEPS = 20_000
+
+ENDS = (1 / 16, 16)
+"""Where scheduled runs start, over the best fixed batch size."""
+
+POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
+DEFAULT = POLICIES[0]
+
+SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "sqrt"}
+"""What the documentation recommends: AdaScale's gain for SGD, the square root for Adam."""
+
+OTHER_SCALINGS = ("adascale", "sqrt", "saturating", "linear", "none")
+"""Tried with the default policy."""
+
+HOPELESS = 3.0
+"""Scheduled runs are given up after so many times the steps of their first batch size."""
+
+AIM = 1.05
 
 
 def farther(name: str) -> Workload:
     return replace(WORKLOADS[name], **FARTHER[name])
 
 
-def tune_fixed(sweep: Sweep, names: Iterable[str], deadline: float) -> bool:
-    for name in names:
-        workload = farther(name)
+def tune_fixed(sweep: Sweep, workload: Workload, deadline: float) -> bool:
+    """Tune all fixed batch sizes, then those that scheduled runs start from."""
+    sizes = sorted(workload.batch_sizes)
+    for starts in (False, True):
+        if starts:
+            sizes = [size for size in starts_of(sweep, workload) if size not in sizes]
         start, most_steps = workload.first_lr, MOST_STEPS
-        for batch_size in workload.batch_sizes:
+        for batch_size in sizes:
             if time.monotonic() > deadline:
                 return False
+            if starts:  # from the nearest one that is tuned
+                near = min(workload.batch_sizes, key=lambda b: abs(math.log(b / batch_size)))
+                if best := sweep.best(workload, near):
+                    start, most_steps = best["lr"], MOST_STEPS
             sweep.tune(workload, batch_size, start, most_steps)
             if best := sweep.best(workload, batch_size):
                 start = best["lr"] * math.sqrt(2)
@@ -47,21 +94,278 @@ def tune_fixed(sweep: Sweep, names: Iterable[str], deadline: float) -> bool:
     return True
 
 
+def fixed_steps(sweep: Sweep, workload: Workload) -> dict[int, float]:
+    """Median steps of every fixed batch size, at its best learning rate."""
+    sizes = {
+        row["batch_size"]
+        for row in sweep.rows
+        if (row["kind"], row["workload"]) == ("sweep", workload.name)
+    }
+    return {
+        size: min(sweep.tried(workload, size).values())
+        for size in sorted(sizes)
+        if sweep.best(workload, size)
+    }
+
+
+def front_of(sweep: Sweep, workload: Workload) -> TradeoffFit:
+    """The law fitted to the grid of fixed batch sizes."""
+    steps = fixed_steps(sweep, workload)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fit_tradeoff(
+            list(workload.batch_sizes), [steps[size] for size in workload.batch_sizes]
+        )
+
+
+def starts_of(sweep: Sweep, workload: Workload) -> list[int]:
+    """1/16 and 16 times the power of two that is nearest to the critical batch size.
+
+    At least two: in a batch of one example nothing can be compared with anything.
+    """
+    best = 2 ** round(math.log2(front_of(sweep, workload).critical_batch_size))
+    return [max(int(best * end), 2) for end in ENDS]
+
+
+def off_the_front(front: TradeoffFit, steps: float, examples: float) -> float:
+    """The factor f for which (steps/f, examples/f) is on the front."""
+    if not math.isfinite(steps):
+        return math.inf
+
+    def above(f: float) -> float:
+        left = steps / f - front.min_steps, examples / f - front.min_examples
+        return left[0] * left[1] - front.min_steps * front.min_examples
+
+    most = min(steps / front.min_steps, examples / front.min_examples)
+    return float(brentq(above, 1e-6 * most, most))
+
+
+def scheduled_run(task: tuple[str, float, str, str, int, float, int, float]) -> Row:
+    """Train with a scheduled batch size until the goal; every step draws the plan's batch."""
+    name, target, policy, scaling, start, lr, seed, most_steps = task
+    torch.set_num_threads(1)
+    workload = replace(WORKLOADS[name], goal=target)
+    model = workload.seeded_model(seed)
+    optimizer = workload.optimizer(model.parameters(), lr=lr)
+    meter = NoiseScaleMeter(model, small_batch="example", unit=workload.unit)
+    meter.follow()
+    controller = BatchSizeController(
+        Plan(start, 1),
+        optimizer,
+        policy,  # type: ignore[arg-type]
+        lr_scaling=scaling,  # type: ignore[arg-type]
+        max_device_batch_size=2**14,
+        max_batch_size=2**14,
+    )
+    goal = Goal(workload, model)
+    data = workload.data()[0]
+    generator = torch.Generator().manual_seed(1000 + seed)
+    size, before = start, 0.0
+    try:
+        while not goal.reached(controller.steps) and controller.steps < most_steps:
+            before, size = controller.examples, int(controller.plan.batch_size)
+            chosen = torch.randint(len(data[0]), (size,), generator=generator)
+            optimizer.zero_grad()
+            loss = workload.loss(model, (data[0][chosen], data[1][chosen]))
+            meter.backward(loss, local_batch_size=size)
+            meter.step()
+            optimizer.step()
+            controller.update(meter)
+    except FloatingPointError:
+        pass  # diverged: the goal was not reached
+    reached = math.isfinite(goal.steps)
+    examples = before - (controller.steps - 1 - goal.steps) * size
+    return {
+        "kind": "scheduled",
+        "workload": name,
+        "policy": policy,
+        "lr_scaling": scaling,
+        "start": start,
+        "lr": lr,
+        "seed": seed,
+        "steps": round(goal.steps, 2) if reached else None,
+        "examples": round(examples) if reached else None,
+        "moves": [[m.step, m.after.batch_size] for m in controller.moves][:200],
+    }
+
+
+def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
+    """Do the scheduled runs that are missing."""
+    steps = fixed_steps(sweep, workload)
+    named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
+    ways = [(policy, usual) for policy in POLICIES]
+    ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
+    for policy, scaling in ways:
+        for start in starts_of(sweep, workload):
+            if time.monotonic() > deadline:
+                return False
+            best = sweep.best(workload, start)
+            if best is None:
+                continue
+            done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
+            most = HOPELESS * steps[start]
+            sweep.rows += sweep.pool.map(
+                scheduled_run,
+                [
+                    (*named, policy, scaling, start, best["lr"], seed, most)
+                    for seed in range(workload.seeds)
+                    if seed not in done
+                ],
+            )
+            sweep.save()
+            print(f"{workload.name}: {policy}, {scaling}, from {start}", flush=True)
+    return True
+
+
+def scheduled(
+    rows: Iterable[Row], workload: Workload, policy: str, scaling: str, start: int
+) -> list[Row]:
+    wanted = (workload.name, policy, scaling, start)
+    return [
+        row
+        for row in rows
+        if row["kind"] == "scheduled"
+        and (row["workload"], row["policy"], row["lr_scaling"], row["start"]) == wanted
+    ]
+
+
+def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
+    """Print how far all scheduled runs are off the front; return whether the aim is met."""
+    met = True
+    for name in names:
+        workload = farther(name)
+        steps = fixed_steps(sweep, workload)
+        if any(size not in steps for size in workload.batch_sizes):
+            console.print(f"\n[bold]{name}[/]: not enough runs yet.")
+            continue
+        front = front_of(sweep, workload)
+        console.print(
+            f"\n[bold]{name}[/], loss {workload.goal}: S_min {front.min_steps:.0f}, B_crit"
+            f" {front.critical_batch_size:.0f} {workload.unit}, scatter"
+            f" {front.rms_log_residual:.3f}"
+        )
+        console.print(_fixed_table(sweep, workload, steps, front))
+        table = Table("policy", "lr scaling", "from", "steps", "examples", "reached", "f")
+        ways = dict.fromkeys(
+            (row["policy"], row["lr_scaling"], row["start"])
+            for row in sweep.rows
+            if row["kind"] == "scheduled" and row["workload"] == name
+        )
+        for policy, scaling, start in ways:
+            rows = scheduled(sweep.rows, workload, policy, scaling, start)
+            off = [off_the_front(front, *_reached(row)) for row in rows]
+            median = statistics.median(off)
+            default = (policy, scaling) == (DEFAULT, SCALINGS[name])
+            met &= not default or median <= AIM
+            table.add_row(
+                policy,
+                scaling,
+                str(start),
+                f"{statistics.median(_reached(row)[0] for row in rows):.0f}",
+                f"{statistics.median(_reached(row)[1] for row in rows):,.0f}",
+                f"{sum(row['steps'] is not None for row in rows)} of {len(rows)}",
+                f"{median:.2f} ({min(off):.2f} to {max(off):.2f})"
+                + (" <- missed" if default and median > AIM else ""),
+            )
+        console.print(table)
+    return met
+
+
+def _reached(row: Row) -> tuple[float, float]:
+    return row["steps"] or math.inf, row["examples"] or math.inf
+
+
+def _fixed_table(
+    sweep: Sweep, workload: Workload, steps: dict[int, float], front: TradeoffFit
+) -> Table:
+    table = Table("fixed batch size", "lr", "steps", "examples", "f")
+    for size, count in steps.items():
+        best = sweep.best(workload, size)
+        assert best is not None
+        table.add_row(
+            str(size),
+            f"{best['lr']:.3g}",
+            f"{count:.0f}",
+            f"{size * count:,.0f}",
+            f"{off_the_front(front, count, size * count):.2f}",
+        )
+    return table
+
+
+def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
+    """Save examples against steps to the goal: fixed ones, their front, scheduled runs."""
+    import numpy as np
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    shown = [n for n in names if len(fixed_steps(sweep, farther(n))) >= 5]
+    figure = make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=0.06)
+    colours = dict(zip(POLICIES, ("#d62728", "#1f77b4", "#2ca02c", "#9467bd"), strict=True))
+    for column, name in enumerate(shown, start=1):
+        workload = farther(name)
+        steps, front = fixed_steps(sweep, workload), front_of(sweep, workload)
+        sizes = np.geomspace(min(steps), max(steps), 200)
+        figure.add_scatter(
+            x=front.steps(sizes), y=front.examples(sizes), mode="lines", name="front of fixed",
+            line={"color": "#888"}, showlegend=column == 1, row=1, col=column,
+        )  # fmt: skip
+        figure.add_scatter(
+            x=list(steps.values()), y=[b * s for b, s in steps.items()],
+            mode="markers+text", text=[str(b) for b in steps], textposition="top right",
+            marker={"color": "#444", "size": 7}, name="fixed batch sizes",
+            showlegend=column == 1, row=1, col=column,
+        )  # fmt: skip
+        for policy in POLICIES:
+            for start, symbol in zip(starts_of(sweep, workload), ("circle", "square"), strict=True):
+                rows = scheduled(sweep.rows, workload, policy, SCALINGS[name], start)
+                end = "1/16" if symbol == "circle" else "16 x"
+                figure.add_scatter(
+                    x=[row["steps"] for row in rows], y=[row["examples"] for row in rows],
+                    mode="markers", name=f"{policy}, from {end}", legendgroup=policy,
+                    marker={"color": colours[policy], "symbol": f"{symbol}-open", "size": 9},
+                    showlegend=column == 1, row=1, col=column,
+                )  # fmt: skip
+        figure.update_xaxes(type="log", title="steps to the goal", row=1, col=column)
+        figure.update_yaxes(type="log", row=1, col=column)
+    figure.update_yaxes(title=go.layout.yaxis.Title(text="examples to the goal"), row=1, col=1)
+    figure.update_layout(template="plotly_white", width=1500, height=560)
+    figure.write_html(path, include_plotlyjs="cdn")
+    print(f"Saved {path.relative_to(FOLDER.parent.parent)}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
     parser.add_argument("--only", choices=WORKLOADS)
+    parser.add_argument("--report", action="store_true", help="print what is saved, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="a few digits, unsaved")
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else list(WORKLOADS)
     deadline = time.monotonic() + 60 * arguments.budget
-    rows = saved_rows("adaptive")
+    rows = [] if arguments.smoke else saved_rows("adaptive")
+    if arguments.smoke:
+        names = ["digits"]
+        few = {"goal": 0.3, "batch_sizes": (4, 16, 64, 256), "seeds": 2, "first_lr": 0.2}
+        FARTHER["digits"] = few
 
     def save() -> None:
-        write_results("adaptive", rows, most_steps=MOST_STEPS, quiet=True)
+        if not arguments.smoke:
+            write_results("adaptive", rows, most_steps=MOST_STEPS, quiet=True)
 
+    done = True
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        tune_fixed(Sweep(rows, pool, save), names, deadline)
-    return 0
+        sweep = Sweep(rows, pool, save)
+        if not arguments.report:
+            for name in names:
+                workload = farther(name)
+                done = done and tune_fixed(sweep, workload, deadline)
+                done = done and schedule(sweep, workload, deadline)
+    met = report(sweep, names, Console(highlight=False, width=120))
+    if not arguments.smoke:
+        draw(sweep, names, FOLDER / "adaptive.html")
+    if not done:
+        print("\nThe budget is spent: call again to go on.")
+    return 0 if met or arguments.smoke or not done else 1
 
 
 if __name__ == "__main__":
