@@ -63,8 +63,8 @@ SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "sqrt"}
 OTHER_SCALINGS = ("adascale", "sqrt", "saturating", "linear", "none")
 """Tried with the default policy."""
 
-HOPELESS = 3.0
-"""Scheduled runs are given up after so many times the steps of their first batch size."""
+HOPELESS = 10.0
+"""Scheduled runs are given up after so many times the fewest steps possible."""
 
 AIM = 1.05
 
@@ -191,7 +191,7 @@ def scheduled_run(task: tuple[str, float, str, str, int, float, int, float]) -> 
 
 def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     """Do the scheduled runs that are missing."""
-    steps = fixed_steps(sweep, workload)
+    most = HOPELESS * front_of(sweep, workload).min_steps
     named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
     ways = [(policy, usual) for policy in POLICIES]
     ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
@@ -203,7 +203,6 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
             if best is None:
                 continue
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
-            most = HOPELESS * steps[start]
             sweep.rows += sweep.pool.map(
                 scheduled_run,
                 [

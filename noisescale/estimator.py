@@ -63,20 +63,20 @@ class NoiseScale:
     def short(self) -> str:
         """Return a few characters for a progress bar: "19.1", ">310" or "?"."""
         if self.resolved:
-            return _three_digits(self.value)
-        return f">{_three_digits(self.low)}" if self.low > 0 else "?"
+            return three_digits(self.value)
+        return f">{three_digits(self.low)}" if self.low > 0 else "?"
 
     def __str__(self) -> str:
         level = f"{self.confidence * 100:.3g} %"
         steps = f"{self.steps:.0f} step{'' if round(self.steps) == 1 else 's'}"
         if self.resolved:
             return (
-                f"{_three_digits(self.value)} {self.unit}"
-                f" ({level} {_three_digits(self.low)} to {_three_digits(self.high)}, {steps})"
+                f"{three_digits(self.value)} {self.unit}"
+                f" ({level} {three_digits(self.low)} to {three_digits(self.high)}, {steps})"
             )
         if self.steps == 0:
             return "not measured yet"
-        bound = f"above {_three_digits(self.low)} {self.unit} " if self.low > 0 else ""
+        bound = f"above {three_digits(self.low)} {self.unit} " if self.low > 0 else ""
         text = f"{bound}(not resolved at {level} after {steps})"
         return text if bound else text.strip("()")
 
@@ -265,5 +265,6 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Return a number as people read it: 19.1 or 1,234."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

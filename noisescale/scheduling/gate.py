@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from noisescale.estimator import NoiseScale, is_real
+from noisescale.estimator import NoiseScale, is_real, three_digits
 from noisescale.scheduling.plan import Plan
 from noisescale.scheduling.policies import Progress, Rule, Wanted
 
@@ -85,14 +85,16 @@ class Gate:
         if at_low >= now * self._hysteresis:
             most = now * self._growth
             limit = f", {self._growth:g} x a move at most" if asked > most else ""
-            return Wanted(min(asked, most), f"{seen} asks for {asked:.3g}{limit}")
+            return Wanted(min(asked, most), f"{seen} asks for {three_digits(asked)}{limit}")
         if at_high <= now / self._hysteresis:
-            return Wanted(asked, f"{seen} asks for {asked:.3g}")
-        return Wanted(now, f"{seen} agrees with {now:g}")
+            return Wanted(asked, f"{seen} asks for {three_digits(asked)}")
+        return Wanted(now, f"{seen} agrees with {three_digits(now)}")
 
 
 def _described(noise_scale: NoiseScale) -> str:
+    low, value, high = (
+        three_digits(x) for x in (noise_scale.low, noise_scale.value, noise_scale.high)
+    )
     if noise_scale.resolved:
-        low, value, high = noise_scale.low, noise_scale.value, noise_scale.high
-        return f"noise scale {value:.3g} ({low:.3g} to {high:.3g})"
-    return f"noise scale above {noise_scale.low:.3g}"
+        return f"noise scale {value} ({low} to {high})"
+    return f"noise scale above {low}"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch size moves only where the bound on that side agrees."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noisescale import NoiseScale, Plan
+from noisescale.scheduling import Gate, Progress, RatioRule
+
+LATER = Progress(steps=1000, examples=1e6)
+
+
+def noise_scale(low: float, value: float, high: float) -> NoiseScale:
+    return NoiseScale(value, low, high, grad_sq_norm=1.0, noise_trace=value, steps=50.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "wanted"),
+    [
+        (95, 110, 130, 64),  # up is asked for, but not at the low end by enough
+        (97, 110, 130, 110),
+        (20, 30, 63, 64),  # down, but not at the high end
+        (20, 30, 42, 30),
+        (1, 64, 1e6, 64),
+        (150, 1000, 2000, 256),  # four times at most
+        (1, 2, 3, 2),  # down at once
+        (100, math.nan, math.inf, 100),  # not resolved: up to what it is above
+        (60, math.nan, math.inf, 64),
+        (0, math.nan, math.inf, 64),
+    ],
+)
+def test_moves_are_gated_at_both_ends(low: float, value: float, high: float, wanted: float) -> None:
+    gate = Gate(RatioRule(), hysteresis=1.5)
+
+    assert gate(noise_scale(low, value, high), Plan(64, 1), LATER) == pytest.approx(wanted)
+
+
+@given(
+    ends=st.tuples(*[st.floats(0.01, 1e6)] * 3).map(sorted),
+    batch_size=st.integers(1, 4096),
+    growth=st.floats(1.6, 10),
+)
+def test_no_move_against_either_bound(ends: list[float], batch_size: int, growth: float) -> None:
+    low, value, high = ends
+    gate = Gate(RatioRule(), growth=growth)
+
+    wanted = gate(noise_scale(low, value, high), Plan(batch_size, 1), LATER)
+
+    if wanted > batch_size:
+        assert low >= 1.5 * batch_size
+        assert wanted == pytest.approx(min(value, growth * batch_size))
+    elif wanted < batch_size:
+        assert high <= batch_size / 1.5
+        assert wanted == pytest.approx(value)
+    else:
+        assert low < 1.5 * batch_size or high > batch_size / 1.5
+
+
+def test_a_move_waits_for_eight_steps_of_the_batch_size_of_now() -> None:
+    gate, high = Gate(RatioRule()), noise_scale(900, 1000, 1100)
+
+    def wanted(since: float) -> float:
+        return gate(high, Plan(32, 2), LATER._replace(examples_since_move=since))
+
+    assert [wanted(8 * 64 - 1), wanted(8 * 64)] == [64, 256]
+
+
+def test_dwell_can_be_given_in_examples() -> None:
+    gate = Gate(RatioRule(), min_dwell=5000)
+    high = noise_scale(900, 1000, 1100)
+
+    wanted = [gate(high, Plan(64, 1), LATER._replace(examples_since_move=s)) for s in (4999, 5000)]
+
+    assert wanted == [64, 256]
+
+
+def test_reasons_are_told() -> None:
+    gate = Gate(RatioRule())
+
+    def reason(low: float, value: float, high: float) -> str:
+        return gate(noise_scale(low, value, high), Plan(64, 1), LATER).reason
+
+    assert reason(150, 1000, 2000) == (
+        "noise scale 1,000 (150 to 2,000) asks for 1,000, 4 x a move at most"
+    )
+    assert reason(20, 30, 40) == "noise scale 30 (20 to 40) asks for 30"
+    assert reason(100, math.nan, math.inf) == "noise scale above 100 asks for 100"
+    assert reason(10, 64, 100) == "noise scale 64 (10 to 100) agrees with 64"

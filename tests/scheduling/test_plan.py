@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans are within the bounds, and the nearest to what was wanted."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noisescale.scheduling.plan import Bounds, Plan, checked_bounds, checked_count, plan_for
+
+
+@given(
+    wanted=st.floats(0.5, 1e5),
+    devices=st.integers(1, 9),
+    device_batch_size=st.integers(1, 64),
+)
+def test_counted_micro_batches_come_nearest_by_ratio(
+    wanted: float, devices: int, device_batch_size: int
+) -> None:
+    plan = plan_for(wanted, devices=devices, device_batch_size=device_batch_size)
+
+    unit = devices * device_batch_size
+    possible = [unit * n for n in range(1, math.ceil(wanted / unit) + 2)]
+    nearest = min(abs(math.log(size / wanted)) for size in possible)
+    assert abs(math.log(plan.batch_size / wanted)) == pytest.approx(nearest, abs=1e-9)
+    assert plan == Plan(device_batch_size, round(plan.batch_size / unit), devices)
+
+
+@given(
+    wanted=st.floats(1, 1e5),
+    devices=st.integers(1, 9),
+    largest=st.integers(1, 64),
+    least=st.integers(1, 3),
+)
+def test_free_micro_batches_are_few_and_as_near_as_whole_examples_allow(
+    wanted: float, devices: int, largest: int, least: int
+) -> None:
+    bounds = Bounds(min_accumulation=least)
+
+    plan = plan_for(wanted, devices=devices, max_device_batch_size=largest, bounds=bounds)
+
+    assert plan.device_batch_size <= largest
+    assert plan.accumulation == max(math.ceil(wanted / devices / largest - 1e-9), least)
+    step = plan.accumulation * devices
+    assert abs(plan.batch_size - wanted) <= max(step, step * least)
+
+
+@given(
+    wanted=st.floats(0.1, 1e4),
+    devices=st.integers(1, 4),
+    device_batch_size=st.integers(1, 16),
+    bounds=st.tuples(st.floats(1, 2000), st.floats(1, 2000)).map(sorted),
+)
+def test_bounds_are_kept_or_refused(
+    wanted: float, devices: int, device_batch_size: int, bounds: list[float]
+) -> None:
+    low, high = bounds
+    unit = devices * device_batch_size
+    inside = [unit * n for n in range(1, 2001) if low <= unit * n <= high]
+
+    def plan() -> Plan:
+        return plan_for(
+            wanted, devices=devices, device_batch_size=device_batch_size, bounds=Bounds(low, high)
+        )
+
+    if inside:
+        assert plan().batch_size in inside
+    else:
+        with pytest.raises(ValueError, match="^`min_batch_size` and `max_batch_size` must leave"):
+            plan()
+
+
+def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
+    message = (
+        "`min_batch_size` and `max_batch_size` must leave room for a plan, got 65 to 95 for 2"
+        " devices and at least 1 micro-batch of 16 examples each. Widen them, or change the batch"
+        " size of the loader."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        plan_for(80, devices=2, device_batch_size=16, bounds=Bounds(65, 95))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "message"),
+    [
+        ((0, None), ValueError, "`min_batch_size` must be positive and finite, got 0."),
+        ((None, math.inf), ValueError, "`max_batch_size` must be positive and finite, got inf."),
+        ((None, math.nan), ValueError, "`max_batch_size` must be positive and finite, got nan."),
+        (("8", None), TypeError, "`min_batch_size` must be a number of examples or None, got '8'."),
+        ((64, 32), ValueError, "`min_batch_size` must not exceed `max_batch_size`, got 64 > 32."),
+    ],
+)
+def test_wrong_bounds_are_named(
+    bounds: tuple[object, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        checked_bounds(*bounds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+def test_wrong_counts_are_named(value: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"^`n` must be a positive whole number, got .* Why not\.$"
+    ):
+        checked_count("n", value, "Why not.")

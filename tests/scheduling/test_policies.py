@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules against the papers' formulas; schedules against written-out sequences."""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from noisescale import NoiseScale, Plan, Tradeoff
+from noisescale.scheduling import (
+    DoublingRule,
+    Gate,
+    Given,
+    InsteadOfDecay,
+    NormTestRule,
+    Progress,
+    RatioRule,
+    TradeoffRule,
+)
+from noisescale.scheduling.run_so_far import RunSoFar
+
+NOW = Progress(steps=100, examples=3200.0)
+
+
+def noise_scale(value: float, low: float = 0.0, high: float = math.inf) -> NoiseScale:
+    return NoiseScale(value, low, high, grad_sq_norm=1.0, noise_trace=value, steps=50.0)
+
+
+def test_the_tradeoff_keeps_the_exchange_rate_constant() -> None:
+    """r = B²/b, the examples that one step saved costs, is the same at every noise scale."""
+    rule = TradeoffRule(exchange_rate=50.0)
+
+    batch_sizes = {b: rule(b, Plan(8, 1), NOW) for b in (2.0, 20.0, 200.0)}
+
+    for b, size in batch_sizes.items():
+        assert Tradeoff(min_steps=1.0, min_examples=b).exchange_rate(size) == pytest.approx(50.0)
+
+
+def test_the_tradeoff_takes_its_rate_from_the_run_so_far() -> None:
+    rule = TradeoffRule()
+
+    assert rule(30.0, Plan(8, 1), NOW) == pytest.approx(30.0)
+    assert rule(30.0, Plan(8, 1), NOW._replace(critical_batch_size=120.0)) == pytest.approx(60.0)
+
+
+def test_norm_test_is_the_smallest_batch_whose_error_is_below_theta() -> None:
+    """The mean squared error of a batch-B gradient is tr(Σ)/B, relative to |G|² at most θ²."""
+    noise_trace, grad_sq_norm, theta = 12.0, 0.25, 0.3
+    wanted = NormTestRule(theta)(noise_trace / grad_sq_norm, Plan(8, 1), NOW)
+
+    assert noise_trace / wanted / grad_sq_norm == pytest.approx(theta**2)
+
+
+def test_doubling_waits_until_the_critical_batch_size_is_twice_the_batch() -> None:
+    wanted = [DoublingRule()(b, Plan(16, 2), NOW) for b in (1.0, 63.9, 64.0, 1e9)]
+
+    assert wanted == [32.0, 32.0, 64.0, 64.0]
+
+
+@pytest.mark.parametrize("rule", [TradeoffRule(), RatioRule(), NormTestRule(), DoublingRule()])
+def test_rules_take_both_ends_of_what_is_not_resolved(rule: Callable[..., float]) -> None:
+    at_ends = rule(0.0, Plan(8, 1), NOW), rule(math.inf, Plan(8, 1), NOW)
+
+    assert 0 <= at_ends[0] <= at_ends[1]
+
+
+def test_the_critical_batch_size_so_far_is_that_of_the_whole_tradeoff() -> None:
+    rng = np.random.default_rng(0)
+    b, batch, steps = rng.uniform(5, 500, 40), rng.integers(4, 300, 40), rng.integers(1, 30, 40)
+    run = RunSoFar()
+
+    for values in zip(b, batch, steps, strict=True):
+        run.observe(
+            noise_scale(values[0], low=1.0, high=1e9), batch_size=values[1], steps=values[2]
+        )
+
+    oracle = Tradeoff.from_run(b, batch, steps)
+    assert run.min_steps == pytest.approx(oracle.min_steps)
+    assert run.critical_batch_size == pytest.approx(oracle.critical_batch_size)
+
+
+def test_unresolved_steps_count_with_what_the_noise_scale_is_above() -> None:
+    run = RunSoFar()
+
+    run.observe(noise_scale(math.nan), batch_size=8, steps=10)  # nothing is known: it waits
+    assert run.critical_batch_size is None
+    run.observe(noise_scale(math.nan, low=40.0), batch_size=8, steps=10)
+
+    assert run.critical_batch_size == pytest.approx(40.0)
+    assert run.min_steps == pytest.approx(20 / (1 + 40 / 8))
+
+
+def test_the_run_so_far_goes_on_from_its_state() -> None:
+    run, resumed = RunSoFar(), RunSoFar()
+    run.observe(noise_scale(30.0, high=50.0), batch_size=8, steps=10)
+    run.observe(noise_scale(math.nan), batch_size=16, steps=5)
+
+    resumed.load_state_dict(run.state_dict())
+    for one in (run, resumed):
+        one.observe(noise_scale(60.0, high=90.0), batch_size=16, steps=5)
+
+    assert resumed.critical_batch_size == run.critical_batch_size
+
+
+@pytest.mark.parametrize(
+    ("by", "progress", "wanted"),
+    [
+        ("steps", Progress(9, 1000.0), 64.0),
+        ("steps", Progress(10, 0.0), 128.0),
+        ("steps", Progress(10_000, 0.0), 96.0),
+        ("examples", Progress(0, 9.5), 64.0),
+        ("examples", Progress(0, 30.0), 96.0),
+    ],
+)
+def test_a_given_schedule_holds_from_each_entry_on(
+    by: str, progress: Progress, wanted: float
+) -> None:
+    schedule = Given({20: 96, 0: 64, 10: 128}, by)  # type: ignore[arg-type]
+
+    assert schedule(None, Plan(1, 1), progress) == wanted
+
+
+def test_before_its_first_entry_a_schedule_leaves_the_batch_alone() -> None:
+    assert Given({5: 64})(None, Plan(8, 3), Progress(4, 96.0)) == 24.0
+
+
+def factor_and_batch_size(lr: float, peak: float, exponent: float) -> tuple[float, float]:
+    """What the schedule's lr becomes, with the factor k**exponent, and the batch from 32."""
+    wanted = InsteadOfDecay()(None, Plan(32, 1), Progress(1, 1.0, 1.0, None, lr, peak))
+    return lr * (wanted / 32) ** exponent, float(wanted)
+
+
+def test_seesaw_halves_the_decay_on_a_log_scale_and_multiplies_the_batch() -> None:
+    """Meterez et al.: where a schedule divides the lr by a, lr/√a and a·B instead."""
+    for a in (1.0, 2.0, 8.0):
+        lr, batch_size = factor_and_batch_size(0.1 / a, 0.1, exponent=0.5)
+
+        assert lr == pytest.approx(0.1 / math.sqrt(a))
+        assert batch_size == pytest.approx(32 * a)
+
+
+def test_smith_keeps_the_lr_while_the_batch_grows() -> None:
+    """Smith et al.: grow the batch by the factor that the lr would have dropped by."""
+    for a in (1.0, 5.0):
+        lr, batch_size = factor_and_batch_size(0.1 / a, 0.1, exponent=1.0)
+
+        assert lr == pytest.approx(0.1)
+        assert batch_size == pytest.approx(32 * a)
+
+
+def test_a_schedule_at_zero_leaves_the_batch_alone() -> None:
+    assert InsteadOfDecay()(None, Plan(32, 2), Progress(1, 1.0, 1.0, None, 0.0, 0.1)) == 64.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RatioRule(0), "`ratio` must be positive and finite, got 0."),
+        (lambda: NormTestRule(math.inf), "`theta` must be positive and finite, got inf."),
+        (lambda: TradeoffRule(-1.0), "`exchange_rate` must be positive and finite, got -1.0."),
+        (lambda: Given({}), "`batch_sizes` must have an entry, got none."),
+        (lambda: Given({-1: 8}), "`batch_sizes` must have numbers of steps as keys, got -1."),
+        (lambda: Given({0: 0}), "`batch_sizes[0]` must be positive and finite, got 0."),
+        (lambda: Given({0: 8}, "epochs"), '`by` must be "steps" or "examples", got \'epochs\'.'),  # type: ignore[arg-type]
+        (lambda: InsteadOfDecay(0), "`batch_size` must be positive and finite, got 0."),
+        (lambda: Gate(RatioRule(), hysteresis=1.0), "`hysteresis` must be a factor above 1, got"),
+        (lambda: Gate(RatioRule(), growth=math.nan), "`growth` must be a factor above 1, got nan."),
+        (
+            lambda: Gate(RatioRule(), growth=1.2, hysteresis=1.5),
+            "`growth` must be at least `hysteresis`, got 1.2 < 1.5.",
+        ),
+        (lambda: Gate(RatioRule(), min_dwell=-1), "`min_dwell` must be a number of examples or"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        make()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The factor is there while the optimizer steps, and nowhere else."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.scaled_steps import ScaledSteps
+
+
+class Seen(SGD):
+    """What `step` finds in its groups."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lrs: list[float] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.lrs.append(float(self.param_groups[0]["lr"]))
+        return super().step(closure)
+
+
+def sgd(lr: float = 0.1) -> Seen:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return Seen([parameter], lr=lr)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "step": lambda o: StepLR(o, 3, gamma=0.5),
+    "exponential": lambda o: ExponentialLR(o, 0.9),
+    "cosine": lambda o: CosineAnnealingLR(o, 12),
+    "one cycle": lambda o: OneCycleLR(o, max_lr=0.5, total_steps=20),
+    "sequential": lambda o: SequentialLR(o, [LinearLR(o), ExponentialLR(o, 0.8)], [4]),
+    "chained": lambda o: ChainedScheduler([LinearLR(o), ExponentialLR(o, 0.8)]),
+    "plateau": lambda o: ReduceLROnPlateau(o, patience=1),
+}
+
+
+def lrs_along(schedule: Callable[[Optimizer], Any], factor: float | None) -> tuple[Any, Any]:
+    """What the optimizer steps with, and what its schedule says, over 10 steps."""
+    optimizer = sgd()
+    scheduler = schedule(optimizer)
+    scaled = None if factor is None else ScaledSteps([optimizer])
+    said = []
+    for step in range(10):
+        if scaled is not None and step == 4:
+            scaled.factors = Factors(factor or 1.0)
+        optimizer.step()
+        scheduler.step(*[1.0] * isinstance(scheduler, ReduceLROnPlateau))
+        said.append(optimizer.param_groups[0]["lr"])
+    return optimizer.lrs, said
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_never_see_the_factor(name: str) -> None:
+    without, said_without = lrs_along(SCHEDULES[name], None)
+    with_it, said = lrs_along(SCHEDULES[name], 3.0)
+
+    assert said == said_without
+    assert with_it == without[:4] + [3.0 * lr for lr in without[4:]]
+
+
+def test_betas_and_eps_follow_for_the_length_of_a_step() -> None:
+    """Malladi et al.: 1 - k(1 - β), eps/√k; the update is that of an Adam made with these."""
+
+    def stepped(optimizer: Optimizer, parameter: torch.nn.Parameter) -> torch.Tensor:
+        for value in (1.0, -0.5, 2.0):
+            parameter.grad = torch.full((2,), value)
+            optimizer.step()
+        return parameter.detach()
+
+    ours, theirs = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = Adam([ours], lr=0.1, betas=(0.9, 0.99), eps=0.04)
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(2.0, batch_ratio=4.0)
+
+    stepped(optimizer, ours)
+
+    stepped(Adam([theirs], lr=0.2, betas=(1 - 4 * (1 - 0.9), 1 - 4 * (1 - 0.99)), eps=0.02), theirs)
+    assert torch.equal(ours, theirs)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.9, 0.99), 0.04)
+
+
+def test_a_learning_rate_in_a_tensor_stays_the_tensor_it_is() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    lr = torch.tensor(0.25)
+    optimizer = SGD([parameter], lr=lr)
+    ScaledSteps([optimizer]).factors = Factors(2.0)
+
+    optimizer.step()
+
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert parameter.item() == 0.5
+
+
+def test_a_step_that_fails_leaves_the_learning_rate_to_be_put_back() -> None:
+    class Failing(SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("no memory")
+
+    optimizer = Failing([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(2.0)
+    with pytest.raises(RuntimeError, match="no memory"):
+        optimizer.step()
+
+    scaled.close()
+
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_after_closing_steps_are_the_optimizers_own() -> None:
+    optimizer = sgd()
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(2.0)
+    scaled.close()
+
+    optimizer.step()
+
+    assert optimizer.lrs == [0.1]
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_scaler_that_leaves_a_step_out_changes_nothing() -> None:
+    optimizer = sgd()
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(2.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    parameter = optimizer.param_groups[0]["params"][0]
+    scaler.scale(torch.zeros(1))
+    parameter.grad = torch.full((2,), torch.inf)
+
+    scaler.step(optimizer)
+    scaler.update()
+
+    assert optimizer.lrs == []
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_betas_that_cannot_follow_are_refused() -> None:
+    scaled = ScaledSteps([Adam([torch.nn.Parameter(torch.ones(1))], betas=(0.9, 0.999))])
+
+    scaled.check(9.9)
+    message = (
+        "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
+        ' `lr_scaling="malladi"`, got 16 times for β = 0.9. Lower it to less than 10 times, or'
+        ' choose "sqrt".'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        scaled.check(16.0)
+    with pytest.raises(ValueError, match=r'^`lr_scaling="malladi"` must be used with an optimizer'):
+        ScaledSteps([sgd()]).check(2.0)
