@@ -18,7 +18,7 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.per_example import Layers
+from noisescale.collectors.per_example import Layers, PerExampleCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window import Weight, WindowLayout
@@ -134,6 +134,7 @@ class NoiseScaleMeter:
         self._examples = 0.0
         self._batch_size = math.nan
         self._accumulation = 1
+        self._found_before: dict[str, Any] = {}
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -311,8 +312,16 @@ class NoiseScaleMeter:
         finally:
             self._rows.clear()
             if self._collector is not None:
+                self._found_before = self._found
                 self._collector.close()
                 self._collector = None
+
+    @property
+    def _found(self) -> dict[str, Any]:
+        """What the collector found out about the model in its first step."""
+        if isinstance(self._collector, PerExampleCollector):
+            return self._collector.state_dict()
+        return self._found_before
 
     @property
     def _measures(self) -> bool:
@@ -430,6 +439,7 @@ class NoiseScaleMeter:
             "unmeasured_examples": self._unmeasured_examples,
             "batch_size": self._batch_size,
             "accumulation": self._accumulation,
+            "collector": self._found,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -444,6 +454,8 @@ class NoiseScaleMeter:
         self._unmeasured_examples = state["unmeasured_examples"]
         self._batch_size = state["batch_size"]
         self._accumulation = state["accumulation"]
+        if isinstance(self._collector, PerExampleCollector):
+            self._collector.load_state_dict(state["collector"])
 
 
 def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:

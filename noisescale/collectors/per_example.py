@@ -22,7 +22,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -96,6 +96,7 @@ class PerExampleCollector:
         constants = [*self._model.buffers(), *self._model.parameters()]
         self._probe: Probe | None = Probe(parameters, self._layers, verdicts, constants)
         self._settled: GradientNorms | None = None
+        self._found: dict[str, Any] = {}
         self._average = AveragedGradient(self.norms, group)
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
         self._hooks.install(self._layers)
@@ -179,6 +180,16 @@ class PerExampleCollector:
         self._hooks.install([])
         self.reset()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the probe found, so that a run that goes on need not probe again."""
+        return self._found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was found before, if it is of the same parameters; else the probe stays."""
+        if self._probe is not None and state.get("names") == self.norms.names:
+            self._leave_out(self._probe, [Verdict(v) for v in state["verdicts"]])
+            self.reset()
+
     def _is_constant(self, x: Tensor) -> bool:
         return self._probe is not None and self._probe.is_constant(x)
 
@@ -231,8 +242,13 @@ class PerExampleCollector:
         verdicts = probe.verdicts(self.group)
         if verdicts is None:
             return
+        self._leave_out(probe, verdicts)
+
+    def _leave_out(self, probe: Probe, verdicts: Sequence[Verdict]) -> None:
+        """Go on with what can be measured, the probe being over."""
         probe.close()
         self._probe = None
+        self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
         self._check_some_measured(verdicts)
         for layer in self._layers:
             layer.indices = {

@@ -68,7 +68,7 @@ def test_bounds_are_kept_or_refused(
     if inside:
         assert plan().batch_size in inside
     else:
-        with pytest.raises(ValueError, match="^`min_batch_size` and `max_batch_size` must leave"):
+        with pytest.raises(ValueError, match=r"^`min_batch_size` and `max_batch_size` must leave"):
             plan()
 
 

@@ -29,7 +29,7 @@ def noise_scale(value: float, low: float = 0.0, high: float = math.inf) -> Noise
 
 
 def test_the_tradeoff_keeps_the_exchange_rate_constant() -> None:
-    """r = B²/b, the examples that one step saved costs, is the same at every noise scale."""
+    """R = B²/b, the examples that one step saved costs, is the same at every noise scale."""
     rule = TradeoffRule(exchange_rate=50.0)
 
     batch_sizes = {b: rule(b, Plan(8, 1), NOW) for b in (2.0, 20.0, 200.0)}

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller in a loop of one's own: windows, decisions, state, several ranks."""
+
+import math
+import re
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
+from noisescale.scheduling import Gate, Progress, RatioRule
+
+KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
+
+
+def sgd(lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
+
+
+@given(
+    accumulations=st.lists(st.integers(1, 7), min_size=1, max_size=30),
+    epochs=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+)
+def test_windows_hand_out_every_batch_once_in_the_lengths_that_were_decided(
+    accumulations: list[int], epochs: list[int]
+) -> None:
+    def policy(noise_scale: Any, plan: Plan, progress: Progress) -> float:
+        return 8.0 * accumulations[progress.steps % len(accumulations)]
+
+    controller = BatchSizeController(Plan(8, 2), sgd(), policy)
+    wanted, seen = 2, []
+    for length in epochs:
+        epoch = []
+        for window in controller.windows(range(length)):
+            epoch += window
+            left = length - len(epoch) + len(window)
+            assert len(window) == min(wanted, left)
+            controller.update(examples=8 * len(window))
+            wanted = accumulations[controller.steps % len(accumulations)]
+        seen.append(epoch)
+
+    assert seen == [list(range(length)) for length in epochs]
+    assert controller.examples == 8 * sum(epochs)
+
+
+def test_a_function_is_obeyed_at_once_and_past_the_gates() -> None:
+    controller = BatchSizeController(Plan(8, 1), sgd(), lambda b, plan, progress: 8000.0)
+
+    move = controller.update()
+
+    assert move is not None
+    assert str(move) == (
+        "step 1: batch size 8 -> 8000 = 8 x 1000 micro-batches x 1 device, lr x 31.6: the policy"
+        " asks for it"
+    )
+    assert (move.before, move.after, move.wanted) == (Plan(8, 1), Plan(8, 1000), 8000.0)
+    assert list(controller.moves) == [move]
+
+
+def test_named_policies_are_asked_seldom_and_early() -> None:
+    controller = BatchSizeController(Plan(8, 1), sgd(), decide_every_n_steps=10)
+    asked = []
+    for _ in range(80):
+        controller.step()
+        if controller.due:
+            asked.append(controller.steps)
+            controller.decide()
+
+    assert asked[:6] == [4, 5, 6, 7, 8, 10]
+    assert asked[-3:] == [51, 61, 71]
+
+
+@pytest.mark.parametrize("policy", ["tradeoff", "ratio", "norm_test", "doubling"])
+def test_named_policies_grow_where_the_noise_scale_is_large_and_stay_where_it_is_unknown(
+    policy: Any,
+) -> None:
+    unknown, known = (BatchSizeController(Plan(8, 1), sgd(), policy) for _ in range(2))
+    for _ in range(5):
+        unknown.step()
+        known.step()
+
+    assert unknown.decide() is None
+    move = known.decide(KNOWN)
+    assert move is not None
+    assert move.after.batch_size == (16 if policy == "doubling" else 32)
+
+
+def test_a_named_policy_shrinks_and_the_learning_rate_with_it() -> None:
+    optimizer = sgd()
+    controller = BatchSizeController(Plan(32, 512), optimizer, Gate(RatioRule()))
+
+    move = controller.decide(KNOWN)
+
+    assert move is not None
+    assert move.after == Plan(32, 16)
+    assert move.lr_factor == controller.lr_factor == pytest.approx(math.sqrt(1 / 32))
+
+
+def test_the_scaled_learning_rate_is_stepped_with() -> None:
+    optimizer = sgd(lr=0.25)
+    controller = BatchSizeController(Plan(8, 1), optimizer, {0: 32}, lr_scaling="linear")
+    parameter = optimizer.param_groups[0]["params"][0]
+    parameter.grad = torch.ones(1)
+
+    optimizer.step()
+    controller.update()
+    optimizer.step()
+
+    assert parameter.item() == pytest.approx(1 - 0.25 - 4 * 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    controller.close()
+    optimizer.step()
+    assert parameter.item() == pytest.approx(1 - 1.5)
+
+
+def trained(
+    steps: int, *, half: bool = False, policy: Callable[[], Any] = lambda: Gate(RatioRule())
+) -> list[Any]:
+    """Batch sizes, factors and parameters of a run; `half`: saved and loaded in its middle."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+
+    def made() -> tuple[NoiseScaleMeter, BatchSizeController]:
+        meter = NoiseScaleMeter(model, small_batch="example")
+        meter.follow()
+        return meter, BatchSizeController(
+            Plan(4, 1), optimizer, policy(), lr_scaling="adascale", max_batch_size=256
+        )
+
+    meter, controller = made()
+    generator, seen = torch.Generator().manual_seed(1), []
+    for step in range(steps):
+        if half and step == steps // 2:
+            saved = meter.state_dict(), controller.state_dict()
+            torch.save(saved, buffer := BytesIO())
+            meter.close()
+            controller.close()
+            meter, controller = made()
+            buffer.seek(0)
+            of_meter, of_controller = torch.load(buffer, weights_only=True)
+            meter.load_state_dict(of_meter)
+            controller.load_state_dict(of_controller)
+        optimizer.zero_grad()
+        size = int(controller.plan.batch_size)
+        x = torch.randn(size, 20, generator=generator)
+        y = x[:, :1] + torch.randn(size, 1, generator=generator)
+        meter.backward(((model(x) - y) ** 2).mean(), local_batch_size=size)
+        meter.step()
+        optimizer.step()
+        schedule.step()
+        controller.update(meter)
+        seen.append((controller.plan, controller.lr_factor, controller.gain))
+    return [seen, [p.detach().clone() for p in model.parameters()], controller.state_dict()]
+
+
+def test_half_and_half_is_a_whole_run() -> None:
+    seen, parameters, state = trained(120)
+    resumed_seen, resumed_parameters, resumed_state = trained(120, half=True)
+
+    assert len({plan.batch_size for plan, _, _ in seen}) > 3
+    assert resumed_seen == seen
+    assert all(torch.equal(a, b) for a, b in zip(resumed_parameters, parameters, strict=True))
+    assert resumed_state == state
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "made_anew"),
+    [
+        (Plan(8, 1, devices=4), {}, Plan(8, 6, devices=4)),
+        (Plan(16, 1, devices=2), {}, Plan(16, 6, devices=2)),
+        (Plan(8, 1, devices=3), {"max_device_batch_size": 32}, Plan(32, 2, devices=3)),
+        (Plan(8, 1, devices=2), {}, Plan(8, 12, devices=2)),
+    ],
+)
+def test_on_other_devices_the_global_batch_and_the_factor_stay(
+    plan: Plan, options: dict[str, Any], made_anew: Plan
+) -> None:
+    first = BatchSizeController(Plan(8, 2, devices=2), sgd(), {0: 192}, lr_scaling="linear")
+    first.update()
+    assert first.plan == Plan(8, 12, devices=2)
+
+    second = BatchSizeController(plan, sgd(), {0: 192}, lr_scaling="linear", **options)
+    second.load_state_dict(first.state_dict())
+
+    assert second.plan == made_anew
+    assert second.plan.batch_size == 192
+    assert second.lr_factor == first.lr_factor == 6.0
+    assert (second.steps, second.examples, second.base_batch_size) == (1, 32.0, 32.0)
+
+
+def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
+    def wanted() -> str:
+        rank = dist.get_rank()
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), lambda *_: 32.0 + 16 * rank)
+        try:
+            controller.update()
+        except RuntimeError as error:
+            return str(error)
+        return "agreed"
+
+    messages = on_ranks(2, wanted)
+
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(
+        "`policy` must give the same batch size on all ranks, got 32 to 48. Let it depend"
+    )
+
+
+def test_ranks_decide_alike_on_what_they_measured_together() -> None:
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(20, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        meter = NoiseScaleMeter(model)
+        meter.follow()
+        controller = BatchSizeController(Plan(4, 1, devices=2), optimizer, Gate(RatioRule()))
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(60):
+            for k in range(controller.plan.accumulation):
+                x = torch.randn(4, 20, generator=generator)
+                y = x[:, :1] + torch.randn(4, 1, generator=generator)
+                model.require_backward_grad_sync = k == controller.plan.accumulation - 1
+                loss = ((model(x) - y) ** 2).mean() / controller.plan.accumulation
+                meter.backward(loss, local_batch_size=4)
+            meter.step()
+            optimizer.step()
+            optimizer.zero_grad()
+            controller.update(meter)
+        return [str(move) for move in controller.moves]
+
+    first, second = on_ranks(2, run)
+
+    assert first == second
+    assert len(first) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"policy": "best"},
+            ValueError,
+            '`policy` must be one of "tradeoff", "ratio", "norm_test"',
+        ),
+        ({"policy": 7}, TypeError, "`policy` must be a name, a mapping or a function, got 7."),
+        ({"policy": "smith"}, ValueError, '`lr_scaling` must be "linear" with `policy="smith"`'),
+        ({"lr_scaling": "cubic"}, ValueError, '`lr_scaling` must be one of "none", "linear"'),
+        ({"max_batch_size": 16}, ValueError, "`max_batch_size` must be at least the batch size"),
+        ({"min_batch_size": 41, "max_batch_size": 47}, ValueError, "`min_batch_size` and `max"),
+        ({"max_device_batch_size": 0}, ValueError, "`max_device_batch_size` must be a positive"),
+        ({"decide_every_n_steps": 0}, ValueError, "`decide_every_n_steps` must be a positive"),
+        ({"lr_scaling": "malladi"}, ValueError, '`lr_scaling="malladi"` must be used with an'),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        BatchSizeController(Plan(8, 4), sgd(), **options)
+
+
+@pytest.mark.parametrize("wanted", [math.nan, 0, -8, math.inf, "64", None])
+def test_a_policy_that_gives_no_batch_size_is_told(wanted: Any) -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd(), lambda *_: wanted)
+    message = f"`policy` must give a positive number of examples, got {wanted!r} at step 1."
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        controller.update()
+
+
+def test_seesaw_follows_the_schedule_of_the_optimizer() -> None:
+    """B·a and lr/√a, where StepLR alone would give lr/a."""
+    optimizer = sgd(lr=0.4)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.25)
+    controller = BatchSizeController(Plan(8, 4), optimizer, "seesaw")
+    seen = []
+    for _ in range(6):
+        optimizer.step()
+        schedule.step()
+        controller.update()
+        lr = optimizer.param_groups[0]["lr"] * controller.lr_factor
+        seen.append((controller.plan.batch_size, round(lr, 6)))
+
+    assert seen == [(32, 0.4), (128, 0.2), (128, 0.2), (512, 0.1), (512, 0.1), (2048, 0.05)]
