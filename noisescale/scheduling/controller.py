@@ -346,9 +346,10 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
+        b = self._noise_scale_of_the_run(average)
         sizes = {"batch_size": plan.batch_size, "base_batch_size": self.base_batch_size}
-        self.gain = gain_of(average, **sizes)
-        self._scaled.factors = factors_for(self.settings.lr_scaling, average=average, **sizes)
+        self.gain = gain_of(b, **sizes)
+        self._scaled.factors = factors_for(self.settings.lr_scaling, noise_scale=b, **sizes)
         if plan == self.plan:
             return None
         move = Move(self.steps, self.examples, self.wanted, self.plan, plan, self.lr_factor, reason)
@@ -392,6 +393,18 @@ steps on
     def close(self) -> None:
         """Leave the optimizers as they were."""
         self._scaled.close()
+
+    def _noise_scale_of_the_run(self, average: GradientMoments | None) -> float:
+        """The noise scale that the learning rate goes by: the least that can be meant by it.
+
+        The ratio of the moments' averages, see `factors_for`, is infinite or huge by chance while
+        |G|² is lost in the noise. The critical batch size so far is a lower bound then.
+        """
+        if average is None or self.run.critical_batch_size is None:
+            return 0.0
+        grad_sq_norm, noise_trace = average
+        ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
+        return min(ratio, self.run.critical_batch_size)
 
     @property
     def _needs_noise_scale(self) -> bool:

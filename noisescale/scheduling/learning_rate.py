@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from noisescale.estimator import is_real
-from noisescale.moments import GradientMoments
 
 NAMES = ("none", "linear", "sqrt", "malladi", "adascale", "saturating")
 
-LearningRateRule = Callable[[float, float, GradientMoments | None], float]
-"""From batch size, base batch size and average moments to a factor on the learning rate."""
+LearningRateRule = Callable[[float, float, float], float]
+"""From batch size, base batch size and noise scale of the run to a factor on the learning rate."""
 
 LearningRateScaling = (
     Literal["none", "linear", "sqrt", "malladi", "adascale", "saturating"] | LearningRateRule
@@ -68,7 +67,7 @@ def factors_for(
     *,
     batch_size: float,
     base_batch_size: float,
-    average: GradientMoments | None = None,
+    noise_scale: float = 0.0,
 ) -> Factors:
     """Return what the settings are changed by at `batch_size`.
 
@@ -80,26 +79,25 @@ def factors_for(
     | `"malladi"` | √k; 1 - k(1 - β) for both betas, eps/√k | Adam, as an SDE |
     | `"adascale"` | (1 + b/B0)/(1 + b/B) | SGD |
     | `"saturating"` | √ of that | Adam, up to any batch size |
-    | a function | of B, B0 and the average moments | |
+    | a function | of B, B0 and b | |
 
-    b is tr(Σ)/|G|² of the moments averaged over the run, not the noise scale of the moment, as
-    B0's own learning rate was chosen for a whole run. One ε for many steps of curvature h gains
-    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B) with this ratio of sums:
-    the large gradients of the beginning rule. Before anything is measured the gain is 1.
+    b is a noise scale of the run as a whole, not of the moment, as B0's own learning rate was
+    chosen for a whole run. One ε for many steps of curvature h gains
+    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B) with b = Σ tr(Σ)/Σ |G|²: the
+    large gradients of its beginning rule.
 
     Args:
         scaling: As above. The saturating rule is lr_max/(1 + b/B)^α of McCandlish et al., with
             α = 1 for SGD, which is AdaScale's gain, and 1/2 for Adam.
         batch_size: B, global.
         base_batch_size: B0, global, that the learning rate was chosen for.
-        average: Moments averaged over the run, `MomentSums.mean`.
+        noise_scale: b, in examples; 0 before it is known: then the gain is 1.
 
     Raises:
         ValueError: If a function returns no positive, finite number.
 
     Example:
-        >>> moments = GradientMoments(grad_sq_norm=1.0, noise_trace=64.0)
-        >>> factors_for("adascale", batch_size=64, base_batch_size=16, average=moments)
+        >>> factors_for("adascale", batch_size=64, base_batch_size=16, noise_scale=64.0)
         Factors(learning_rate=2.5, batch_ratio=None)
 
     References:
@@ -113,10 +111,10 @@ def factors_for(
     if scaling in ("sqrt", "malladi"):
         return Factors(math.sqrt(ratio), ratio if scaling == "malladi" else None)
     if scaling in ("adascale", "saturating"):
-        gain = gain_of(average, base_batch_size=base_batch_size, batch_size=batch_size)
+        gain = gain_of(noise_scale, base_batch_size=base_batch_size, batch_size=batch_size)
         return Factors(gain if scaling == "adascale" else math.sqrt(gain))
     assert callable(scaling)
-    factor = scaling(batch_size, base_batch_size, average)
+    factor = scaling(batch_size, base_batch_size, noise_scale)
     if not (is_real(factor) and 0 < factor < math.inf):
         raise ValueError(
             f"`lr_scaling` must give a positive, finite factor, got {factor!r} for a batch size of"
@@ -125,16 +123,11 @@ def factors_for(
     return Factors(float(factor))
 
 
-def gain_of(average: GradientMoments | None, *, base_batch_size: float, batch_size: float) -> float:
-    """Return AdaScale's gain at average moments; 1 before anything is measured."""
-    if average is None:
-        return 1.0
-    return adascale_gain(
-        average.noise_trace,
-        average.grad_sq_norm,
-        base_batch_size=base_batch_size,
-        batch_size=batch_size,
-    )
+def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) -> float:
+    """Return AdaScale's gain at a noise scale b, which may be infinite: (1 + b/B0)/(1 + b/B)."""
+    if math.isinf(noise_scale):
+        return batch_size / base_batch_size
+    return (1 + noise_scale / base_batch_size) / (1 + noise_scale / batch_size)
 
 
 def checked_scaling(scaling: object) -> LearningRateScaling:

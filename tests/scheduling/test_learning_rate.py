@@ -16,8 +16,6 @@ from noisescale.scheduling.learning_rate import (
     factors_for,
 )
 
-MOMENTS = GradientMoments(grad_sq_norm=0.5, noise_trace=20.0)  # a noise scale of 40
-
 
 @pytest.mark.parametrize(
     ("inputs", "gain"),
@@ -76,7 +74,7 @@ def test_factors_are_the_papers(batch_size: int) -> None:
     }
 
     for name, factor in rules.items():
-        found = factors_for(name, batch_size=batch_size, base_batch_size=16, average=MOMENTS)  # type: ignore[arg-type]
+        found = factors_for(name, batch_size=batch_size, base_batch_size=16, noise_scale=40.0)  # type: ignore[arg-type]
         assert found.learning_rate == pytest.approx(factor), name
         assert found.batch_ratio == (k if name == "malladi" else None)
 
@@ -94,17 +92,23 @@ def test_before_anything_is_measured_the_gain_is_one() -> None:
     assert factors_for("adascale", batch_size=64, base_batch_size=8) == Factors(1.0)
 
 
-def test_a_function_is_given_both_batch_sizes_and_the_average_moments() -> None:
+def test_a_function_is_given_both_batch_sizes_and_the_noise_scale() -> None:
     seen = []
 
-    def rule(batch_size: float, base_batch_size: float, average: GradientMoments | None) -> float:
-        seen.append((batch_size, base_batch_size, average))
+    def rule(batch_size: float, base_batch_size: float, noise_scale: float) -> float:
+        seen.append((batch_size, base_batch_size, noise_scale))
         return 3.0
 
-    found = factors_for(rule, batch_size=64, base_batch_size=8, average=MOMENTS)
+    found = factors_for(rule, batch_size=64, base_batch_size=8, noise_scale=40.0)
 
     assert found == Factors(3.0)
-    assert seen == [(64, 8, MOMENTS)]
+    assert seen == [(64, 8, 40.0)]
+
+
+def test_where_the_noise_scale_has_no_end_the_gain_is_the_ratio_of_batch_sizes() -> None:
+    found = factors_for("adascale", batch_size=64, base_batch_size=8, noise_scale=math.inf)
+
+    assert found == Factors(8.0)
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, math.nan, math.inf, None, "2"])
