@@ -83,7 +83,7 @@ def factors_for(
 
     b is a noise scale of the run as a whole, not of the moment, as B0's own learning rate was
     chosen for a whole run. One ε for many steps of curvature h gains
-    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B) with b = Σ tr(Σ)/Σ |G|²: the
+    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B), b = Σ tr(Σ)/Σ |G|²: the
     large gradients of its beginning rule.
 
     Args:
