@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module whose gradient names the examples it is of, and the windows of batches there should be."""
+"""A module whose gradient names the examples it is of, and the windows there should be."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as L
@@ -16,7 +16,6 @@ class Recording(torch.optim.SGD):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.seen: list[tuple[list[float], float]] = []
-        self.register_step_post_hook(lambda *_: None)
 
     def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
@@ -27,10 +26,20 @@ class Recording(torch.optim.SGD):
 
 
 class Names(L.LightningModule):
-    """One weight an example: the gradient of a mean over a batch is 1/n at those in it."""
+    """One weight an example: the gradient of a mean over a batch is 1/n at those in it.
 
-    def __init__(self, examples: int) -> None:
+    Args:
+        examples: In the data.
+        schedule: From the optimizer and the Trainer to what Lightning takes as `lr_scheduler`.
+        lr: Learning rate.
+    """
+
+    def __init__(
+        self, examples: int, schedule: Callable[[Any, Any], Any] | None = None, lr: float = 0.1
+    ) -> None:
         super().__init__()
+        self._schedule = schedule
+        self._lr = lr
         self.weight = nn.Parameter(torch.zeros(examples, dtype=torch.float64))
         self.arrived: list[list[int]] = []
 
@@ -39,13 +48,23 @@ class Names(L.LightningModule):
         return self.weight[batch].mean()
 
     def configure_optimizers(self) -> Any:
-        self.optimizer = Recording(self.parameters(), lr=0.1)
-        return self.optimizer
+        self.optimizer = Recording(self.parameters(), lr=self._lr)
+        if self._schedule is None:
+            return self.optimizer
+        return {
+            "optimizer": self.optimizer,
+            "lr_scheduler": self._schedule(self.optimizer, self.trainer),
+        }
 
     @property
     def gradients(self) -> list[list[float]]:
         """Of every step."""
         return [gradient for gradient, _ in self.optimizer.seen]
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of every step."""
+        return [rate for _, rate in self.optimizer.seen]
 
 
 class Stream(IterableDataset[int]):
@@ -64,18 +83,20 @@ def names(examples: int, batch_size: int = 1, *, sized: bool = True) -> DataLoad
 
 
 def windows(batches: int, epochs: int, lengths: Sequence[int]) -> list[range]:
-    """Which batches of its epoch each step takes: as many as are asked for, and as there are."""
+    """Which batches each step takes: as many as are asked for, and as are left in its epoch."""
     made: list[range] = []
-    for _ in range(epochs):
-        begin = 0
-        while begin < batches:
+    begin = 0
+    for end in range(batches, batches * epochs + 1, batches):
+        while begin < end:
             wanted = lengths[len(made) % len(lengths)]
-            made.append(range(begin, min(begin + wanted, batches)))
+            made.append(range(begin, min(begin + wanted, end)))
             begin = made[-1].stop
     return made
 
 
-def mean_of(window: range, of_rank: Sequence[Sequence[Sequence[int]]], examples: int) -> list[float]:
+def mean_of(
+    window: range, of_rank: Sequence[Sequence[Sequence[int]]], examples: int
+) -> list[float]:
     """The gradient of one step: the mean over ranks and the batches of its window."""
     gradient = [0.0] * examples
     for batches in of_rank:

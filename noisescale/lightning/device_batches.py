@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -50,7 +51,8 @@ class ResizedLoaders:
         loaders = self._source.dataloader()
         if self.size is None:
             return loaders
-        if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader
+        if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader, which may be the user's
+            loaders = copy.copy(loaders)
             loaders.flattened = [self._resized(loader) for loader in loaders.flattened]
             return loaders
         return apply_to_collection(loaders, DataLoader, self._resized)

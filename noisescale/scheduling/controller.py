@@ -164,7 +164,7 @@ class BatchSizeController:
             optimizer.zero_grad()
 
     Args:
-        plan: How the run starts. Its batch size is the one that the learning rate was chosen for.
+        plan: How the run starts.
         optimizers: One, or all of them.
         policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
@@ -172,9 +172,12 @@ class BatchSizeController:
         lr_scaling: How the learning rate goes along, see `factors_for`.
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
-        max_device_batch_size: Largest micro-batch, in examples. Default: micro-batches stay as
-            they are, and only their number changes.
+        max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
+            as they are, and only their number changes.
         min_accumulation: Least micro-batches a step: 2 where one process compares them.
+        base_batch_size: The global batch that the learning rate was chosen for. Default: that of
+            the plan.
+        examples_per_row: Examples in a row of the data, if that is not one.
         decide_every_n_steps: Steps between decisions; each waits for the device once.
 
     Raises:
@@ -204,6 +207,8 @@ steps on
         max_batch_size: float | None = None,
         max_device_batch_size: int | None = None,
         min_accumulation: int = 1,
+        base_batch_size: float | None = None,
+        examples_per_row: float = 1.0,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         self.settings = Settings.checked(
@@ -216,7 +221,7 @@ steps on
         )
         self.plan = plan
         """How a step is made up now."""
-        self.base_batch_size = plan.batch_size
+        self.base_batch_size = base_batch_size or plan.batch_size
         """The batch size that the learning rate was chosen for."""
         self.wanted = float(plan.batch_size)
         """What the policy asked for last."""
@@ -231,7 +236,8 @@ steps on
         self.clock = Clock()
         """For schedules that do not count steps, see `Clock`."""
         self.max_device_batch_size = self.settings.max_device_batch_size
-        """The largest micro-batch; lowered where memory ran out."""
+        """The largest micro-batch, in rows; lowered where memory ran out."""
+        self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
         self._examples_at_move = -math.inf
         self._next_decision = _FIRST_DECISION
@@ -287,12 +293,13 @@ steps on
         self._steps_observed = self.steps
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
         wanted = self.settings.policy(noise_scale, self.plan, self.progress)
-        if not (is_real(wanted) and 0 < wanted < math.inf):
+        usable = is_real(wanted) and 0 < wanted < math.inf
+        check_agreement(float(wanted) if usable else 0.0, self._device)
+        if not usable:
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
                 f" {self.steps}. Return `plan.batch_size` to stay."
             )
-        check_agreement(float(wanted), self._device)
         self.wanted = float(wanted)
         reason = getattr(wanted, "reason", "the policy asks for it")
         return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, noise_scale)
@@ -331,6 +338,7 @@ steps on
             devices=self.plan.devices,
             device_batch_size=stays,
             max_device_batch_size=self.max_device_batch_size,
+            examples_per_row=self._examples_per_row,
             bounds=self._bounds,
         )
 
@@ -356,10 +364,11 @@ steps on
 
     def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
         most = self.settings.max_batch_size
-        if most is not None and most < plan.batch_size:
+        if most is not None and most < self.base_batch_size:
             raise ValueError(
                 f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {plan}. Raise it, or start with fewer examples a step."
+                f" {most:g} < {self.base_batch_size:g}. Raise it, or start with fewer examples a"
+                " step."
             )
         bounds = Bounds(self.settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
         keeps = plan.device_batch_size if self.max_device_batch_size is None else None
@@ -368,6 +377,7 @@ steps on
             devices=plan.devices,
             device_batch_size=keeps,
             max_device_batch_size=self.max_device_batch_size,
+            examples_per_row=self._examples_per_row,
             bounds=bounds,
         )
         return bounds
