@@ -87,7 +87,8 @@ def _copy(trainer: pl.Trainer) -> Any:
                 kept = {k: hook for k, hook in hooks.items() if k not in ours}
                 shared[id(hooks)] = type(hooks)(kept)
     made = copy.deepcopy(module, shared)
-    for copied in made.modules():
+    parts: list[Any] = list(made.modules())
+    for copied in parts:
         if hasattr(copied, "log_dict"):  # a LightningModule, which leaves its Trainer out of copies
             copied._trainer = trainer
             for name in ("log", "log_dict"):
