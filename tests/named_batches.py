@@ -20,7 +20,8 @@ class Recording(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
         group = self.param_groups[0]
-        self.seen.append((group["params"][0].grad.tolist(), group["lr"]))
+        gradient = group["params"][0].grad
+        self.seen.append(([] if gradient is None else gradient.tolist(), group["lr"]))
         super().step()
         return loss
 
