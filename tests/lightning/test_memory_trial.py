@@ -155,9 +155,9 @@ class OutOfMemory(Names):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("small_batch", ["rank", "example"])
+@pytest.mark.parametrize("monitored", [False, True])
 def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
-    small_batch: Any, capfd: pytest.CaptureFixture[str]
+    monitored: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def results(fitting: Any, module: Any) -> Any:
         (callback,) = [c for c in fitting.callbacks if isinstance(c, BatchSizeScheduler)]
@@ -165,7 +165,7 @@ def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
 
     (first, second) = fit(
         grows(),
-        *([NoiseScaleMonitor()] if small_batch == "rank" else []),
+        *([NoiseScaleMonitor()] if monitored else []),
         model=OutOfMemory(64),
         train_loader=names(64, 2),
         max_epochs=3,
