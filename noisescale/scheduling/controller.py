@@ -33,7 +33,7 @@ from noisescale.scheduling.policies import (
     TradeoffRule,
 )
 from noisescale.scheduling.run_so_far import RunSoFar
-from noisescale.scheduling.scaled_steps import ScaledSteps
+from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 
 _NAMED: dict[str, Callable[[], Any]] = {
     "tradeoff": lambda: Gate(TradeoffRule()),
@@ -245,9 +245,9 @@ steps on
         self._peak_learning_rate = 0.0
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
-        self._scaled = ScaledSteps(several)
         if self.settings.lr_scaling == "malladi":
-            self._scaled.check(self._bounds.max_batch_size / self.base_batch_size)
+            check_betas(several, self._bounds.max_batch_size / self.base_batch_size)
+        self._scaled = ScaledSteps(several)
 
     @property
     def lr_factor(self) -> float:

@@ -56,27 +56,6 @@ class ScaledSteps:
         """What the schedule gives the first parameter group, without the factor."""
         return float(self._optimizers[0].param_groups[0]["lr"])
 
-    def check(self, largest_ratio: float) -> None:
-        """Raise if betas cannot follow batches `largest_ratio` times the base.
-
-        Raises:
-            ValueError: If 1 - k(1 - β) is not positive, or there are no betas.
-        """
-        for optimizer in self._optimizers:
-            betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
-            if not betas:
-                raise ValueError(
-                    '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
-                    f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
-                )
-            most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
-            if not largest_ratio < most:
-                raise ValueError(
-                    "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
-                    f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
-                    f' Lower it to less than {most:.3g} times, or choose "sqrt".'
-                )
-
     def close(self) -> None:
         """Take the hooks out, and put back what a step that failed has left changed."""
         self._restore()
@@ -100,6 +79,28 @@ class ScaledSteps:
         for group, kept in self._kept:
             group.update(kept)
         self._kept = []
+
+
+def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
+    """Raise if betas cannot follow batches `largest_ratio` times the base.
+
+    Raises:
+        ValueError: If 1 - k(1 - β) is not positive, or there are no betas.
+    """
+    for optimizer in optimizers:
+        betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
+        if not betas:
+            raise ValueError(
+                '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
+                f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
+            )
+        most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
+        if not largest_ratio < most:
+            raise ValueError(
+                "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
+                f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
+                f' Lower it to less than {most:.3g} times, or choose "sqrt".'
+            )
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:
