@@ -361,7 +361,7 @@ class BatchSizeScheduler(host.Callback):
         plan = controller.plan_for(controller.wanted)
         growth = plan.device_batch_size / controller.plan.device_batch_size
         rows = round(growth * self._rows)
-        if rows == self._rows:
+        if rows == self._rows or self._batch is None:
             return
         if rows > self._largest_rows and (why := fits(trainer, self._batch, growth)) is not None:
             controller.max_device_batch_size = self._rows

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every step's gradient is the mean over the batches of its window, however windows change."""
 
+import copy
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import numpy as np
 import pytest
 from fits import fit, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from named_batches import Asks, Names, mean_of, names, windows
+from torch import Tensor
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.lightning.accumulation import Accumulation
 
 NO_LIMIT: dict[str, Any] = {"max_batch_size": 10**6}
 
@@ -132,3 +138,70 @@ def test_the_monitor_measures_short_windows_on_two_ranks(recorded: list[StepNorm
         for norms, k in zip(of_rank, [3, 4, 2, 4, 1], strict=True):
             measured = (norms.small_sq_norm, norms.big_sq_norm, norms.small_batch, norms.big_batch)
             assert measured == pytest.approx((1 / 2 / k, 1 / 4 / k, 2 * k, 4 * k), rel=1e-6)
+
+
+def test_validation_within_a_window_leaves_its_gradients() -> None:
+    """Lightning clears gradients before it validates, unless it believes to be accumulating."""
+
+    class Validated(Names):
+        def validation_step(self, batch: Tensor) -> None:
+            pass
+
+    module = Validated(14)
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[BatchSizeScheduler(Asks(SEVEN_BATCHES, of_one=2.0), **NO_LIMIT)],
+        val_check_interval=1,
+        max_epochs=3,
+    ).fit(module, names(14, 2), names(4, 2))
+
+    for window, gradient in zip(windows(7, 3, SEVEN_BATCHES), module.gradients, strict=True):
+        np.testing.assert_allclose(gradient, mean_of(window, [module.arrived], 14), rtol=1e-12)
+
+
+class SavesAfter(L.Callback):
+    """Write a checkpoint once so many batches are through, wherever the window is."""
+
+    def __init__(self, batches: int, path: Path) -> None:
+        self.batches = batches
+        self.path = path
+
+    def on_train_batch_end(self, fitting: Any, *arguments: Any) -> None:
+        if fitting.fit_loop.total_batch_idx + 1 == self.batches:
+            fitting.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("batches", range(1, 15))
+def test_a_fit_resumed_anywhere_begins_with_a_whole_window(tmp_path: Path, batches: int) -> None:
+    """Gradients are in no checkpoint: what a window had before it is lost, and counts for none.
+
+    Lightning begins an unstateful loader anew, and takes as many batches as were left.
+    """
+    path = tmp_path / "saved.ckpt"
+    policy = Asks(SEVEN_BATCHES, of_one=2.0)
+    whole, module = Names(14), Names(14)
+    options: dict[str, Any] = {"strategy": "auto", "max_epochs": 3}
+    before = BatchSizeScheduler(policy, **NO_LIMIT)
+    trainer(1, callbacks=[before, SavesAfter(batches, path)], **options).fit(whole, names(14, 2))
+    trainer(1, callbacks=[BatchSizeScheduler(policy, **NO_LIMIT)], **options).fit(
+        module, names(14, 2), ckpt_path=path
+    )
+
+    done = sum(window.stop <= batches for window in windows(7, 3, SEVEN_BATCHES))
+    lengths = [SEVEN_BATCHES[(done + i) % 6] for i in range(21)]
+    first_epoch = windows(7 - batches % 7, 1, lengths)
+    rest = windows(7, (21 - batches) // 7 - (batches % 7 == 0), lengths[len(first_epoch) :])
+    begin = first_epoch[-1].stop
+    expected = [*first_epoch, *(range(w.start + begin, w.stop + begin) for w in rest)]
+    assert len(module.arrived) == 21 - batches
+    for window, gradient in zip(expected, module.gradients, strict=True):
+        np.testing.assert_allclose(gradient, mean_of(window, [module.arrived], 14), rtol=1e-12)
+
+
+def test_the_beginning_of_a_window_is_copied_with_it() -> None:
+    for copied in (
+        copy.deepcopy(Accumulation(3, 5)),
+        pickle.loads(pickle.dumps(Accumulation(3, 5))),
+    ):
+        assert (copied, copied.begin, 7 % copied) == (3, 5, 2)

@@ -4,10 +4,10 @@
 import math
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import lightning.pytorch as L
 import pytest
+import pytorch_lightning
 import torch
 import torch.distributed as dist
 from fits import classifier, fit, loader, trainer
@@ -253,8 +253,8 @@ class ByHand(Names):
 def test_manual_optimization_is_refused() -> None:
     assert refusal(scheduler(), module=ByHand()) == (
         "`automatic_optimization` must be one that BatchSizeScheduler can work under, got False:"
-        " the module decides itself when to step. Set it to True, or use `BatchSizeController` in your"
-        " `training_step`."
+        " the module decides itself when to step. Set it to True, or use `BatchSizeController` in"
+        " your `training_step`."
     )
 
 
@@ -440,8 +440,13 @@ def test_a_monitor_is_put_in_where_the_policy_needs_one() -> None:
 
 def test_a_second_fit_goes_on_and_what_validate_loads_does_not_disturb(tmp_path: Path) -> None:
     """From where the first ended, not from what that one was resumed from or `test` has loaded."""
+
+    class Tested(Names):
+        def test_step(self, batch: Tensor) -> None:
+            pass
+
     callback = scheduler(1, 2, 3)
-    module = Names(24)
+    module = Tested(24)
     fitting = trainer(1, strategy="auto", callbacks=[callback], max_epochs=1)
     fitting.fit(module, names(24, 2))
     first = callback.state_dict()["controller"]
@@ -453,11 +458,42 @@ def test_a_second_fit_goes_on_and_what_validate_loads_does_not_disturb(tmp_path:
     fitting = trainer(1, strategy="auto", callbacks=[resumed], max_epochs=2)
     fitting.fit(module, names(24, 2), ckpt_path=path)
     assert resumed.state_dict()["controller"]["steps"] == 12
-    with mock.patch.object(Names, "test_step", return_value=None, create=True):
-        fitting.test(module, names(24, 2), ckpt_path=path, verbose=False, weights_only=False)
+    fitting.test(module, names(24, 2), ckpt_path=path, verbose=False, weights_only=False)
     assert resumed.state_dict()["controller"]["steps"] == 12
     fitting.fit_loop.max_epochs = 3
     fitting.fit(module, names(24, 2))
 
     assert resumed.state_dict()["controller"]["steps"] == 18
     assert resumed.state_dict()["controller"]["examples"] == 72
+
+    another = trainer(1, strategy="auto", callbacks=[resumed], max_epochs=1)
+    another.fit(Tested(24), names(24, 2))
+
+    assert resumed.state_dict()["controller"]["steps"] == 6
+
+
+@pytest.mark.parametrize("package", [L, pytorch_lightning], ids=lambda p: p.__name__)
+def test_it_works_in_both_packages(package: Any) -> None:
+    def plan(fitting: Any, module: Any) -> str:
+        return str(fitting.callbacks[1].plan)
+
+    (first, second) = fit(
+        BatchSizeScheduler({0: 16, 3: 64}, max_batch_size=64),
+        NoiseScaleMonitor(),
+        package=package,
+        results=plan,
+    )
+
+    assert first == second == "64 = 8 x 4 micro-batches x 2 devices"
+
+
+def test_by_default_an_epoch_keeps_ten_steps() -> None:
+    """Unless it began with fewer: then the batch does not grow."""
+    for accumulate, most in ((1, 20), (2, 20), (16, 32)):
+        callback = BatchSizeScheduler({0: 1000})
+        trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=accumulate).fit(
+            Names(200), names(200, 2)
+        )
+
+        assert callback.plan is not None
+        assert callback.plan.batch_size == most

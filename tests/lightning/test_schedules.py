@@ -4,17 +4,19 @@
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
+import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
-from fits import trainer
+from fits import classifier, loader, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from named_batches import Asks, Names, names, windows
 from torch.optim import lr_scheduler
 
-from noisescale import BatchSizeScheduler
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 LENGTHS = (1, 3, 2, 6, 2)
 
@@ -248,3 +250,40 @@ def test_one_warning_tells_that_a_schedule_by_steps_drifts() -> None:
 
     told = [w for w in warned if "counts optimizer steps" in str(w.message)]
     assert len(told) == 1
+
+
+def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
+    """AdaScale: a step of gain r moves the schedule by r steps, and has r times its rate."""
+    rates: list[float] = []
+    factors: list[float] = []
+
+    class Notes(L.Callback):
+        def on_before_optimizer_step(self, fitting: Any, module: Any, optimizer: Any) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+            factors.append(fitting.callback_metrics["batch_size/lr_factor"].item())
+
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.99), "interval": "step"}
+    with mock.patch.object(
+        model, "configure_optimizers", lambda: ([optimizer], [schedule]), create=True
+    ):
+        trainer(
+            1,
+            strategy="auto",
+            callbacks=[
+                BatchSizeScheduler({0: 16, 6: 64, 12: 32}, 8, 64, lr_scaling="adascale"),
+                NoiseScaleMonitor(),
+                Notes(),
+            ],
+            accumulate_grad_batches=2,
+            max_epochs=2,
+            log_every_n_steps=1,
+        ).fit(model, loader(8, examples=320))
+
+    assert len(set(factors)) > 3
+    assert 1 < max(factors) < 4
+    passed = np.cumsum([0, *factors[:-1]])
+    steps = np.floor(passed + 1e-4)
+    assert np.abs(passed - steps)[7:].min() > 1e-3  # where rounding would decide it
+    assert rates == pytest.approx(0.1 * 0.99**steps * factors, rel=1e-5)
