@@ -295,8 +295,7 @@ class BatchSizeScheduler(host.Callback):
         assert loaders is not None
         assert self._users_accumulation is not None
         if self._loaders is not None:
-            for loader in loaders.flattened:
-                check_resizable(loader)
+            check_resizable(loaders.flattened)
         self._rows = getattr(loaders.flattened[0], "batch_size", None)
         saved = self._goes_on
         self._largest_rows = max(self._rows or 0, saved.get("largest_rows", 0))

@@ -28,7 +28,8 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
 
     Out of its reach is what lies outside of the module: a forward hook that is a plain function
     sees one more batch, and so does a logger that `training_step` calls by itself. A collective
-    in `training_step` would wait for ever for a rank whose memory runs out before it.
+    in `training_step` would wait for ever for a rank whose memory runs out before it; batch norms
+    that synchronize are tried without.
 
     Args:
         trainer: Between two epochs.
@@ -39,9 +40,9 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
         None if it fits on all ranks, else why it does not on this one.
     """
     failure = None
-    of_batch = host.batch_size_of(batch)
     with host.isolate_rng():  # has no `finally` of its own, so nothing may leave it raised
         try:
+            of_batch = host.batch_size_of(batch)
             _forward_and_backward(
                 trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
             )
@@ -87,13 +88,25 @@ def _copy(trainer: pl.Trainer) -> Any:
                 kept = {k: hook for k, hook in hooks.items() if k not in ours}
                 shared[id(hooks)] = type(hooks)(kept)
     made = copy.deepcopy(module, shared)
+    if host.is_compiled(module):  # its methods were replaced by compiled ones, of the original
+        for name in ("forward", "training_step"):
+            vars(made).pop(name, None)
     parts: list[Any] = list(made.modules())
     for copied in parts:
+        if isinstance(copied, torch.nn.SyncBatchNorm):
+            copied.__class__ = _LocalBatchNorm  # type: ignore[assignment]
         if hasattr(copied, "log_dict"):  # a LightningModule, which leaves its Trainer out of copies
             copied._trainer = trainer
             for name in ("log", "log_dict"):
                 object.__setattr__(copied, name, lambda *args, **kwargs: None)
     return made
+
+
+class _LocalBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    """Of any number of dimensions, as a synchronized one is."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

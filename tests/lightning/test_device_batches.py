@@ -10,6 +10,7 @@ import torch
 from fits import fit, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from named_batches import Names, mean_of, names
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -207,6 +208,23 @@ def test_only_plain_loaders_are_resized(loader: Any) -> None:
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             return self.weight[torch.as_tensor(batch)].mean()
 
-    kind = type(loader).__name__
-    with pytest.raises(Exception, match="`max_device_batch_size` must be left out .* got " + kind):
+    with pytest.raises(MisconfigurationException) as refused:
         fitting.fit(Unbatched(8), loader)
+
+    assert str(refused.value) == (
+        "`max_device_batch_size` must be left out for data that do not come from a plain torch"
+        f" DataLoader with a `batch_size`, got {type(loader).__name__}. Micro-batches then stay as"
+        " they are, and only their number changes."
+    )
+
+
+def test_loaders_of_different_batch_sizes_are_not_resized() -> None:
+    fitting = trainer(1, strategy="auto", callbacks=[scheduler()])
+
+    with pytest.raises(MisconfigurationException) as refused:
+        fitting.fit(Names(8), {"labelled": names(8, 1), "unlabelled": names(8, 4)})
+
+    assert str(refused.value).startswith(
+        "`max_device_batch_size` must be left out for loaders of different `batch_size`, got 1 and"
+        " 4. Micro"
+    )

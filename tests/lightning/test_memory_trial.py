@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
-from noisescale.lightning.memory_trial import fits
+from noisescale.lightning.memory_trial import _copy, fits
 
 
 class Head(LightningModule):
@@ -221,6 +222,31 @@ def test_every_kind_of_training_step_can_be_tried(
     trainer(1, strategy="auto", callbacks=[grows()], max_epochs=2).fit(module, names(64, 2))
 
     assert [len(batch) for batch in module.arrived] == [2] * 32 + [16] * 4
+
+
+def test_of_a_compiled_module_the_original_is_left_alone_too() -> None:
+    module = Names(64)
+    torch._dynamo.reset()
+
+    trainer(1, strategy="auto", callbacks=[grows()], max_epochs=2).fit(
+        torch.compile(module, backend="eager", dynamic=True), names(64, 2)
+    )
+
+    assert [len(batch) for batch in module.arrived] == [2] * 32 + [16] * 4
+
+
+def test_batch_norms_that_wait_for_other_ranks_are_tried_without() -> None:
+    class Norms(Names):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.norm = nn.SyncBatchNorm(3)
+
+    module = Norms()
+    copied = _copy(SimpleNamespace(lightning_module=module))
+
+    x = torch.randn(4, 3, 2, 2)
+    torch.testing.assert_close(copied.norm(x), nn.BatchNorm2d(3)(x))
+    assert type(module.norm) is nn.SyncBatchNorm
 
 
 @pytest.mark.filterwarnings("ignore:The tensors of a batch differ")

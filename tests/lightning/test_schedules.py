@@ -4,7 +4,6 @@
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import lightning.pytorch as L
 import numpy as np
@@ -252,6 +251,10 @@ def test_one_warning_tells_that_a_schedule_by_steps_drifts() -> None:
     assert len(told) == 1
 
 
+def by_hundredths(optimizer: Any, _: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+
 def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
     """AdaScale: a step of gain r moves the schedule by r steps, and has r times its rate."""
     rates: list[float] = []
@@ -262,24 +265,23 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
             rates.append(optimizer.param_groups[0]["lr"])
             factors.append(fitting.callback_metrics["batch_size/lr_factor"].item())
 
-    model = classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.99), "interval": "step"}
-    with mock.patch.object(
-        model, "configure_optimizers", lambda: ([optimizer], [schedule]), create=True
-    ):
-        trainer(
-            1,
-            strategy="auto",
-            callbacks=[
-                BatchSizeScheduler({0: 16, 6: 64, 12: 32}, 8, 64, lr_scaling="adascale"),
-                NoiseScaleMonitor(),
-                Notes(),
-            ],
-            accumulate_grad_batches=2,
-            max_epochs=2,
-            log_every_n_steps=1,
-        ).fit(model, loader(8, examples=320))
+    class Scheduled(type(classifier())):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [every_step(by_hundredths)(optimizer, self.trainer)]
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[
+            BatchSizeScheduler({0: 16, 6: 64, 12: 32}, 8, 64, lr_scaling="adascale"),
+            NoiseScaleMonitor(),
+            Notes(),
+        ],
+        accumulate_grad_batches=2,
+        max_epochs=2,
+        log_every_n_steps=1,
+    ).fit(Scheduled(), loader(8, examples=320))
 
     assert len(set(factors)) > 3
     assert 1 < max(factors) < 4
