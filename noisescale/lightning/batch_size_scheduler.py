@@ -309,8 +309,7 @@ class BatchSizeScheduler(host.Callback):
         least = 1
         if self._needs_monitor and self._monitor is not None:
             least = min(self._monitor.least_micro_batches, self._users_accumulation)
-        # A run that goes on has a plan of its own. It is to start from the least that there is.
-        plan = Plan(size, least if saved else self._users_accumulation, trainer.world_size)
+        plan = Plan(size, self._users_accumulation, trainer.world_size)
         arguments = dict(self._arguments)
         batches = trainer.num_training_batches
         if arguments["max_batch_size"] is None and saved:

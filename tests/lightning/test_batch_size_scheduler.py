@@ -497,3 +497,21 @@ def test_by_default_an_epoch_keeps_ten_steps() -> None:
 
         assert callback.plan is not None
         assert callback.plan.batch_size == most
+
+
+@pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
+def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
+    class Wants(Asks):
+        needs_noise_scale = True
+
+    for needs, least in ((Wants, 2), (Asks, 1)):
+        callback = BatchSizeScheduler(needs((1,)), max_batch_size=64)
+        trainer(
+            1,
+            strategy="auto",
+            callbacks=[callback, NoiseScaleMonitor()],
+            accumulate_grad_batches=4,
+        ).fit(Names(24), names(24, 1))
+
+        assert callback.plan is not None
+        assert callback.plan.accumulation == least

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fits import classifier, loader, trainer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from named_batches import Asks, Names, names, windows
 from torch.optim import lr_scheduler
@@ -143,13 +143,14 @@ class Watches:
         return {"scheduler": self.made, "interval": "step"}
 
 
+@example(lengths=[9], batches=13, epochs=3, accumulate=1, rows=32)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     batches=st.integers(1, 13),
     epochs=st.integers(1, 3),
     accumulate=st.integers(1, 4),
-    rows=st.sampled_from([None, 2, 5, 32]),
+    rows=st.sampled_from([None, 3, 32]),
 )
 def test_by_examples_a_schedule_ends_with_the_last_epoch(
     lengths: list[int], batches: int, epochs: int, accumulate: int, rows: int | None
