@@ -19,7 +19,9 @@ class ScaledSteps:
     (`ExponentialLR`, `ReduceLROnPlateau`). They never see the factor, so that any of them, their
     chains, and whatever a checkpoint holds of them are what they are without it.
 
-    A step that a GradScaler leaves out is not called, and nothing is changed.
+    A step that a GradScaler leaves out is not called, and nothing is changed. Where `step` runs a
+    closure, as Lightning has it do, the factor is there while the closure runs; what the closure
+    sets a learning rate to is used as it is, and stays.
 
     Args:
         optimizers: Whose steps are scaled.
@@ -41,7 +43,7 @@ class ScaledSteps:
         self.factors = Factors()
         """What the next steps are scaled by."""
         self._optimizers = list(optimizers)
-        self._kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
             handle
             for optimizer in self._optimizers
@@ -68,16 +70,17 @@ class ScaledSteps:
             return
         self._restore()
         for group in optimizer.param_groups:
-            scaled = _scaled(group, self.factors)
-            self._kept.append((group, {name: group[name] for name in scaled}))
-            group.update(scaled)
+            for name, value in _scaled(group, self.factors).items():
+                self._kept.append((group, name, group[name], value))
+                group[name] = value
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()
 
     def _restore(self) -> None:
-        for group, kept in self._kept:
-            group.update(kept)
+        for group, name, kept, scaled in self._kept:
+            if group[name] is scaled:
+                group[name] = kept
         self._kept = []
 
 

@@ -11,11 +11,12 @@ import pytorch_lightning
 import torch
 import torch.distributed as dist
 from fits import classifier, fit, loader, trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from named_batches import Asks, Names, names
+from named_batches import Asks, Names, mean_of, names, windows
 from ranks import as_torchrun, on_ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -241,6 +242,8 @@ def refusal(*callbacks: Any, module: Any = None, **options: Any) -> str:
     fitting = trainer(1, callbacks=list(callbacks), **{"strategy": "auto", **options})
     with pytest.raises(MisconfigurationException) as refused:
         fitting.fit(Names(16) if module is None else module, names(16, 2))
+    assert type(fitting.accumulate_grad_batches) is int
+    assert type(fitting.fit_loop._data_source).__name__ == "_DataLoaderSource"
     return str(refused.value)
 
 
@@ -515,3 +518,52 @@ def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
 
         assert callback.plan is not None
         assert callback.plan.accumulation == least
+
+
+class Overflows(Names):
+    """Its third step has a gradient that is not finite."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (math.inf if batch_idx == 3 else 1.0)
+
+
+def test_under_a_grad_scaler_gradients_are_unscaled_and_steps_left_out() -> None:
+    """The last window of the stream is short; what overflows takes its window along."""
+    module = Overflows(14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[scheduler(1, 2, 3, 3, lr_scaling="linear")],
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler)],
+    ).fit(module, names(14, 2, sized=False))
+
+    expected = [window for window in windows(7, 1, (1, 2, 3, 3)) if 3 not in window]
+    assert module.rates == pytest.approx([0.1, 0.2, 0.3])  # the third step is left out
+    for window, gradient in zip(expected, module.gradients, strict=True):
+        assert gradient == pytest.approx(mean_of(window, [module.arrived], 14))
+    assert module.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_beside_weight_averaging_the_last_epoch_trains_nothing() -> None:
+    """Lightning's callback accumulates over an epoch of its own, to prepare batch norms."""
+
+    class Normed(Names):
+        def __init__(self) -> None:
+            super().__init__(24)
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            self.norm(batch[:, None].float())
+            return super().training_step(batch, batch_idx)
+
+    module, callback = Normed(), scheduler(1, 3)
+    averages = StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1, annealing_epochs=1)
+    fitting = trainer(1, strategy="auto", callbacks=[averages, callback], max_epochs=3)
+    fitting.fit(module, names(24, 2))
+
+    assert len(module.arrived) == 4 * 12
+    assert callback.state_dict()["controller"]["steps"] == len(windows(12, 3, (1, 3)))
+    assert type(fitting.accumulate_grad_batches) is int
+    assert fitting.accumulate_grad_batches == 1

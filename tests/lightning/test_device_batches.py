@@ -211,6 +211,7 @@ def test_only_plain_loaders_are_resized(loader: Any) -> None:
     with pytest.raises(MisconfigurationException) as refused:
         fitting.fit(Unbatched(8), loader)
 
+    assert type(fitting.fit_loop._data_source).__name__ == "_DataLoaderSource"
     assert str(refused.value) == (
         "`max_device_batch_size` must be left out for data that do not come from a plain torch"
         f" DataLoader with a `batch_size`, got {type(loader).__name__}. Micro-batches then stay as"

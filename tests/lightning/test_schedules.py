@@ -290,3 +290,17 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
     steps = np.floor(passed + 1e-4)
     assert np.abs(passed - steps)[7:].min() > 1e-3  # where rounding would decide it
     assert rates == pytest.approx(0.1 * 0.99**steps * factors, rel=1e-5)
+
+
+def test_a_rate_set_in_the_middle_of_a_step_stays() -> None:
+    """Lightning's steps run the module's hooks: what they set is not overwritten afterwards."""
+
+    class Sets(Names):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            if self.global_step == 2:
+                optimizer.param_groups[0]["lr"] = 0.7
+
+    module = Sets(24)
+    trainer(1, strategy="auto", callbacks=[scheduler((1, 3, 2, 4))]).fit(module, names(24, 2))
+
+    assert module.rates == pytest.approx([0.1, 0.3, 0.7, 2.8, 0.7, 2.1])
