@@ -192,7 +192,8 @@ class BatchSizeScheduler(host.Callback):
             check_may_resize(trainer)
             self._loaders = ResizedLoaders(trainer)
             if goes_on and goes_on["resized"] is not None:
-                self._loaders.change(goes_on["resized"])
+                most = self._arguments["max_device_batch_size"]
+                self._loaders.change(min(goes_on["resized"], most))
         self._users_accumulation = int(trainer.accumulate_grad_batches)
         self._begins_anew = True
         if goes_on:  # Lightning asks whether the last step was complete before the first batch
@@ -297,6 +298,12 @@ class BatchSizeScheduler(host.Callback):
         if self._loaders is not None:
             check_resizable(loaders.flattened)
         self._rows = getattr(loaders.flattened[0], "batch_size", None)
+        most = self._arguments["max_device_batch_size"]
+        if most is not None and self._rows is not None and most < self._rows:
+            raise ValueError(
+                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
+                f" {most} < {self._rows}. Raise it, or start with smaller batches."
+            )
         saved = self._goes_on
         self._largest_rows = max(self._rows or 0, saved.get("largest_rows", 0))
         if saved and saved["rows"] == self._rows:

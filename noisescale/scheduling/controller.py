@@ -385,6 +385,7 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
         policy = self.settings.policy
+        most = self.max_device_batch_size
         return {
             "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
             "base_batch_size": self.base_batch_size,
@@ -394,7 +395,7 @@ steps on
             "examples_at_move": self._examples_at_move,
             "next_decision": self._next_decision,
             "peak_learning_rate": self._peak_learning_rate,
-            "max_device_batch_size": self.max_device_batch_size,
+            "lowered_to": None if most == self.settings.max_device_batch_size else most,
             "factors": list(self._scaled.factors),
             "clock": self.clock.state_dict(),
             "run": self.run.state_dict(),
@@ -416,10 +417,8 @@ steps on
         self._examples_at_move = state["examples_at_move"]
         self._next_decision = state["next_decision"]
         self._peak_learning_rate = state["peak_learning_rate"]
-        if self.max_device_batch_size is not None and state["max_device_batch_size"] is not None:
-            self.max_device_batch_size = min(
-                self.max_device_batch_size, state["max_device_batch_size"]
-            )
+        if self.max_device_batch_size is not None and state["lowered_to"] is not None:
+            self.max_device_batch_size = min(self.max_device_batch_size, state["lowered_to"])
         self._scaled.factors = Factors(*state["factors"])
         self.clock.load_state_dict(state["clock"])
         self.run.load_state_dict(state["run"])

@@ -142,6 +142,44 @@ def test_a_run_resumed_in_mid_epoch_has_the_resized_batches(
     assert len(resumed.gradients) == len(whole.gradients) - 5
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_another_number_of_devices_the_plan_is_of_the_batches_that_arrive(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Two devices had batches of 16, so has one, until an epoch has passed; and one had 32."""
+
+    def fitted(ranks: int, *callbacks: Any, **options: Any) -> list[Any]:
+        return fit(
+            scheduler({0: 32}, max_batch_size=32, max_device_batch_size=32 // ranks),
+            *callbacks,
+            ranks=ranks,
+            strategy="ddp_fork" if ranks > 1 else "auto",
+            model=Validated(128),
+            train_loader=names(128, 2),
+            results=lambda fitting, module: (
+                [len(batch) for batch in module.arrived],
+                len(module.gradients),
+                str(next(c.plan for c in fitting.callbacks if isinstance(c, BatchSizeScheduler))),
+            ),
+            **options,
+        )
+
+    saves = ModelCheckpoint(tmp_path)
+    fitted(3 - ranks, saves, max_epochs=1, enable_checkpointing=True)
+    (path,) = tmp_path.glob("*.ckpt")
+
+    for sizes, steps, plan in fitted(ranks, ckpt_path=path, max_epochs=3):
+        assert sizes == {1: [16] * 8 + [32] * 4, 2: [16] * 8}[ranks]
+        assert steps == 8
+        assert (
+            plan
+            == {
+                1: "32 = 32 x 1 micro-batch x 1 device",
+                2: "32 = 16 x 1 micro-batch x 2 devices",
+            }[ranks]
+        )
+
+
 def test_rows_are_rows_where_examples_are_counted_otherwise() -> None:
     """At ten tokens a row, 160 wanted are 16 rows: two batches of 8."""
     module = Validated(EXAMPLES)
@@ -186,6 +224,18 @@ def test_the_users_loaders_stay_as_they_are() -> None:
         assert fitting.fit_loop._data_source is source
         assert loader.batch_size == 2
         assert [len(b) for b in module.arrived] == [2] * 20 + [8] * 5 + [6] * 6 + [4]
+
+
+def test_a_limit_below_what_the_loader_gives_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be at least") as refused:
+        trainer(1, strategy="auto", callbacks=[scheduler(max_batch_size=64)]).fit(
+            Names(EXAMPLES), names(EXAMPLES, 16)
+        )
+
+    assert str(refused.value) == (
+        "`max_device_batch_size` must be at least the `batch_size` of the loader, got 8 < 16. Raise"
+        " it, or start with smaller batches."
+    )
 
 
 class Sampled(DataLoader[Any]):

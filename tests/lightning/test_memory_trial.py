@@ -198,6 +198,7 @@ def test_the_reason_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> N
     ]
     assert callback.plan is not None
     assert callback.plan.device_batch_size == 2
+    assert callback.state_dict()["controller"]["lowered_to"] == 2  # not to be tried again
 
 
 @pytest.mark.parametrize(
