@@ -145,7 +145,7 @@ class BatchSizeScheduler(host.Callback):
         self._begins_anew = True
         self._warned = False
         self._logged_step = -1
-        self._batch: Any = None  # a full one, while a larger one may have to be tried
+        self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
         self._rows: int | None = None  # of a batch on one device, where the loader tells
         self._largest_rows = 0
         self._max_batch_size: float | None = None
@@ -253,8 +253,9 @@ class BatchSizeScheduler(host.Callback):
                 ends_epoch=not gains and host.is_last_batch(trainer),
             )
             self._schedules.advance(trainer, due)
-        if self._loaders is not None and (self._batch is None or not host.is_last_batch(trainer)):
-            self._batch = batch  # the last one of an epoch may be short
+        short = host.is_last_batch(trainer)  # it may be
+        if self._loaders is not None and self._rows and (self._batch is None or not short):
+            self._batch = batch, self._rows
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begins_anew = True
@@ -364,11 +365,11 @@ class BatchSizeScheduler(host.Callback):
         """Make up the wanted batch anew, with the loader's batches as large as they may be."""
         assert self._rows is not None
         plan = controller.plan_for(controller.wanted)
-        growth = plan.device_batch_size / controller.plan.device_batch_size
-        rows = round(growth * self._rows)
+        rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
         if rows == self._rows or self._batch is None:
             return
-        if rows > self._largest_rows and (why := fits(trainer, self._batch, growth)) is not None:
+        batch, of_batch = self._batch
+        if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
             controller.max_device_batch_size = self._rows
             self._tell(
                 trainer,

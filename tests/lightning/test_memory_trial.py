@@ -18,6 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.lightning.memory_trial import _copy, fits
+from noisescale.scheduling.policies import Given
 
 
 class Head(LightningModule):
@@ -101,11 +102,11 @@ class Tries(BatchSizeScheduler):
 
     def on_train_batch_end(self, *arguments: Any) -> None:
         super().on_train_batch_end(*arguments)
-        self._batch = arguments[3]
+        self.batch = arguments[3]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         before = everything(pl_module, trainer)
-        why = fits(trainer, self._batch, 8.0)
+        why = fits(trainer, self.batch, 8.0)
         self.seen.append((why, before, everything(pl_module, trainer)))
         super().on_train_epoch_end(trainer, pl_module)
 
@@ -199,6 +200,28 @@ def test_the_reason_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert callback.plan is not None
     assert callback.plan.device_batch_size == 2
     assert callback.state_dict()["controller"]["lowered_to"] == 2  # not to be tried again
+
+
+def test_the_trial_is_of_the_rows_that_are_wanted_whatever_batch_it_repeats() -> None:
+    """After an epoch of one step, which ends with its last batch, that is one of the epoch before.
+
+    What it would be taken for, rows of the epoch before times the growth of now, fits.
+    """
+
+    class Small(Names):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            if len(batch) > 20:
+                raise RuntimeError("out of memory")
+            return super().training_step(batch, batch_idx)
+
+    module = Small(32)
+    callback = BatchSizeScheduler(
+        Given({0: 8, 32: 32}, by="examples"), max_batch_size=32, max_device_batch_size=32
+    )
+
+    trainer(1, strategy="auto", callbacks=[callback], max_epochs=3).fit(module, names(32, 2))
+
+    assert [len(batch) for batch in module.arrived] == [2] * 16 + [8] * 8
 
 
 @pytest.mark.parametrize(
