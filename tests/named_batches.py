@@ -32,15 +32,11 @@ class Names(L.LightningModule):
     Args:
         examples: In the data.
         schedule: From the optimizer and the Trainer to what Lightning takes as `lr_scheduler`.
-        lr: Learning rate.
     """
 
-    def __init__(
-        self, examples: int, schedule: Callable[[Any, Any], Any] | None = None, lr: float = 0.1
-    ) -> None:
+    def __init__(self, examples: int, schedule: Callable[[Any, Any], Any] | None = None) -> None:
         super().__init__()
         self._schedule = schedule
-        self._lr = lr
         self.weight = nn.Parameter(torch.zeros(examples, dtype=torch.float64))
         self.arrived: list[list[int]] = []
 
@@ -49,7 +45,7 @@ class Names(L.LightningModule):
         return self.weight[batch].mean()
 
     def configure_optimizers(self) -> Any:
-        self.optimizer = Recording(self.parameters(), lr=self._lr)
+        self.optimizer = Recording(self.parameters(), lr=0.1)
         if self._schedule is None:
             return self.optimizer
         return {
