@@ -16,7 +16,7 @@ from noisescale.lightning.accumulation import Accumulation
 from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
 from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
-from noisescale.lightning.schedulable import check_resizable_strategy, check_schedulable
+from noisescale.lightning.schedulable import check_may_resize, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import (
@@ -131,21 +131,25 @@ class BatchSizeScheduler(host.Callback):
             "decide_every_n_steps": decide_every_n_steps,
         }
         settings = Settings.checked(**self._arguments)
-        self._needs_monitor = settings.needs_noise_scale
         by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
         self._progress = progress or by_scaling
+        self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
         self._controller: BatchSizeController | None = None
         self._loaders: ResizedLoaders | None = None
         self._schedules: ClockedSchedules | None = None
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._goes_on: dict[str, Any] = {}
         self._users_accumulation: int | None = None
         self._window = Accumulation(1)
         self._begins_anew = True
         self._warned = False
-        self._batch: Any = None  # the last one, while a larger one may have to be tried
+        self._logged_step = -1
+        self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
+        self._rows: int | None = None  # of a batch on one device, where the loader tells
         self._largest_rows = 0
+        self._max_batch_size: float | None = None
 
     @property
     def moves(self) -> list[Move]:
@@ -176,15 +180,21 @@ class BatchSizeScheduler(host.Callback):
             trainer.callbacks = callbacks  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        goes_on = self._loaded or (self.state_dict() if trainer.global_step else {})
-        self._loaded = goes_on
+        # As the monitor does: from a checkpoint, or on this Trainer.
+        goes_on = self._loaded
+        if goes_on is None:
+            goes_on = self.state_dict() if trainer.global_step else {}
+        self._loaded = None
+        self._goes_on = goes_on
         self._controller = None
+        self._logged_step = -1
         check_schedulable(trainer, self)
         if self._arguments["max_device_batch_size"] is not None:
-            check_resizable_strategy(trainer)
+            check_may_resize(trainer)
             self._loaders = ResizedLoaders(trainer)
-            if goes_on:
-                self._loaders.size = goes_on["rows"]
+            if goes_on and goes_on["resized"] is not None:
+                most = self._arguments["max_device_batch_size"]
+                self._loaders.change(min(goes_on["resized"], most))
         self._users_accumulation = int(trainer.accumulate_grad_batches)
         self._begins_anew = True
         if goes_on:  # Lightning asks whether the last step was complete before the first batch
@@ -197,6 +207,8 @@ class BatchSizeScheduler(host.Callback):
             return  # averaged weights are being prepared: nothing is trained
         if self._controller is None:
             self._controller = self._start(trainer, batch)
+        if batch_idx == 0:
+            self._controller.clock.begin_epoch()
         if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
             return
         self._begins_anew = False
@@ -216,7 +228,8 @@ class BatchSizeScheduler(host.Callback):
             gradients = [
                 p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
             ]
-            torch._foreach_mul_(gradients, length / taken)
+            if gradients:
+                torch._foreach_mul_(gradients, length / taken)
         if host.should_log(trainer):
             self._log(trainer, self._controller, host.log_step(trainer))
 
@@ -238,11 +251,12 @@ class BatchSizeScheduler(host.Callback):
             gains = self._progress == "gain"
             due = controller.clock.advance(
                 controller.gain if gains else examples / controller.base_batch_size,
-                round_up=not gains and host.is_last_batch(trainer),
+                ends_epoch=not gains and host.is_last_batch(trainer),
             )
             self._schedules.advance(trainer, due)
-        if self._loaders is not None:
-            self._batch = batch
+        short = host.is_last_batch(trainer)  # it may be
+        if self._loaders is not None and self._rows and (self._batch is None or not short):
+            self._batch = batch, self._rows
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begins_anew = True
@@ -250,10 +264,12 @@ class BatchSizeScheduler(host.Callback):
             self._resize(trainer, self._controller, self._loaders)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._controller is not None:
-            self._log(trainer, self._controller, max(host.log_step(trainer) - 1, 0))
+        step = max(host.log_step(trainer) - 1, 0)
+        if self._controller is not None and step != self._logged_step:
+            self._log(trainer, self._controller, step)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._loaded = None  # what validate and test load belongs to no fit
         self._stop(trainer)
 
     def on_exception(
@@ -263,11 +279,13 @@ class BatchSizeScheduler(host.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         if self._controller is None:
-            return self._loaded
+            return self._goes_on
         return {
             "controller": self._controller.state_dict(),
+            "max_batch_size": self._max_batch_size,
             "window": [int(self._window), self._window.begin],
-            "rows": None if self._loaders is None else self._loaders.size,
+            "rows": self._rows,
+            "resized": None if self._loaders is None else self._loaders.size,
             "largest_rows": self._largest_rows,
         }
 
@@ -278,30 +296,55 @@ class BatchSizeScheduler(host.Callback):
         """Make the controller, now that a batch tells how many examples it has."""
         loaders = trainer.fit_loop._combined_loader
         assert loaders is not None
-        rows = getattr(loaders.flattened[0], "batch_size", None)
-        if self._loaders is not None:
-            for loader in loaders.flattened:
-                check_resizable(loader)
-        size = self._examples_in(batch)
-        if rows is not None:  # a first batch may be a short one
-            size *= rows / host.batch_size_of(batch)
-        self._largest_rows = max(rows or 0, self._loaded.get("largest_rows", 0))
         assert self._users_accumulation is not None
+        if self._loaders is not None:
+            check_resizable(loaders.flattened)
+        self._rows = getattr(loaders.flattened[0], "batch_size", None)
+        most = self._arguments["max_device_batch_size"]
+        if most is not None and self._rows is not None and most < self._rows:
+            raise ValueError(
+                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
+                f" {most} < {self._rows}. Raise it, or start with smaller batches."
+            )
+        saved = self._goes_on
+        self._largest_rows = max(self._rows or 0, saved.get("largest_rows", 0))
+        if saved and saved["rows"] == self._rows:
+            size = saved["controller"]["plan"][0]
+        else:
+            size = self._examples_in(batch)
+            if self._rows is not None and host.is_last_batch(trainer):  # it may be a short one
+                size = max(size, self._rows)
+            size = _mean_over_ranks(size, trainer)
         least = 1
         if self._needs_monitor and self._monitor is not None:
             least = min(self._monitor.least_micro_batches, self._users_accumulation)
-        plan = Plan(_mean_over_ranks(size, trainer), self._users_accumulation, trainer.world_size)
+        plan = Plan(size, self._users_accumulation, trainer.world_size)
         arguments = dict(self._arguments)
-        if arguments["max_batch_size"] is None and math.isfinite(trainer.num_training_batches):
-            of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
+        batches = trainer.num_training_batches
+        if arguments["max_batch_size"] is None and saved:
+            arguments["max_batch_size"] = saved["max_batch_size"]
+        elif arguments["max_batch_size"] is None and math.isfinite(batches):
+            of_epoch = plan.device_batch_size * plan.devices * batches
             arguments["max_batch_size"] = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
+        self._max_batch_size = arguments["max_batch_size"]
         controller = BatchSizeController(
-            plan, trainer.optimizers, min_accumulation=least, **arguments
+            plan,
+            trainer.optimizers,
+            min_accumulation=least,
+            base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
+            examples_per_row=size / self._rows if self._rows else 1.0,
+            **arguments,
         )
-        if self._loaded:
-            controller.load_state_dict(self._loaded["controller"])
+        if self._progress == "examples":
+            controller.clock.steps_per_epoch = _ceil(batches / plan.accumulation)
+            batch_idx = trainer.fit_loop.epoch_loop.batch_idx
+            controller.clock.begin_epoch(already=batch_idx / plan.accumulation)
+        if saved:
+            controller.load_state_dict(saved["controller"])
+            if controller.plan.device_batch_size != size:  # from what the loader gives
+                controller.plan = controller.plan_for(controller.plan.batch_size, size)
         if self._progress != "steps":
-            self._schedules = ClockedSchedules(trainer, int(controller.clock.time))
+            self._schedules = ClockedSchedules(trainer, controller.clock.taken)
         return controller
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
@@ -325,13 +368,14 @@ class BatchSizeScheduler(host.Callback):
         self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
     ) -> None:
         """Make up the wanted batch anew, with the loader's batches as large as they may be."""
+        assert self._rows is not None
         plan = controller.plan_for(controller.wanted)
-        of_row = controller.plan.device_batch_size / self._rows(trainer)
-        rows = max(round(plan.device_batch_size / of_row), 1)
-        if rows == self._rows(trainer):
+        rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
+        if rows == self._rows or self._batch is None:
             return
-        if rows > self._largest_rows and (why := fits(trainer, self._batch, rows)) is not None:
-            controller.max_device_batch_size = int(controller.plan.device_batch_size)
+        batch, of_batch = self._batch
+        if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
+            controller.max_device_batch_size = self._rows
             self._tell(
                 trainer,
                 f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
@@ -341,9 +385,9 @@ class BatchSizeScheduler(host.Callback):
             return
         self._largest_rows = max(self._largest_rows, rows)
         loaders.change(rows)
-        if (
-            move := controller.adopt(plan, "micro-batches of another size", self._average_moments)
-        ) is not None:
+        self._rows = rows
+        move = controller.adopt(plan, "micro-batches of another size", self._average_moments)
+        if move is not None:
             self._tell(trainer, str(move), controller)
 
     def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
@@ -352,6 +396,9 @@ class BatchSizeScheduler(host.Callback):
             "batch_size/given": float(controller.plan.batch_size),
             "batch_size/lr_factor": controller.lr_factor,
         }
+        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+            metrics["batch_size/noise_scale"] = now.value
+        self._logged_step = step
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)
@@ -374,11 +421,6 @@ class BatchSizeScheduler(host.Callback):
             return float(host.batch_size_of(batch))
         return float(self._monitor.examples_in(batch))
 
-    def _rows(self, trainer: pl.Trainer) -> int:
-        loaders = trainer.fit_loop._combined_loader
-        assert loaders is not None
-        return int(loaders.flattened[0].batch_size)
-
     @staticmethod
     def _window_ended(trainer: pl.Trainer, batch_idx: int) -> bool:
         return batch_idx % trainer.accumulate_grad_batches == 0
@@ -398,9 +440,12 @@ class BatchSizeScheduler(host.Callback):
         for part in (self._controller, self._loaders, self._schedules):
             if part is not None:
                 part.close()
-        self._loaded = {} if self._controller is None else self._loaded
         self._schedules = None
         self._batch = None
+
+
+def _ceil(number: float) -> float:
+    return float(math.ceil(number)) if math.isfinite(number) else number
 
 
 def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:

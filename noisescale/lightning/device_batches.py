@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -50,7 +51,8 @@ class ResizedLoaders:
         loaders = self._source.dataloader()
         if self.size is None:
             return loaders
-        if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader
+        if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader, which may be the user's
+            loaders = copy.copy(loaders)
             loaders.flattened = [self._resized(loader) for loader in loaders.flattened]
             return loaders
         return apply_to_collection(loaders, DataLoader, self._resized)
@@ -71,24 +73,33 @@ class ResizedLoaders:
 
     def _resized(self, loader: Any) -> Any:
         assert self.size is not None
-        check_resizable(loader)
+        check_resizable([loader])
         return resized(loader, self.size)
 
 
-def check_resizable(loader: Any) -> None:
-    """Raise unless batches of another size can be made from the loader's data.
+def check_resizable(loaders: list[Any]) -> None:
+    """Raise unless batches of another size can be made from the data of all loaders.
 
     Raises:
         MisconfigurationException: The message names the setting and the remedy.
     """
-    plain = (
-        type(loader) is DataLoader
-        and loader.batch_size is not None
-        and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
-    )
-    if not plain:
-        raise MisconfigurationException(
-            "`max_device_batch_size` must be left out for data that do not come from a plain"
-            f" torch DataLoader with a `batch_size`, got {type(loader).__name__}. Micro-batches"
-            " then stay as they are, and only their number changes."
+    for loader in loaders:
+        plain = (
+            type(loader) is DataLoader
+            and loader.batch_size is not None
+            and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
+        if not plain:
+            _refuse(
+                "data that do not come from a plain torch DataLoader with a `batch_size`",
+                type(loader).__name__,
+            )
+    if len(sizes := {loader.batch_size for loader in loaders}) > 1:
+        _refuse("loaders of different `batch_size`", " and ".join(map(str, sorted(sizes))))
+
+
+def _refuse(data: str, value: str) -> NoReturn:
+    raise MisconfigurationException(
+        f"`max_device_batch_size` must be left out for {data}, got {value}. Micro-batches then"
+        " stay as they are, and only their number changes."
+    )

@@ -23,6 +23,7 @@ _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402
 from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning_fabric.utilities.exceptions import (
@@ -104,6 +105,11 @@ def callbacks_of(trainer: pl.Trainer) -> list[Any]:
     """The callbacks, in the order they are called."""
     # Set on the Trainer by its callback connector, where type checkers do not see it.
     return list(getattr(trainer, "callbacks", []))
+
+
+def takes_batch_idx(module: pl.LightningModule) -> bool:
+    """Whether its `training_step` is given the index of the batch, too."""
+    return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
 
 
 def is_last_batch(trainer: pl.Trainer) -> bool:

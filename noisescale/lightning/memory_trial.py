@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,18 +18,23 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def fits(trainer: pl.Trainer, batch: Any, rows: int) -> str | None:
-    """Try a micro-batch of so many rows on every rank; all ranks have to call it.
+def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
+    """Try a larger micro-batch on every rank; all ranks have to call it.
 
     What is tried is a copy of the module that shares the parameters' memory and nothing else:
-    buffers, metrics and counters are copied, logging is off, random generators are put back, and
-    gradients are those of the copy. They need the memory that the step's own take, which are
+    buffers, metrics and counters are copied, `self.log` is off, random generators are put back,
+    and gradients are those of the copy. They need the memory that the step's own take, which are
     still there, so that the trial is a little stricter than training.
+
+    Out of its reach is what lies outside of the module: a forward hook that is a plain function
+    sees one more batch, and so does a logger that `training_step` calls by itself. A collective
+    in `training_step` would wait for ever for a rank whose memory runs out before it; batch norms
+    that synchronize are tried without.
 
     Args:
         trainer: Between two epochs.
         batch: One that was trained on. Its rows are repeated.
-        rows: Of the batch to try.
+        growth: How many times as many rows to try.
 
     Returns:
         None if it fits on all ranks, else why it does not on this one.
@@ -36,7 +42,10 @@ def fits(trainer: pl.Trainer, batch: Any, rows: int) -> str | None:
     failure = None
     with host.isolate_rng():  # has no `finally` of its own, so nothing may leave it raised
         try:
-            _forward_and_backward(trainer, apply_to_collection(batch, Tensor, _repeated, rows))
+            of_batch = host.batch_size_of(batch)
+            _forward_and_backward(
+                trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
+            )
         except Exception as error:
             failure = f"{type(error).__name__}: {error}".split("\n")[0][:200]
     gc.collect()
@@ -47,17 +56,17 @@ def fits(trainer: pl.Trainer, batch: Any, rows: int) -> str | None:
     return failure or "another device failed"
 
 
-def _repeated(tensor: Tensor, rows: int) -> Tensor:
-    """The first dimension cycled until it is long enough."""
-    if not tensor.dim() or not len(tensor):
+def _repeated(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
+    """The first dimension cycled until it is long enough, where it is the batch's."""
+    if not tensor.dim() or len(tensor) != of_batch:
         return tensor
-    return tensor[torch.arange(rows, device=tensor.device) % len(tensor)]
+    return tensor[torch.arange(round(growth * of_batch), device=tensor.device) % of_batch]
 
 
 def _forward_and_backward(trainer: pl.Trainer, batch: Any) -> None:
     module = _copy(trainer)
     with trainer.precision_plugin.train_step_context(), torch.enable_grad():
-        output = module.training_step(batch, 0)
+        output = module.training_step(*((batch, 0) if host.takes_batch_idx(module) else (batch,)))
         loss = output if isinstance(output, Tensor) or output is None else output["loss"]
     if loss is not None:
         loss.backward()
@@ -71,15 +80,41 @@ def _copy(trainer: pl.Trainer) -> Any:
         twin = torch.nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
         shared[id(parameter)] = twin
     for part in module.modules():
+        # Outputs that are kept for the end of an epoch have a graph, which cannot be copied.
+        shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(part)) if not t.is_leaf}
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
             ours = [k for k, hook in hooks.items() if _is_ours(hook)]
             if ours:  # they lead to what is measured, which a trial is no part of
                 kept = {k: hook for k, hook in hooks.items() if k not in ours}
                 shared[id(hooks)] = type(hooks)(kept)
     made = copy.deepcopy(module, shared)
-    for name in ("log", "log_dict"):
-        object.__setattr__(made, name, lambda *args, **kwargs: None)
+    if host.is_compiled(module):  # its methods were replaced by compiled ones, of the original
+        for name in ("forward", "training_step"):
+            vars(made).pop(name, None)
+    parts: list[Any] = list(made.modules())
+    for copied in parts:
+        if isinstance(copied, torch.nn.SyncBatchNorm):
+            copied.__class__ = _LocalBatchNorm  # type: ignore[assignment]
+        if hasattr(copied, "log_dict"):  # a LightningModule, which leaves its Trainer out of copies
+            copied._trainer = trainer
+            for name in ("log", "log_dict"):
+                object.__setattr__(copied, name, lambda *args, **kwargs: None)
     return made
+
+
+class _LocalBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    """Of any number of dimensions, as a synchronized one is."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
 
 
 def _is_ours(hook: Any) -> bool:

@@ -50,8 +50,8 @@ def check_schedulable(trainer: pl.Trainer, scheduler: Any) -> None:
             )
 
 
-def check_resizable_strategy(trainer: pl.Trainer) -> None:
-    """Raise where a larger micro-batch cannot be tried before it is adopted.
+def check_may_resize(trainer: pl.Trainer) -> None:
+    """Raise where the loader's batches cannot become larger or smaller.
 
     Raises:
         MisconfigurationException: The message names the setting and the remedy.
@@ -63,6 +63,14 @@ def check_resizable_strategy(trainer: pl.Trainer) -> None:
             "a number under ModelParallelStrategy",
             "a larger micro-batch cannot be tried on sharded parameters",
             "Leave it out: only the number of micro-batches changes then.",
+        )
+    every, by_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
+    if isinstance(every, int) and not isinstance(every, bool) and by_epochs:
+        _refuse(
+            "val_check_interval",
+            str(every),
+            "an epoch may come to have fewer batches",
+            "Give a part of an epoch, such as 0.5, or set `check_val_every_n_epoch=None`.",
         )
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 def check_agreement(batch_size: float, device: torch.device) -> None:
     """Raise on all ranks unless all of them want the same batch size.
 
-    All ranks have to call it, whatever they want: one that changes its batch size alone would
-    leave the others waiting in a collective for ever.
+    All ranks have to call it, whatever they want: one that changes its batch size alone, or fails
+    alone, would leave the others waiting in a collective for ever.
 
     Raises:
         RuntimeError: If they differ.

@@ -36,7 +36,7 @@ from noisescale.scheduling.policies import (
     TradeoffRule,
 )
 from noisescale.scheduling.run_so_far import RunSoFar
-from noisescale.scheduling.scaled_steps import ScaledSteps
+from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 
 if TYPE_CHECKING:
     from noisescale.meter import NoiseScaleMeter
@@ -173,7 +173,7 @@ class BatchSizeController:
     `model.no_sync()`. A loop that draws its own batches asks `controller.plan` instead.
 
     Args:
-        plan: How the run starts. Its batch size is the one that the learning rate was chosen for.
+        plan: How the run starts.
         optimizers: One, or all of them.
         policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
@@ -181,9 +181,12 @@ class BatchSizeController:
         lr_scaling: How the learning rate goes along, see `factors_for`.
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
-        max_device_batch_size: Largest micro-batch, in examples. Default: micro-batches stay as
-            they are, and only their number changes.
+        max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
+            as they are, and only their number changes.
         min_accumulation: Least micro-batches a step: 2 where one process compares them.
+        base_batch_size: The global batch that the learning rate was chosen for. Default: that of
+            the plan.
+        examples_per_row: Examples in a row of the data, if that is not one.
         decide_every_n_steps: Steps between decisions; each waits for the device once.
 
     Raises:
@@ -213,6 +216,8 @@ steps on
         max_batch_size: float | None = None,
         max_device_batch_size: int | None = None,
         min_accumulation: int = 1,
+        base_batch_size: float | None = None,
+        examples_per_row: float = 1.0,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         self.settings = Settings.checked(
@@ -225,7 +230,7 @@ steps on
         )
         self.plan = plan
         """How a step is made up now."""
-        self.base_batch_size = plan.batch_size
+        self.base_batch_size = base_batch_size or plan.batch_size
         """The batch size that the learning rate was chosen for."""
         self.wanted = float(plan.batch_size)
         """What the policy asked for last."""
@@ -242,7 +247,8 @@ steps on
         self.clock = Clock()
         """For schedules that do not count steps, see `Clock`."""
         self.max_device_batch_size = self.settings.max_device_batch_size
-        """The largest micro-batch; lowered where memory ran out."""
+        """The largest micro-batch, in rows; lowered where memory ran out."""
+        self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
         self._examples_at_move = -math.inf
         self._next_decision = _FIRST_DECISION
@@ -250,9 +256,9 @@ steps on
         self._peak_learning_rate = 0.0
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
-        self._scaled = ScaledSteps(several)
         if self.settings.lr_scaling == "malladi":
-            self._scaled.check(self._bounds.max_batch_size / self.base_batch_size)
+            check_betas(several, self._bounds.max_batch_size / self.base_batch_size)
+        self._scaled = ScaledSteps(several)
 
     @property
     def lr_factor(self) -> float:
@@ -334,12 +340,13 @@ steps on
         self._steps_observed = self.steps
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
         wanted = self.settings.policy(noise_scale, self.plan, self.progress)
-        if not (is_real(wanted) and 0 < wanted < math.inf):
+        usable = is_real(wanted) and 0 < wanted < math.inf
+        check_agreement(float(wanted) if usable else 0.0, self._device)
+        if not usable:
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
                 f" {self.steps}. Return `plan.batch_size` to stay."
             )
-        check_agreement(float(wanted), self._device)
         self.wanted = float(wanted)
         reason = getattr(wanted, "reason", "the policy asks for it")
         return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, average)
@@ -375,6 +382,7 @@ steps on
             devices=self.plan.devices,
             device_batch_size=stays,
             max_device_batch_size=self.max_device_batch_size,
+            examples_per_row=self._examples_per_row,
             bounds=self._bounds,
         )
 
@@ -412,10 +420,11 @@ steps on
 
     def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
         most = self.settings.max_batch_size
-        if most is not None and most < plan.batch_size:
+        if most is not None and most < self.base_batch_size:
             raise ValueError(
                 f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {plan}. Raise it, or start with fewer examples a step."
+                f" {most:g} < {self.base_batch_size:g}. Raise it, or start with fewer examples a"
+                " step."
             )
         bounds = Bounds(self.settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
         keeps = plan.device_batch_size if self.max_device_batch_size is None else None
@@ -424,6 +433,7 @@ steps on
             devices=plan.devices,
             device_batch_size=keeps,
             max_device_batch_size=self.max_device_batch_size,
+            examples_per_row=self._examples_per_row,
             bounds=bounds,
         )
         return bounds
@@ -431,6 +441,7 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
         policy = self.settings.policy
+        most = self.max_device_batch_size
         return {
             "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
             "base_batch_size": self.base_batch_size,
@@ -440,7 +451,7 @@ steps on
             "examples_at_move": self._examples_at_move,
             "next_decision": self._next_decision,
             "peak_learning_rate": self._peak_learning_rate,
-            "max_device_batch_size": self.max_device_batch_size,
+            "lowered_to": None if most == self.settings.max_device_batch_size else most,
             "gain": self.gain,
             "factors": list(self._scaled.factors),
             "clock": self.clock.state_dict(),
@@ -463,10 +474,8 @@ steps on
         self._examples_at_move = state["examples_at_move"]
         self._next_decision = state["next_decision"]
         self._peak_learning_rate = state["peak_learning_rate"]
-        if self.max_device_batch_size is not None and state["max_device_batch_size"] is not None:
-            self.max_device_batch_size = min(
-                self.max_device_batch_size, state["max_device_batch_size"]
-            )
+        if self.max_device_batch_size is not None and state["lowered_to"] is not None:
+            self.max_device_batch_size = min(self.max_device_batch_size, state["lowered_to"])
         self.gain = state["gain"]
         self._scaled.factors = Factors(*state["factors"])
         self.clock.load_state_dict(state["clock"])

@@ -62,6 +62,7 @@ def plan_for(
     devices: int,
     device_batch_size: float | None = None,
     max_device_batch_size: int | None = None,
+    examples_per_row: float = 1.0,
     bounds: Bounds | None = None,
 ) -> Plan:
     """Return the plan whose global batch is nearest to the wanted one, by ratio.
@@ -74,7 +75,8 @@ def plan_for(
         wanted: Global batch, in examples.
         devices: Ranks that train together.
         device_batch_size: Examples of a micro-batch, that stay as they are.
-        max_device_batch_size: Largest number of examples of a micro-batch.
+        max_device_batch_size: Largest number of rows of a micro-batch.
+        examples_per_row: Where a row of the data is not one example.
         bounds: That the plan keeps to.
 
     Returns:
@@ -96,7 +98,9 @@ def plan_for(
         count = _nearest_multiple(wanted, unit, least, bounds)
         plan = None if count is None else Plan(device_batch_size, count, devices)
     else:
-        plan = _fewest_micro_batches(wanted, devices, max_device_batch_size or 1, bounds)
+        plan = _fewest_micro_batches(
+            wanted, devices, max_device_batch_size or 1, examples_per_row, bounds
+        )
     if plan is None:
         step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
         raise ValueError(
@@ -121,11 +125,13 @@ def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) ->
     return min(candidates, key=lambda n: abs(math.log(n * unit / wanted)), default=None)
 
 
-def _fewest_micro_batches(wanted: float, devices: int, largest: int, bounds: Bounds) -> Plan | None:
-    """The fewest micro-batches, of equal size, that come near enough."""
-    fewest = max(math.ceil(wanted / devices / largest - 1e-9), bounds.min_accumulation)
-    size = _nearest_multiple(wanted, fewest * devices, 1, bounds)
-    return None if size is None or size > largest else Plan(size, fewest, devices)
+def _fewest_micro_batches(
+    wanted: float, devices: int, most_rows: int, row: float, bounds: Bounds
+) -> Plan | None:
+    """The fewest micro-batches, of equally many rows, that come near enough."""
+    fewest = max(math.ceil(wanted / (devices * most_rows * row) - 1e-9), bounds.min_accumulation)
+    rows = _nearest_multiple(wanted, fewest * devices * row, 1, bounds)
+    return None if rows is None or rows > most_rows else Plan(rows * row, fewest, devices)
 
 
 def checked_bounds(

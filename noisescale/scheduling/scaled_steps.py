@@ -19,7 +19,9 @@ class ScaledSteps:
     (`ExponentialLR`, `ReduceLROnPlateau`). They never see the factor, so that any of them, their
     chains, and whatever a checkpoint holds of them are what they are without it.
 
-    A step that a GradScaler leaves out is not called, and nothing is changed.
+    A step that a GradScaler leaves out is not called, and nothing is changed. Where `step` runs a
+    closure, as Lightning has it do, the factor is there while the closure runs; what the closure
+    sets a learning rate to is used as it is, and stays.
 
     Args:
         optimizers: Whose steps are scaled.
@@ -41,7 +43,7 @@ class ScaledSteps:
         self.factors = Factors()
         """What the next steps are scaled by."""
         self._optimizers = list(optimizers)
-        self._kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
             handle
             for optimizer in self._optimizers
@@ -56,27 +58,6 @@ class ScaledSteps:
         """What the schedule gives the first parameter group, without the factor."""
         return float(self._optimizers[0].param_groups[0]["lr"])
 
-    def check(self, largest_ratio: float) -> None:
-        """Raise if betas cannot follow batches `largest_ratio` times the base.
-
-        Raises:
-            ValueError: If 1 - k(1 - β) is not positive, or there are no betas.
-        """
-        for optimizer in self._optimizers:
-            betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
-            if not betas:
-                raise ValueError(
-                    '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
-                    f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
-                )
-            most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
-            if not largest_ratio < most:
-                raise ValueError(
-                    "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
-                    f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
-                    f' Lower it to less than {most:.3g} times, or choose "sqrt".'
-                )
-
     def close(self) -> None:
         """Take the hooks out, and put back what a step that failed has left changed."""
         self._restore()
@@ -89,17 +70,40 @@ class ScaledSteps:
             return
         self._restore()
         for group in optimizer.param_groups:
-            scaled = _scaled(group, self.factors)
-            self._kept.append((group, {name: group[name] for name in scaled}))
-            group.update(scaled)
+            for name, value in _scaled(group, self.factors).items():
+                self._kept.append((group, name, group[name], value))
+                group[name] = value
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()
 
     def _restore(self) -> None:
-        for group, kept in self._kept:
-            group.update(kept)
+        for group, name, kept, scaled in self._kept:
+            if group[name] is scaled:
+                group[name] = kept
         self._kept = []
+
+
+def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
+    """Raise if betas cannot follow batches `largest_ratio` times the base.
+
+    Raises:
+        ValueError: If 1 - k(1 - β) is not positive, or there are no betas.
+    """
+    for optimizer in optimizers:
+        betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
+        if not betas:
+            raise ValueError(
+                '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
+                f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
+            )
+        most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
+        if not largest_ratio < most:
+            raise ValueError(
+                "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
+                f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
+                f' Lower it to less than {most:.3g} times, or choose "sqrt".'
+            )
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:

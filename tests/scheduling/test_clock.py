@@ -21,12 +21,28 @@ def test_every_epoch_has_the_steps_it_has_at_the_first_batch_size(
 
     due = [
         sum(
-            clock.advance(size / base, round_up=k == len(epoch) - 1) for k, size in enumerate(epoch)
+            clock.advance(size / base, ends_epoch=k == len(epoch) - 1)
+            for k, size in enumerate(epoch)
         )
         for epoch in windows
     ]
 
     assert due == [math.ceil(sum(epoch) / base) for epoch in windows]
+
+
+@given(
+    sizes=st.lists(st.floats(0.1, 9), min_size=1, max_size=40), steps_per_epoch=st.integers(1, 20)
+)
+def test_an_epoch_whose_length_is_known_never_has_more(
+    sizes: list[float], steps_per_epoch: int
+) -> None:
+    clock = Clock()
+    clock.steps_per_epoch = steps_per_epoch
+
+    for _ in range(2):
+        clock.begin_epoch()
+        due = [clock.advance(size, ends_epoch=k == len(sizes) - 1) for k, size in enumerate(sizes)]
+        assert sum(due) == steps_per_epoch
 
 
 def test_thirds_do_not_get_lost() -> None:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from noisescale.scheduling.learning_rate import Factors
-from noisescale.scheduling.scaled_steps import ScaledSteps
+from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 
 
 class Seen(SGD):
@@ -157,15 +157,15 @@ def test_a_scaler_that_leaves_a_step_out_changes_nothing() -> None:
 
 
 def test_betas_that_cannot_follow_are_refused() -> None:
-    scaled = ScaledSteps([Adam([torch.nn.Parameter(torch.ones(1))], betas=(0.9, 0.999))])
+    adam = Adam([torch.nn.Parameter(torch.ones(1))], betas=(0.9, 0.999))
 
-    scaled.check(9.9)
+    check_betas([adam], 9.9)
     message = (
         "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
         ' `lr_scaling="malladi"`, got 16 times for β = 0.9. Lower it to less than 10 times, or'
         ' choose "sqrt".'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        scaled.check(16.0)
+        check_betas([adam], 16.0)
     with pytest.raises(ValueError, match=r'^`lr_scaling="malladi"` must be used with an optimizer'):
-        ScaledSteps([sgd()]).check(2.0)
+        check_betas([sgd()], 2.0)

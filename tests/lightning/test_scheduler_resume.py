@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""N steps == N/2 + checkpoint + N/2, and what goes on where the number of devices changes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fits import classifier, data, fit
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from torch.optim import lr_scheduler
+
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+
+EXAMPLES = 320
+EPOCHS = 4
+
+
+class InMemory(Logger):
+    """What is logged, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: dict[int, dict[str, float]] = {}
+
+    name, version = "memory", 0  # type: ignore[assignment]
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.setdefault(step or 0, {}).update(metrics)
+
+
+class Resumable:
+    """Batches of eight, of every second one on two ranks, that go on where a checkpoint was."""
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._data = data(EXAMPLES)
+
+    def _mine(self) -> range:
+        ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        return range(rank * 8, EXAMPLES // ranks // 8 * ranks * 8, 8 * ranks)
+
+    def __len__(self) -> int:
+        return len(self._mine())
+
+    def __iter__(self) -> Iterator[Any]:
+        mine = self._mine()
+        for begin in mine[self._position :]:
+            self._position = (self._position + 1) % len(mine)
+            yield list(self._data[begin : begin + 8])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._position = state["position"]
+
+
+def model(kind: str) -> Any:
+    made = classifier()
+
+    class Scheduled(type(made)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            schedule: Any
+            if kind == "cosine":
+                # Not `estimated_stepping_batches`: once asked for it, Lightning 2.6.6 never loads
+                # the state of a loader.
+                total = EPOCHS * EXAMPLES // 8 // self.trainer.world_size // 2
+                schedule = lr_scheduler.CosineAnnealingLR(optimizer, total)
+            else:
+                schedule = lr_scheduler.ExponentialLR(optimizer, 0.98)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    return Scheduled()
+
+
+class Restless:
+    """Wants two to six batches of every device, by the last bits of the noise scale."""
+
+    needs_noise_scale = True
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def __call__(self, noise_scale: Any, plan: Any, progress: Any) -> float:
+        self._asked += 1
+        chance = int(noise_scale.low * 2**30) + int(progress.learning_rate * 2**30) + self._asked
+        return float(16 * (2 + chance % 5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self._asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._asked = state["asked"]
+
+
+def scheduler(kind: str = "cosine", **options: Any) -> BatchSizeScheduler:
+    return BatchSizeScheduler(
+        options.pop("policy", None) or Restless(),
+        lr_scaling="sqrt",
+        progress="examples" if kind == "cosine" else "steps",
+        decide_every_n_steps=2,
+        **{"max_batch_size": 160, **options},
+    )
+
+
+def results(fitting: Any, module: Any) -> dict[str, Any]:
+    (callback,) = [c for c in fitting.callbacks if isinstance(c, BatchSizeScheduler)]
+    (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
+    (logger,) = fitting.loggers
+    return {
+        "parameters": [p.detach().clone() for p in module.parameters()],
+        "scheduler": callback.state_dict(),
+        "moves": [str(move) for move in callback.moves],
+        "meter": monitor.state_dict()["optimizers"][0]["meter"],
+        "schedule": fitting.lr_scheduler_configs[0].scheduler.state_dict(),
+        "logged": logger.logged,
+        "step": fitting.global_step,
+    }
+
+
+def run(ranks: int, kind: str, *callbacks: Any, **options: Any) -> list[dict[str, Any]]:
+    return fit(
+        scheduler(kind, **options.pop("scheduler", {})),
+        NoiseScaleMonitor(),
+        *callbacks,
+        ranks=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
+        model=model(kind),
+        **{
+            "results": results,
+            "accumulate_grad_batches": 2,
+            "logger": InMemory(),
+            "log_every_n_steps": 1,
+            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+            "max_epochs": EPOCHS,
+            "train_loader": Resumable(),
+            **options,
+        },
+    )
+
+
+def saves(folder: Path, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **options)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["cosine", "exponential"])
+@pytest.mark.parametrize("when", [{"every_n_train_steps": 5}, {"every_n_epochs": 1}])
+@pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
+def test_resuming_goes_on_exactly(
+    tmp_path: Path, ranks: int, kind: str, when: dict[str, int]
+) -> None:
+    whole = run(ranks, kind, saves(tmp_path, **when))
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda p: int(p.stem[5:]))
+    path = paths[len(paths) // 2 - 1]
+    half = int(path.stem[5:])
+    resumed = run(ranks, kind, ckpt_path=path)
+
+    checkpoint = torch.load(path, weights_only=True)
+    done = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"]
+    assert (done < 40 // ranks) == ("every_n_train_steps" in when)
+    assert checkpoint["callbacks"]["BatchSizeScheduler"]["controller"]["factors"][0] != 1
+    for ours, theirs in zip(resumed, whole, strict=True):
+        assert len(theirs["moves"]) > 6
+        assert ours["step"] == theirs["step"] > half + 6
+        assert ours["moves"] == theirs["moves"][-len(ours["moves"]) :]
+        assert len(ours["moves"]) > 2
+        for name in ("scheduler", "meter", "schedule"):
+            np.testing.assert_equal(ours[name], theirs[name])
+        pairs = zip(ours["parameters"], theirs["parameters"], strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    ours, theirs = (
+        {
+            step: {k: v for k, v in row.items() if "seconds" not in k}
+            for step, row in result[0]["logged"].items()
+            if step >= half
+        }
+        for result in (resumed, whole)
+    )
+    assert len(ours) > 6
+    assert any("batch_size/noise_scale" in row for row in ours.values())
+    np.testing.assert_equal(ours, theirs)
+
+
+class Begins(L.Callback):
+    """Note the scheduler's state at the first batch."""
+
+    def on_train_batch_start(self, fitting: Any, *_: Any) -> None:
+        (callback,) = [c for c in fitting.callbacks if isinstance(c, BatchSizeScheduler)]
+        fitting.lightning_module.__dict__.setdefault("began", callback.state_dict())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("roomy", [True, False])
+def test_on_another_number_of_devices_all_but_the_plan_goes_on(
+    tmp_path: Path, ranks: int, roomy: bool
+) -> None:
+    """Also where as many micro-batches as the run began with would be too many there."""
+    most = 160 if roomy else {1: 64, 2: 48}[ranks]
+
+    def once(noise_scale: Any, plan: Any, progress: Any) -> float:
+        return float(plan.batch_size) if progress.steps else 96.0
+
+    bounds = {
+        "scheduler": {"max_batch_size": most, "policy": once},
+        "accumulate_grad_batches": 4,
+    }
+    run(3 - ranks, "cosine", saves(tmp_path, every_n_epochs=2), max_epochs=2, **bounds)
+    (path,) = tmp_path.glob("*.ckpt")
+
+    resumed = run(
+        ranks,
+        "cosine",
+        Begins(),
+        ckpt_path=path,
+        max_epochs=3,
+        results=lambda _, module: module.began,
+        **bounds,
+    )
+
+    for began in resumed:
+        saved = torch.load(path, weights_only=True)["callbacks"]["BatchSizeScheduler"]
+        before, now = saved["controller"], began["controller"]
+        size, accumulation, devices = before["plan"]
+        assert (size * accumulation * devices, devices) == (min(most, 96), 3 - ranks)
+        assert now["plan"] == [8.0, accumulation * devices // ranks, ranks]
+        for name in ("base_batch_size", "steps", "examples", "factors", "peak_learning_rate"):
+            assert now[name] == before[name]
+        assert now["clock"] == {**before["clock"], "epoch_began": before["clock"]["time"]}
+        assert now["run"]["min_steps"] > before["run"]["min_steps"] > 0  # one more decision

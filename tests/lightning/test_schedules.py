@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates: the optimizer sees the factor, schedules never do, and the clock keeps them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import pytest
+import torch
+from fits import classifier, loader, trainer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from named_batches import Asks, Names, names, windows
+from torch.optim import lr_scheduler
+
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+
+LENGTHS = (1, 3, 2, 6, 2)
+
+SCHEDULES: dict[str, Callable[[Any, Any], Any]] = {
+    "StepLR": lambda optimizer, _: lr_scheduler.StepLR(optimizer, 3),
+    "ExponentialLR": lambda optimizer, _: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "OneCycleLR": lambda optimizer, _: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=30),
+    "SequentialLR": lambda optimizer, _: lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+            lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        ],
+        [4],
+    ),
+}
+
+
+def every_step(schedule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda optimizer, of: {"scheduler": schedule(optimizer, of), "interval": "step"}
+
+
+def fitted(*callbacks: Any, schedule: Any = None, batches: int = 12, **options: Any) -> Names:
+    """A run in this process on batches of two."""
+    module = Names(2 * batches, schedule)
+    loader = names(2 * batches, 2, sized=options.pop("sized", True))
+    trainer(1, strategy="auto", callbacks=list(callbacks), **options).fit(module, loader)
+    return module
+
+
+def scheduler(lengths: Sequence[int] = LENGTHS, **options: Any) -> BatchSizeScheduler:
+    return BatchSizeScheduler(
+        Asks(lengths, of_one=2.0), max_batch_size=10**6, **{"lr_scaling": "linear", **options}
+    )
+
+
+def rates_of_schedule(schedule: Callable[[Any, Any], Any], steps: int) -> list[float]:
+    """What torch alone makes of it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    made = schedule(optimizer, None)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ("none", lambda k: 1.0),
+        ("linear", lambda k: k),
+        ("sqrt", math.sqrt),
+        (lambda batch_size, base, critical: 1 + batch_size / base, lambda k: 1 + k),
+    ],
+    ids=["none", "linear", "sqrt", "callable"],
+)
+def test_the_optimizer_steps_with_the_factor(
+    scaling: Any, factor: Callable[[float], float]
+) -> None:
+    module = fitted(scheduler(lr_scaling=scaling), max_epochs=2)
+
+    lengths = [1, 3, 2, 6, 2, 1, 3, 2, 4]  # the last one is short: its factor is that of its plan
+    wanted = [1, 3, 2, 6, 2, 1, 3, 2, 6]
+    assert [sum(map(bool, g)) for g in module.gradients] == [2 * n for n in lengths]
+    assert module.rates == pytest.approx([0.1 * factor(k) for k in wanted], rel=1e-12)
+    assert module.optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
+def test_schedules_by_steps_are_what_they_are_without_the_factor(
+    schedule: Callable[[Any, Any], Any],
+) -> None:
+    module = fitted(scheduler(), schedule=every_step(schedule), max_epochs=4)
+
+    steps = len(windows(12, 4, LENGTHS))
+    factors = [LENGTHS[step % len(LENGTHS)] for step in range(steps)]
+    without = [rate / k for rate, k in zip(module.rates, factors, strict=True)]
+    assert without == pytest.approx(rates_of_schedule(schedule, steps), rel=1e-12)
+
+
+def test_plateaus_and_epochs_are_counted_as_ever() -> None:
+    """ReduceLROnPlateau waits for a metric, StepLR by epochs for epochs: the clock leaves both."""
+
+    class Plateau(Names):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("flat", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    def by_plateau(optimizer: Any, _: Any) -> Any:
+        made = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {"scheduler": made, "monitor": "flat", "interval": "epoch"}
+
+    def by_epochs(optimizer: Any, _: Any) -> Any:
+        return {"scheduler": lr_scheduler.StepLR(optimizer, 2, gamma=0.5), "interval": "epoch"}
+
+    for schedule, of_epoch in ((by_plateau, [1, 1, 0.5, 0.25]), (by_epochs, [1, 1, 0.5, 0.5])):
+        module = Plateau(24, schedule)
+        callback = scheduler((2, 4, 6), progress="examples", lr_scaling="none")
+        trainer(1, strategy="auto", callbacks=[callback], max_epochs=4).fit(module, names(24, 2))
+
+        assert module.rates == pytest.approx([0.1 * f for f in of_epoch for _ in range(3)])
+
+
+def cosine(optimizer: Any, of: Any) -> Any:
+    return lr_scheduler.CosineAnnealingLR(optimizer, of.estimated_stepping_batches)
+
+
+def one_cycle(optimizer: Any, of: Any) -> Any:
+    """Raises when it is stepped once too often."""
+    return lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=of.estimated_stepping_batches)
+
+
+class Watches:
+    """The learning rates that a schedule gives, and how often it was stepped."""
+
+    def __init__(self, schedule: Callable[[Any, Any], Any]) -> None:
+        self._schedule = schedule
+
+    def __call__(self, optimizer: Any, of: Any) -> Any:
+        self.made = self._schedule(optimizer, of)
+        self.total = of.estimated_stepping_batches
+        return {"scheduler": self.made, "interval": "step"}
+
+
+@example(lengths=[9], batches=13, epochs=3, accumulate=1, rows=32)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    batches=st.integers(1, 13),
+    epochs=st.integers(1, 3),
+    accumulate=st.integers(1, 4),
+    rows=st.sampled_from([None, 3, 32]),
+)
+def test_by_examples_a_schedule_ends_with_the_last_epoch(
+    lengths: list[int], batches: int, epochs: int, accumulate: int, rows: int | None
+) -> None:
+    """However many steps there were, of however large batches of the loader."""
+    for schedule in (cosine, one_cycle):
+        watched = Watches(schedule)
+        if schedule is one_cycle and batches * epochs < 4 * accumulate:
+            continue  # torch wants more steps than that
+        fitted(
+            scheduler(lengths, progress="examples", max_device_batch_size=rows),
+            schedule=watched,
+            batches=batches,
+            max_epochs=epochs,
+            accumulate_grad_batches=accumulate,
+        )
+
+        # OneCycleLR is at its end one step before the last: that is what torch has it do.
+        assert watched.made.last_epoch == watched.total
+        if schedule is cosine:
+            assert watched.made.get_last_lr() == pytest.approx([0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(("batches", "accumulate"), [(12, 1), (12, 3), (11, 1), (11, 3)])
+@pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
+@pytest.mark.parametrize("progress", ["steps", "examples"])
+def test_where_the_batch_size_stays_every_rate_is_identical(
+    batches: int, accumulate: int, sized: bool, progress: Any
+) -> None:
+    def rates(*callbacks: Any) -> list[float]:
+        return fitted(
+            *callbacks,
+            schedule=every_step(SCHEDULES["SequentialLR"]),
+            batches=batches,
+            sized=sized,
+            accumulate_grad_batches=accumulate,
+            max_epochs=3,
+        ).rates
+
+    assert rates(scheduler((accumulate,), progress=progress)) == rates()
+
+
+def test_by_examples_a_schedule_is_as_far_as_the_examples_are() -> None:
+    """At a base of one batch it has been stepped n times before batch n."""
+    module = fitted(
+        scheduler(progress="examples", lr_scaling="none"),
+        schedule=every_step(SCHEDULES["ExponentialLR"]),
+        max_epochs=2,
+    )
+
+    begins = np.cumsum([0, 1, 3, 2, 6, 2, 1, 3, 2])
+    assert module.rates == pytest.approx(0.1 * 0.9**begins, rel=1e-12)
+
+
+def test_a_schedule_by_every_second_step_keeps_its_frequency() -> None:
+    def every_second(optimizer: Any, of: Any) -> Any:
+        made = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"scheduler": made, "interval": "step", "frequency": 2}
+
+    module = fitted(
+        scheduler((1, 3, 2), progress="examples", lr_scaling="none"), schedule=every_second
+    )
+
+    begins = np.cumsum([0, 1, 3, 2, 1, 3])
+    assert module.rates == pytest.approx(0.1 * 0.5 ** (begins // 2), rel=1e-12)
+
+
+def test_malladi_scales_betas_and_eps_while_adam_steps() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Adam(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            group = self.param_groups[0]
+            seen.append((group["lr"], *group["betas"], group["eps"]))
+            return super().step(closure)
+
+    class WithAdam(Names):
+        def configure_optimizers(self) -> Any:
+            self.optimizer = Adam(self.parameters(), lr=0.1, betas=(0.9, 0.95), eps=1e-6)
+            return self.optimizer
+
+    module = WithAdam(24)
+    callback = BatchSizeScheduler(Asks((1, 4), of_one=2.0), max_batch_size=16, lr_scaling="malladi")
+    trainer(1, strategy="auto", callbacks=[callback]).fit(module, names(24, 2))
+
+    at_four = (0.2, 1 - 4 * 0.1, 1 - 4 * 0.05, 1e-6 / 2)
+    assert seen[0] == (0.1, 0.9, 0.95, 1e-6)
+    assert seen[1] == pytest.approx(at_four, rel=1e-12)
+    assert len(seen) == 6  # 1 + 4 + 1 + 4 + 1 + 1 batches
+    group = module.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.9, 0.95), 1e-6)
+
+
+def test_one_warning_tells_that_a_schedule_by_steps_drifts() -> None:
+    with pytest.warns(UserWarning, match="counts optimizer steps") as warned:
+        fitted(scheduler(), schedule=every_step(SCHEDULES["StepLR"]))
+
+    told = [w for w in warned if "counts optimizer steps" in str(w.message)]
+    assert len(told) == 1
+
+
+def by_hundredths(optimizer: Any, _: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+
+def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
+    """AdaScale: a step of gain r moves the schedule by r steps, and has r times its rate."""
+    rates: list[float] = []
+    factors: list[float] = []
+
+    class Notes(L.Callback):
+        def on_before_optimizer_step(self, fitting: Any, module: Any, optimizer: Any) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+            factors.append(fitting.callback_metrics["batch_size/lr_factor"].item())
+
+    class Scheduled(type(classifier())):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [every_step(by_hundredths)(optimizer, self.trainer)]
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[
+            BatchSizeScheduler({0: 16, 6: 64, 12: 32}, 8, 64, lr_scaling="adascale"),
+            NoiseScaleMonitor(),
+            Notes(),
+        ],
+        accumulate_grad_batches=2,
+        max_epochs=2,
+        log_every_n_steps=1,
+    ).fit(Scheduled(), loader(8, examples=320))
+
+    assert len(set(factors)) > 3
+    assert 1 < max(factors) < 4
+    passed = np.cumsum([0, *factors[:-1]])
+    steps = np.floor(passed + 1e-4)
+    assert np.abs(passed - steps)[7:].min() > 1e-3  # where rounding would decide it
+    assert rates == pytest.approx(0.1 * 0.99**steps * factors, rel=1e-5)
+
+
+def test_a_rate_set_in_the_middle_of_a_step_stays() -> None:
+    """Lightning's steps run the module's hooks: what they set is not overwritten afterwards."""
+
+    class Sets(Names):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            if self.global_step == 2:
+                optimizer.param_groups[0]["lr"] = 0.7
+
+    module = Sets(24)
+    trainer(1, strategy="auto", callbacks=[scheduler((1, 3, 2, 4))]).fit(module, names(24, 2))
+
+    assert module.rates == pytest.approx([0.1, 0.3, 0.7, 2.8, 0.7, 2.1])

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose gradient names the examples it is of, and the windows there should be."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Recording(torch.optim.SGD):
+    """SGD that keeps the gradient and the learning rate of every step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.seen: list[tuple[list[float], float]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        group = self.param_groups[0]
+        gradient = group["params"][0].grad
+        self.seen.append(([] if gradient is None else gradient.tolist(), group["lr"]))
+        super().step()
+        return loss
+
+
+class Names(L.LightningModule):
+    """One weight an example: the gradient of a mean over a batch is 1/n at those in it.
+
+    Args:
+        examples: In the data.
+        schedule: From the optimizer and the Trainer to what Lightning takes as `lr_scheduler`.
+    """
+
+    def __init__(self, examples: int, schedule: Callable[[Any, Any], Any] | None = None) -> None:
+        super().__init__()
+        self._schedule = schedule
+        self.weight = nn.Parameter(torch.zeros(examples, dtype=torch.float64))
+        self.arrived: list[list[int]] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.arrived.append(batch.tolist())
+        return self.weight[batch].mean()
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = Recording(self.parameters(), lr=0.1)
+        if self._schedule is None:
+            return self.optimizer
+        return {
+            "optimizer": self.optimizer,
+            "lr_scheduler": self._schedule(self.optimizer, self.trainer),
+        }
+
+    @property
+    def gradients(self) -> list[list[float]]:
+        """Of every step."""
+        return [gradient for gradient, _ in self.optimizer.seen]
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of every step."""
+        return [rate for _, rate in self.optimizer.seen]
+
+
+class Stream(IterableDataset[int]):
+    """Examples without a length."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._examples))
+
+
+def names(examples: int, batch_size: int = 1, *, sized: bool = True) -> DataLoader[Any]:
+    data: Any = range(examples) if sized else Stream(examples)
+    return DataLoader(data, batch_size=batch_size)
+
+
+def windows(batches: int, epochs: int, lengths: Sequence[int]) -> list[range]:
+    """Which batches each step takes: as many as are asked for, and as are left in its epoch."""
+    made: list[range] = []
+    begin = 0
+    for end in range(batches, batches * epochs + 1, batches):
+        while begin < end:
+            wanted = lengths[len(made) % len(lengths)]
+            made.append(range(begin, min(begin + wanted, end)))
+            begin = made[-1].stop
+    return made
+
+
+def mean_of(
+    window: range, of_rank: Sequence[Sequence[Sequence[int]]], examples: int
+) -> list[float]:
+    """The gradient of one step: the mean over ranks and the batches of its window."""
+    gradient = [0.0] * examples
+    for batches in of_rank:
+        for index in window:
+            for example in batches[index]:
+                gradient[example] += 1 / len(batches[index]) / len(window) / len(of_rank)
+    return gradient
+
+
+class Asks:
+    """A policy: so many batches a step, one after the other; it is asked once a step."""
+
+    def __init__(self, lengths: Sequence[int], of_one: float = 1.0) -> None:
+        self.lengths = lengths
+        self.of_one = of_one
+
+    def __call__(self, noise_scale: Any, plan: Any, progress: Any) -> float:
+        return self.of_one * self.lengths[progress.steps % len(self.lengths)]
