@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import TrainingArguments
 
 import noisescale
@@ -55,7 +57,7 @@ def training(folder: Path) -> dict[str, Any]:
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     history = noisescale.History()
     noise_scale = {"noise_scale": 118.0, "low": 90.0, "high": 150.0}
     history.append(
@@ -77,6 +79,32 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
 
     assert documented == logged
     assert len(logged) == 20
+
+
+def test_the_schedulers_keys_are_those_that_are_logged() -> None:
+    documented = set(re.findall(r"`(batch_size/\w+)`", README))
+
+    logged = set(re.findall(r"`(batch_size/\w+)`", noisescale.BatchSizeScheduler.__doc__ or ""))
+
+    assert documented == logged - {"batch_size/moves"}
+    assert len(documented) == 4
+
+
+def test_the_code_on_scheduling_runs() -> None:
+    page = (ROOT / "docs/scheduling.md").read_text()
+    first, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+
+    exec(first.replace('"auto"', '"cpu"'), names)
+    exec(loop, names)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = model.weight.clone()
+    names["train"](model, optimizer, DataLoader(data, batch_size=4), nn.MSELoss(), epochs=2)
+    assert not torch.equal(model.weight, before)
 
 
 def test_the_callback_of_transformers_logs_the_same_keys() -> None:
