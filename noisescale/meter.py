@@ -24,6 +24,7 @@ from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window import Weight, WindowLayout
 from noisescale.estimates import Estimates, MomentSums
 from noisescale.estimator import NoiseScale, is_real, is_whole
+from noisescale.moments import GradientMoments
 from noisescale.recent import RecentSteps
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
@@ -159,6 +160,11 @@ class NoiseScaleMeter:
         if self._estimates.recent is None:
             raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
         return self._estimates.recent.estimate()
+
+    @property
+    def average_moments(self) -> GradientMoments | None:
+        """|G|² and tr(Σ) averaged over the run, steps weighted by their batch; None before it."""
+        return self.sums.mean
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:

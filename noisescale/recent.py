@@ -19,6 +19,9 @@ from noisescale.moments import GradientMoments
 _LEVEL_STEPS = 8
 """Steps in the trailing average of |g|² that the moments of a step are divided by."""
 
+_LARGEST_STEP = 2.0
+"""What a step's |g|², over the trailing average, is cut to, with its moments."""
+
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
 
@@ -39,6 +42,9 @@ class RecentSteps:
     the moments of each step are divided by the trailing |g|² of the steps before it. That is
     known before the step is seen, so the averages stay unbiased up to a factor, which cancels in
     their ratio; and it makes the ratio a mean over the window in which all steps count alike.
+    A step whose own |g|² is more than twice that is divided by the half of its own instead:
+    where |G|² swings manyfold from step to step one of them would rule the window. (Noise alone
+    hardly ever does that, as |g|² is a sum over many directions.)
 
     The window has n = (4·cv/width)² steps, rounded up to a power of two, where cv is the scatter
     of single steps (from successive differences) over their mean; see `NoiseScaleEstimator`.
@@ -81,10 +87,12 @@ class RecentSteps:
             moments: The step's two moments, finite, of any sign.
             weight: Its global batch size.
         """
-        if self._level:
-            scaled = moments.noise_trace / self._level, moments.grad_sq_norm / self._level
-            self._steps.append(_Step(weight, *scaled))
         sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
+        if self._level:
+            level = max(self._level, sq_norm / _LARGEST_STEP)
+            self._steps.append(
+                _Step(weight, moments.noise_trace / level, moments.grad_sq_norm / level)
+            )
         if sq_norm > 0:  # that of the step's gradient; unequal parts may spoil it
             decay = (_LEVEL_STEPS - 1) / (_LEVEL_STEPS + 1)
             self._level = decay * self._level + (1 - decay) * sq_norm if self._level else sq_norm

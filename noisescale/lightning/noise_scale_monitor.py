@@ -186,8 +186,8 @@ class NoiseScaleMonitor(host.Callback):
 
     @property
     def average_moments(self) -> GradientMoments | None:
-        """|G|² and tr(Σ) averaged over the run so far; None before the first step."""
-        return self._measurements[0].meter.sums.mean if self._measurements else None
+        """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
+        return self._measurements[0].meter.average_moments if self._measurements else None
 
     @property
     def least_micro_batches(self) -> int:

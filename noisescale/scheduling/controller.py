@@ -253,6 +253,7 @@ steps on
         self._examples_at_move = -math.inf
         self._next_decision = _FIRST_DECISION
         self._steps_observed = 0
+        self._low = 0.0  # what the noise scale was above at the last decision
         self._peak_learning_rate = 0.0
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
@@ -297,7 +298,7 @@ steps on
         return (
             self.decide()
             if meter is None
-            else self.decide(meter.recent_noise_scale, meter.sums.mean)
+            else self.decide(meter.recent_noise_scale, meter.average_moments)
         )
 
     def step(self, examples: float | None = None) -> None:
@@ -320,7 +321,7 @@ steps on
 
         Args:
             noise_scale: Of now, `NoiseScaleMeter.recent_noise_scale`; alike on all ranks.
-            average: Moments averaged over the run, `NoiseScaleMeter.sums.mean`, for the
+            average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
             device_batch_size: Keep micro-batches at so many examples, for the time being.
 
@@ -338,6 +339,7 @@ steps on
         steps = self.steps - self._steps_observed
         self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
         self._steps_observed = self.steps
+        self._low = noise_scale.low
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
         wanted = self.settings.policy(noise_scale, self.plan, self.progress)
         usable = is_real(wanted) and 0 < wanted < math.inf
@@ -353,7 +355,7 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        b = self._noise_scale_of_the_run(average)
+        b = self._noise_scale_of_the_run(average, rising=plan.batch_size > self.base_batch_size)
         sizes = {"batch_size": plan.batch_size, "base_batch_size": self.base_batch_size}
         self.gain = gain_of(b, **sizes)
         self._scaled.factors = factors_for(self.settings.lr_scaling, noise_scale=b, **sizes)
@@ -402,17 +404,19 @@ steps on
         """Leave the optimizers as they were."""
         self._scaled.close()
 
-    def _noise_scale_of_the_run(self, average: GradientMoments | None) -> float:
-        """The noise scale that the learning rate goes by: the least that can be meant by it.
+    def _noise_scale_of_the_run(self, average: GradientMoments | None, *, rising: bool) -> float:
+        """The noise scale that the learning rate goes by: the ratio of the moments' averages.
 
-        The ratio of the moments' averages, see `factors_for`, is infinite or huge by chance while
-        |G|² is lost in the noise. The critical batch size so far is a lower bound then.
+        That is huge by chance while |G|² is lost in the noise, below the first batch size only to
+        the safe side. Above it the critical batch size so far is the most that is believed, or
+        before that is known what the noise scale is above.
         """
-        if average is None or self.run.critical_batch_size is None:
+        if average is None:
             return 0.0
         grad_sq_norm, noise_trace = average
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
-        return min(ratio, self.run.critical_batch_size)
+        known = self.run.critical_batch_size or self._low
+        return min(ratio, known) if rising or math.isinf(ratio) else ratio
 
     @property
     def _needs_noise_scale(self) -> bool:
@@ -457,6 +461,7 @@ steps on
             "clock": self.clock.state_dict(),
             "run": self.run.state_dict(),
             "steps_observed": self._steps_observed,
+            "low": self._low,
             "policy": policy.state_dict() if hasattr(policy, "state_dict") else None,
         }
 
@@ -481,6 +486,7 @@ steps on
         self.clock.load_state_dict(state["clock"])
         self.run.load_state_dict(state["run"])
         self._steps_observed = state["steps_observed"]
+        self._low = state["low"]
         if state["policy"] is not None and hasattr(self.settings.policy, "load_state_dict"):
             self.settings.policy.load_state_dict(state["policy"])
         same = saved.devices == self.plan.devices and (

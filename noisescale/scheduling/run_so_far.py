@@ -13,8 +13,8 @@ class RunSoFar:
 
     A step at batch size B and noise scale b makes 1/(1 + b/B) of the progress of a noise-free
     one. Summed over the run, S_min = Σ 1/(1 + b/B) and E_min = Σ b/(1 + b/B). Where the noise scale
-    is not resolved b is what it is above, which keeps decisions on the safe side; steps before
-    anything is known take what is known first.
+    is not resolved b is what was known last, or what it is above if that is more; the steps before
+    it is resolved for the first time take that value.
 
     Example:
         >>> run = RunSoFar()
@@ -29,6 +29,7 @@ class RunSoFar:
         """S_min of what the run has reached, in steps."""
         self.min_examples = 0.0
         """E_min of what the run has reached, in examples."""
+        self._last = 0.0  # noise scale when it was resolved last; 0 before
         self._unknown: dict[float, float] = {}  # steps by batch size
 
     @property
@@ -39,8 +40,10 @@ class RunSoFar:
     def observe(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> None:
         """Take in some steps at one batch size, and the noise scale at their end."""
         self._unknown[batch_size] = self._unknown.get(batch_size, 0.0) + steps
-        b = noise_scale.value if noise_scale.resolved else noise_scale.low
-        if not b > 0:
+        if noise_scale.resolved:
+            self._last = noise_scale.value
+        b = noise_scale.value if noise_scale.resolved else max(self._last, noise_scale.low)
+        if not self._last:
             return
         for size, count in self._unknown.items():
             noise_free = count / (1 + b / size)
@@ -53,10 +56,12 @@ class RunSoFar:
         return {
             "min_steps": self.min_steps,
             "min_examples": self.min_examples,
+            "last": self._last,
             "unknown": [list(item) for item in self._unknown.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self.min_steps, self.min_examples = state["min_steps"], state["min_examples"]
+        self._last = state["last"]
         self._unknown = dict(state["unknown"])
