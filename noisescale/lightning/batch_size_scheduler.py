@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.estimator import check_confidence
 from noisescale.lightning import host
 from noisescale.lightning.accumulation import Accumulation
 from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
@@ -131,6 +132,7 @@ class BatchSizeScheduler(host.Callback):
             "decide_every_n_steps": decide_every_n_steps,
         }
         settings = Settings.checked(**self._arguments)
+        check_confidence(confidence)
         by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
         self._progress = progress or by_scaling
         self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"

@@ -85,6 +85,11 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             " the default.",
         ),
         (
+            {"confidence": 95},
+            ValueError,
+            "`confidence` must lie between 0 and 1, got 95. Pass 0.95 for 95 %.",
+        ),
+        (
             {"decide_every_n_steps": 0},
             ValueError,
             "`decide_every_n_steps` must be a positive whole number, got 0. Leave it out for the"
