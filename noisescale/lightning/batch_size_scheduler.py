@@ -369,7 +369,10 @@ class BatchSizeScheduler(host.Callback):
     def _resize(
         self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
     ) -> None:
-        """Make up the wanted batch anew, with the loader's batches as large as they may be."""
+        """Make up the wanted batch anew, with the loader's batches as large as they may be.
+
+        What does not fit halves the way from the most rows that do, so that a few epochs end it.
+        """
         assert self._rows is not None
         plan = controller.plan_for(controller.wanted)
         rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
@@ -377,11 +380,12 @@ class BatchSizeScheduler(host.Callback):
             return
         batch, of_batch = self._batch
         if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
-            controller.max_device_batch_size = self._rows
+            controller.max_device_batch_size = (self._largest_rows + rows) // 2
             self._tell(
                 trainer,
                 f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
-                f" size stays {controller.plan}: {why}",
+                f" size stays {controller.plan}, next time at most"
+                f" {controller.max_device_batch_size} rows: {why}",
                 controller,
             )
             return

@@ -247,7 +247,7 @@ steps on
         self.clock = Clock()
         """For schedules that do not count steps, see `Clock`."""
         self.max_device_batch_size = self.settings.max_device_batch_size
-        """The largest micro-batch, in rows; lowered where memory ran out."""
+        """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
         self._examples_at_move = -math.inf
