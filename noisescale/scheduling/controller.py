@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
 from noisescale.moments import GradientMoments
-from noisescale.scheduling.agreement import check_agreement
+from noisescale.scheduling.agreement import check_agreement, check_same_schedule
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import (
@@ -254,6 +254,7 @@ steps on
         self._next_decision = _FIRST_DECISION
         self._steps_observed = 0
         self._peak_learning_rate = 0.0
+        self._same_schedule = False
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
         if self.settings.lr_scaling == "malladi":
@@ -341,7 +342,7 @@ steps on
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
         wanted = self.settings.policy(noise_scale, self.plan, self.progress)
         usable = is_real(wanted) and 0 < wanted < math.inf
-        check_agreement(float(wanted) if usable else 0.0, self._device)
+        self._check_agreement(float(wanted) if usable else 0.0)
         if not usable:
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
@@ -413,6 +414,15 @@ steps on
         grad_sq_norm, noise_trace = average
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
         return min(ratio, self.run.critical_batch_size)
+
+    def _check_agreement(self, wanted: float) -> None:
+        """At every decision, each of which waits for the device; once for a schedule by steps."""
+        checksum = getattr(self.settings.policy, "checksum", None)
+        if checksum is None:
+            check_agreement(wanted, self._device)
+        elif not self._same_schedule:
+            check_same_schedule(checksum, self._device)
+            self._same_schedule = True
 
     @property
     def _needs_noise_scale(self) -> bool:

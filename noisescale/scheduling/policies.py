@@ -9,6 +9,7 @@ at both ends of its interval.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -192,6 +193,12 @@ class Given:
             _check_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
         self._batch_sizes = dict(sorted(batch_sizes.items()))
+
+    @property
+    def checksum(self) -> int | None:
+        """For ranks to agree on once, rather than at every step; None where it counts examples."""
+        entries = [(float(since), float(size)) for since, size in self._batch_sizes.items()]
+        return zlib.crc32(repr(entries).encode()) if self._by == "steps" else None
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the batch size of the last entry that has begun."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import Gate, Progress, RatioRule
+from noisescale.scheduling import Gate, Given, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -214,6 +215,39 @@ def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
     assert messages[0].startswith(
         "`policy` must give the same batch size on all ranks, got 32 to 48. Let it depend"
     )
+
+
+def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step_differs() -> None:
+    def agreed() -> str:
+        schedule = {0: 16, 1000: 32 + 16 * dist.get_rank()}
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), schedule)
+        try:
+            controller.update()
+        except RuntimeError as error:
+            return str(error)
+        return "agreed"
+
+    assert set(on_ranks(2, agreed)) == {
+        "`policy` must be the same schedule on all ranks, got different ones. Make it of what all"
+        " ranks know."
+    }
+
+
+def test_ranks_agree_once_on_a_schedule_by_steps_and_at_every_step_on_anything_else() -> None:
+    def collectives(policy: Any) -> int:
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), policy)
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
+            for _ in range(20):
+                controller.update()
+        assert controller.plan.batch_size == 32
+        return reduce.call_count
+
+    def counts() -> list[int]:
+        sizes = {0: 16, 7: 32}
+        policies: list[Any] = [sizes, Given(sizes, by="examples"), lambda *_: 32.0]
+        return [collectives(policy) for policy in policies]
+
+    assert on_ranks(2, counts) == [[1, 20, 20]] * 2
 
 
 def test_ranks_decide_alike_on_what_they_measured_together() -> None:
