@@ -60,6 +60,8 @@ _FIRST_DECISION = 4
 
 _MOVES_KEPT = 1000
 
+_NOTHING_MEASURED = NoiseScaleEstimator().estimate()
+
 
 @dataclass(frozen=True)
 class Move:
@@ -269,7 +271,11 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        return not self._needs_noise_scale or self.steps >= self._next_decision
+        if not self._needs_noise_scale or self.steps >= self._next_decision:
+            return True
+        # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
+        scheduled = getattr(self.settings.policy, "checksum", None) is not None
+        return scheduled and not (self._same_schedule and self._asked_for() == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -332,7 +338,7 @@ steps on
             ValueError: If the policy gives no positive, finite number.
             RuntimeError: If the ranks do not want the same.
         """
-        noise_scale = noise_scale or NoiseScaleEstimator().estimate()
+        noise_scale = noise_scale or _NOTHING_MEASURED
         self._next_decision = self.steps + min(
             max(self.steps // 4, 1), self.settings.decide_every_n_steps
         )
@@ -340,7 +346,7 @@ steps on
         self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
         self._steps_observed = self.steps
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
-        wanted = self.settings.policy(noise_scale, self.plan, self.progress)
+        wanted = self._asked_for(noise_scale)
         usable = is_real(wanted) and 0 < wanted < math.inf
         self._check_agreement(float(wanted) if usable else 0.0)
         if not usable:
@@ -414,6 +420,9 @@ steps on
         grad_sq_norm, noise_trace = average
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
         return min(ratio, self.run.critical_batch_size)
+
+    def _asked_for(self, noise_scale: NoiseScale = _NOTHING_MEASURED) -> Any:
+        return self.settings.policy(noise_scale, self.plan, self.progress)
 
     def _check_agreement(self, wanted: float) -> None:
         """At every decision, each of which waits for the device; once for a schedule by steps."""

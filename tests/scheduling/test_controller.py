@@ -105,6 +105,18 @@ def test_a_named_policy_shrinks_and_the_learning_rate_with_it() -> None:
     assert move.lr_factor == controller.lr_factor == pytest.approx(math.sqrt(1 / 32))
 
 
+@pytest.mark.parametrize("lr_scaling", ["sqrt", "adascale"])
+def test_a_schedule_is_kept_to_the_step_whatever_the_learning_rate_goes_by(lr_scaling: Any) -> None:
+    schedule = {0: 16, 2: 32, 100: 64, 101: 48}
+    controller = BatchSizeController(Plan(16, 1), sgd(), schedule, lr_scaling=lr_scaling)
+    sizes = []
+    for _ in range(103):
+        sizes.append(controller.plan.batch_size)
+        controller.update()
+
+    assert sizes == [16] * 2 + [32] * 98 + [64] + [48] * 2
+
+
 def test_the_scaled_learning_rate_is_stepped_with() -> None:
     optimizer = sgd(lr=0.25)
     controller = BatchSizeController(Plan(8, 1), optimizer, {0: 32}, lr_scaling="linear")
