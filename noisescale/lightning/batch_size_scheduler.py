@@ -350,10 +350,12 @@ class BatchSizeScheduler(host.Callback):
         return controller
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
-        noise_scale = None if self._monitor is None else self._monitor.recent_noise_scale
+        # Reading it waits for the device: not at every step for a schedule that goes by steps.
+        follows = self._needs_monitor or controller.settings.takes_noise_scale
+        measured = self._monitor if follows else None
         move = controller.decide(
-            noise_scale,
-            self._average_moments,
+            None if measured is None else measured.recent_noise_scale,
+            None if measured is None else measured.average_moments,
             device_batch_size=controller.plan.device_batch_size,
         )
         if move is not None:

@@ -152,6 +152,12 @@ class Settings:
         by_policy = getattr(self.policy, "needs_noise_scale", False)
         return bool(by_policy) or self.lr_scaling in ("adascale", "saturating")
 
+    @property
+    def takes_noise_scale(self) -> bool:
+        """Whether a noise scale makes a difference. A function may do without, but takes one."""
+        by_policy = getattr(self.policy, "needs_noise_scale", True)
+        return bool(by_policy) or self.needs_noise_scale or callable(self.lr_scaling)
+
 
 class BatchSizeController:
     """Decide on the batch size between optimizer steps, and scale the learning rate with it.
@@ -303,7 +309,7 @@ steps on
             return None
         return (
             self.decide()
-            if meter is None
+            if meter is None or not self.settings.takes_noise_scale
             else self.decide(meter.recent_noise_scale, meter.sums.mean)
         )
 
