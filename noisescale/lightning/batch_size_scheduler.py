@@ -69,6 +69,12 @@ class BatchSizeScheduler(host.Callback):
 
     Learning-rate schedules never see the factor: it is applied while the optimizer steps.
 
+    A function of your own is a policy, too. Set `needs_noise_scale = True` on it (or on its class)
+    to have the noise scale measured and to be asked every `decide_every_n_steps`. Without that it
+    is asked at every step, before each of which ranks and device are waited for; and it is given
+    a noise scale only where a monitor is among the callbacks, else one that is not resolved. So
+    is a function for `lr_scaling`, which is given b = 0 where nothing is measured.
+
     Args:
         policy: "tradeoff": √(r·B_simple), with r the run's critical batch size so far; "ratio":
             B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
@@ -88,7 +94,8 @@ class BatchSizeScheduler(host.Callback):
             by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
             scale-invariant steps, the default with `lr_scaling="adascale"`.
         confidence: Of the interval that moves are gated on.
-        decide_every_n_steps: Steps between decisions, each of which waits for the device once.
+        decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
+            the device once. Schedules are kept to the step whatever it is.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets

@@ -185,7 +185,8 @@ class BatchSizeController:
         optimizers: One, or all of them.
         policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
-            batch that is wanted.
+            batch that is wanted. A function is asked at every step unless it has the attribute
+            `needs_noise_scale = True`.
         lr_scaling: How the learning rate goes along, see `factors_for`.
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
@@ -195,7 +196,8 @@ class BatchSizeController:
         base_batch_size: The global batch that the learning rate was chosen for. Default: that of
             the plan.
         examples_per_row: Examples in a row of the data, if that is not one.
-        decide_every_n_steps: Steps between decisions; each waits for the device once.
+        decide_every_n_steps: Steps between decisions on the noise scale; each waits for the device
+            once. Schedules are kept to the step whatever it is.
 
     Raises:
         ValueError: If an argument is out of its range, or no plan meets the bounds.

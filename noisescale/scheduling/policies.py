@@ -35,7 +35,12 @@ class Progress(NamedTuple):
 
 
 class Policy(Protocol):
-    """Say which global batch size, in examples, is wanted from now on."""
+    """Say which global batch size, in examples, is wanted from now on.
+
+    With an attribute `needs_noise_scale` that is true, it is asked every few steps, with a noise
+    scale that has been measured. With none it is asked at every step, with what is known, which
+    may be nothing. Where it is False, with nothing.
+    """
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress, /) -> float:
         """Return a number of examples; `float(plan.batch_size)` to stay."""
