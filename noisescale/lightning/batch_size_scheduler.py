@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
@@ -19,6 +17,7 @@ from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_may_resize, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
+from noisescale.lightning.starting import start
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import (
     DECIDE_EVERY_N_STEPS,
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 _PROGRESS = ("steps", "examples", "gain")
-
-_EPOCH_SHARE = 10
-"""Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
 
 
 class BatchSizeScheduler(host.Callback):
@@ -82,7 +78,8 @@ class BatchSizeScheduler(host.Callback):
             mapping from steps to global batch sizes, or a function from (noise scale, plan,
             progress) to one.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
-        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch.
+        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
+            the loader has no length.
         lr_scaling: "sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi", "saturating",
             "none" or a function, see `factors_for`.
         monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
@@ -302,56 +299,23 @@ class BatchSizeScheduler(host.Callback):
         self._loaded = state_dict
 
     def _start(self, trainer: pl.Trainer, batch: Any) -> BatchSizeController:
-        """Make the controller, now that a batch tells how many examples it has."""
-        loaders = trainer.fit_loop._combined_loader
-        assert loaders is not None
         assert self._users_accumulation is not None
-        if self._loaders is not None:
+        loaders = trainer.fit_loop._combined_loader
+        if self._loaders is not None and loaders is not None:
             check_resizable(loaders.flattened)
-        self._rows = getattr(loaders.flattened[0], "batch_size", None)
-        most = self._arguments["max_device_batch_size"]
-        if most is not None and self._rows is not None and most < self._rows:
-            raise ValueError(
-                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
-                f" {most} < {self._rows}. Raise it, or start with smaller batches."
-            )
-        saved = self._goes_on
-        self._largest_rows = max(self._rows or 0, saved.get("largest_rows", 0))
-        if saved and saved["rows"] == self._rows:
-            size = saved["controller"]["plan"][0]
-        else:
-            size = self._examples_in(batch)
-            if self._rows is not None and host.is_last_batch(trainer):  # it may be a short one
-                size = max(size, self._rows)
-            size = _mean_over_ranks(size, trainer)
         least = 1
         if self._needs_monitor and self._monitor is not None:
             least = min(self._monitor.least_micro_batches, self._users_accumulation)
-        plan = Plan(size, self._users_accumulation, trainer.world_size)
-        arguments = dict(self._arguments)
-        batches = trainer.num_training_batches
-        if arguments["max_batch_size"] is None and saved:
-            arguments["max_batch_size"] = saved["max_batch_size"]
-        elif arguments["max_batch_size"] is None and math.isfinite(batches):
-            of_epoch = plan.device_batch_size * plan.devices * batches
-            arguments["max_batch_size"] = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
-        self._max_batch_size = arguments["max_batch_size"]
-        controller = BatchSizeController(
-            plan,
-            trainer.optimizers,
+        controller, self._rows, self._max_batch_size = start(
+            trainer,
+            self._examples_in(batch),
+            self._arguments,
+            accumulation=self._users_accumulation,
             min_accumulation=least,
-            base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
-            examples_per_row=size / self._rows if self._rows else 1.0,
-            **arguments,
+            by_examples=self._progress == "examples",
+            saved=self._goes_on,
         )
-        if self._progress == "examples":
-            controller.clock.steps_per_epoch = _ceil(batches / plan.accumulation)
-            batch_idx = trainer.fit_loop.epoch_loop.batch_idx
-            controller.clock.begin_epoch(already=batch_idx / plan.accumulation)
-        if saved:
-            controller.load_state_dict(saved["controller"])
-            if controller.plan.device_batch_size != size:  # from what the loader gives
-                controller.plan = controller.plan_for(controller.plan.batch_size, size)
+        self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
         if self._progress != "steps":
             self._schedules = ClockedSchedules(trainer, controller.clock.taken)
         return controller
@@ -457,15 +421,3 @@ class BatchSizeScheduler(host.Callback):
                 part.close()
         self._schedules = None
         self._batch = None
-
-
-def _ceil(number: float) -> float:
-    return float(math.ceil(number)) if math.isfinite(number) else number
-
-
-def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
-    if trainer.world_size == 1:
-        return value
-    total = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
-    dist.all_reduce(total)
-    return float(total) / trainer.world_size
