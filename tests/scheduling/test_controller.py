@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
+from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
 from noisescale.scheduling import Gate, Given, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
@@ -115,6 +115,41 @@ def test_a_schedule_is_kept_to_the_step_whatever_the_learning_rate_goes_by(lr_sc
         controller.update()
 
     assert sizes == [16] * 2 + [32] * 98 + [64] + [48] * 2
+
+
+@pytest.mark.parametrize(
+    ("average", "b"),
+    [
+        (GradientMoments(1.0, 100.0), 100.0),
+        (GradientMoments(-0.1, 100.0), 500.0),  # lost in the noise: what the steps so far tell
+        (GradientMoments(0.01, 100.0), 500.0),  # huge by chance
+        (GradientMoments(1.0, -1.0), 0.0),
+        (None, 0.0),
+    ],
+)
+def test_the_gain_goes_by_the_least_that_the_noise_scale_of_the_run_can_be(
+    average: GradientMoments | None, b: float
+) -> None:
+    controller = BatchSizeController(Plan(32, 1), sgd(), Gate(RatioRule()), lr_scaling="adascale")
+    for _ in range(8):
+        controller.step()
+
+    controller.decide(KNOWN, average)
+
+    assert controller.plan.batch_size == 128
+    assert controller.gain == controller.lr_factor == pytest.approx((1 + b / 32) / (1 + b / 128))
+
+
+def test_every_step_counts_once_in_what_the_run_was_worth() -> None:
+    controller, decided = BatchSizeController(Plan(500, 1), sgd(), Gate(RatioRule())), 0
+    for _ in range(30):
+        controller.step()
+        if controller.due:
+            controller.decide(KNOWN)
+            decided = controller.steps
+
+    assert controller.run.min_steps == pytest.approx(decided / (1 + 500 / 500))
+    assert controller.run.critical_batch_size == pytest.approx(500)
 
 
 def test_the_scaled_learning_rate_is_stepped_with() -> None:
