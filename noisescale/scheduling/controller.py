@@ -354,7 +354,11 @@ steps on
         self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
         self._steps_observed = self.steps
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
-        wanted = self._asked_for(noise_scale)
+        try:
+            wanted = self._asked_for(noise_scale)
+        except Exception:
+            self._check_agreement(0.0)  # the other ranks would wait for this one
+            raise
         usable = is_real(wanted) and 0 < wanted < math.inf
         self._check_agreement(float(wanted) if usable else 0.0)
         if not usable:

@@ -264,6 +264,28 @@ def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
     )
 
 
+@pytest.mark.parametrize("failing", [[0], [0, 1]], ids=["one", "all"])
+def test_a_policy_that_fails_leaves_no_rank_waiting(failing: list[int]) -> None:
+    def told() -> str:
+        def policy(*_: Any) -> float:
+            if dist.get_rank() in failing:
+                raise ZeroDivisionError("mine")
+            return 32.0
+
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), policy)
+        try:
+            controller.update()
+        except (RuntimeError, ZeroDivisionError) as error:
+            return f"{type(error).__name__} {error.__context__!r}"
+        return "agreed"
+
+    assert on_ranks(2, told) == (
+        ["ZeroDivisionError None"] * 2
+        if len(failing) == 2
+        else ["RuntimeError ZeroDivisionError('mine')", "RuntimeError None"]
+    )
+
+
 def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step_differs() -> None:
     def agreed() -> str:
         schedule = {0: 16, 1000: 32 + 16 * dist.get_rank()}
