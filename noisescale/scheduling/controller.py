@@ -350,9 +350,7 @@ steps on
         self._next_decision = self.steps + min(
             max(self.steps // 4, 1), self.settings.decide_every_n_steps
         )
-        steps = self.steps - self._steps_observed
-        self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
-        self._steps_observed = self.steps
+        self._observe(noise_scale)
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
         try:
             wanted = self._asked_for(noise_scale)
@@ -378,6 +376,7 @@ steps on
         self._scaled.factors = factors_for(self.settings.lr_scaling, noise_scale=b, **sizes)
         if plan == self.plan:
             return None
+        self._observe(_NOTHING_MEASURED)  # steps of this batch size, where it is not decided now
         move = Move(self.steps, self.examples, self.wanted, self.plan, plan, self.lr_factor, reason)
         self.plan = plan
         if move.before.batch_size != plan.batch_size:
@@ -432,6 +431,11 @@ steps on
         grad_sq_norm, noise_trace = average
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
         return min(ratio, self.run.critical_batch_size)
+
+    def _observe(self, noise_scale: NoiseScale) -> None:
+        steps = self.steps - self._steps_observed
+        self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
+        self._steps_observed = self.steps
 
     def _asked_for(self, noise_scale: NoiseScale = _NOTHING_MEASURED) -> Any:
         return self.settings.policy(noise_scale, self.plan, self.progress)

@@ -152,6 +152,18 @@ def test_every_step_counts_once_in_what_the_run_was_worth() -> None:
     assert controller.run.critical_batch_size == pytest.approx(500)
 
 
+def test_steps_before_a_plan_that_is_adopted_between_decisions_count_at_their_batch_size() -> None:
+    controller = BatchSizeController(Plan(500, 1), sgd(), Gate(RatioRule()))
+
+    for _ in range(3):
+        controller.step()
+    controller.adopt(Plan(250, 1), "micro-batches of another size")
+    controller.step()
+    controller.decide(KNOWN)
+
+    assert controller.run.min_steps == pytest.approx(3 / (1 + 500 / 500) + 1 / (1 + 500 / 250))
+
+
 def test_the_scaled_learning_rate_is_stepped_with() -> None:
     optimizer = sgd(lr=0.25)
     controller = BatchSizeController(Plan(8, 1), optimizer, {0: 32}, lr_scaling="linear")
