@@ -507,6 +507,17 @@ def test_by_default_an_epoch_keeps_ten_steps() -> None:
         assert callback.plan.batch_size == most
 
 
+def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:
+    callback = BatchSizeScheduler(stays)
+
+    trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=4, max_epochs=3).fit(
+        Names(20), names(20, 2)
+    )
+
+    counted = callback.state_dict()["controller"]
+    assert (counted["steps"], counted["examples"]) == (3 * 3, 3 * 20)
+
+
 @pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
 def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
     class Wants(Asks):
