@@ -127,10 +127,7 @@ class NoiseScaleEstimator:
                 f'`window` must be "auto" or at least 2 steps, got {window!r}.'
                 ' Leave it at "auto" to have it sized from the noise.'
             )
-        if not (is_real(confidence) and 0 < confidence < 1):
-            raise ValueError(
-                f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
-            )
+        check_confidence(confidence)
         if not (isinstance(unit, str) and unit):
             raise ValueError(
                 f"`unit` must be a word, got {unit!r}."
@@ -252,6 +249,14 @@ class NoiseScaleEstimator:
             last_weight=scatter["last_weight"],
             pairs=scatter["pairs"],
             squares=np.array(scatter["squares"]),
+        )
+
+
+def check_confidence(value: object) -> None:
+    """Raise a ValueError unless it can be the coverage of an interval."""
+    if not (is_real(value) and 0 < value < 1):  # type: ignore[operator]
+        raise ValueError(
+            f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from noisescale.estimator import NoiseScale
+from noisescale.estimator import NoiseScale, check_confidence
 from noisescale.fieller import fieller_interval
 from noisescale.moments import GradientMoments
 
@@ -56,6 +56,9 @@ class RecentSteps:
         confidence: Coverage of the interval.
         unit: What a batch size counts, for display.
 
+    Raises:
+        ValueError: If `confidence` is not between 0 and 1.
+
     Example:
         >>> recent = RecentSteps()
         >>> for level in (64.0, 16.0, 4.0, 1.0, 0.5, 0.25):
@@ -71,6 +74,7 @@ class RecentSteps:
         confidence: float = 0.95,
         unit: str = "examples",
     ) -> None:
+        check_confidence(confidence)
         self._relative_width = relative_width
         self._confidence = confidence
         self._unit = unit

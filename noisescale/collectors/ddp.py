@@ -116,7 +116,8 @@ class DdpCollector:
         if self._probes_left <= 0 and not self._hooks_needed and self._norms_of:
             self._leave_one_hook()
         every_norm = self.norms.none()
-        for norms in self._norms_of.values():
+        # In the order of capture A, so that a resumed run rounds its first sums alike.
+        for _, norms in sorted(self._norms_of.items()):
             for entry, pieces in enumerate(norms):
                 every_norm[entry].extend(pieces)
         return self.norms.sums(every_norm)

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.estimator import check_confidence
 from noisescale.lightning import host
 from noisescale.lightning.accumulation import Accumulation
 from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
@@ -18,6 +17,7 @@ from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_may_resize, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
+from noisescale.lightning.starting import start
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import (
     DECIDE_EVERY_N_STEPS,
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 _PROGRESS = ("steps", "examples", "gain")
-
-_EPOCH_SHARE = 10
-"""Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
 
 
 class BatchSizeScheduler(host.Callback):
@@ -68,6 +65,12 @@ class BatchSizeScheduler(host.Callback):
 
     Learning-rate schedules never see the factor: it is applied while the optimizer steps.
 
+    A function of your own is a policy, too. Set `needs_noise_scale = True` on it (or on its class)
+    to have the noise scale measured and to be asked every `decide_every_n_steps`. Without that it
+    is asked at every step, before each of which ranks and device are waited for; and it is given
+    a noise scale only where a monitor is among the callbacks, else one that is not resolved. So
+    is a function for `lr_scaling`, which is given b = 0 where nothing is measured.
+
     Args:
         policy: "tradeoff": √(r·B_simple), with r the run's critical batch size so far; "ratio":
             B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
@@ -75,7 +78,8 @@ class BatchSizeScheduler(host.Callback):
             mapping from steps to global batch sizes, or a function from (noise scale, plan,
             progress) to one.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
-        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch.
+        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
+            the loader has no length.
         lr_scaling: "sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi", "saturating",
             "none" or a function, see `factors_for`.
         monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
@@ -87,7 +91,8 @@ class BatchSizeScheduler(host.Callback):
             by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
             scale-invariant steps, the default with `lr_scaling="adascale"`.
         confidence: Of the interval that moves are gated on.
-        decide_every_n_steps: Steps between decisions, each of which waits for the device once.
+        decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
+            the device once. Schedules are kept to the step whatever it is.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets
@@ -131,6 +136,7 @@ class BatchSizeScheduler(host.Callback):
             "decide_every_n_steps": decide_every_n_steps,
         }
         settings = Settings.checked(**self._arguments)
+        check_confidence(confidence)
         by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
         self._progress = progress or by_scaling
         self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"
@@ -293,65 +299,34 @@ class BatchSizeScheduler(host.Callback):
         self._loaded = state_dict
 
     def _start(self, trainer: pl.Trainer, batch: Any) -> BatchSizeController:
-        """Make the controller, now that a batch tells how many examples it has."""
-        loaders = trainer.fit_loop._combined_loader
-        assert loaders is not None
         assert self._users_accumulation is not None
-        if self._loaders is not None:
+        loaders = trainer.fit_loop._combined_loader
+        if self._loaders is not None and loaders is not None:
             check_resizable(loaders.flattened)
-        self._rows = getattr(loaders.flattened[0], "batch_size", None)
-        most = self._arguments["max_device_batch_size"]
-        if most is not None and self._rows is not None and most < self._rows:
-            raise ValueError(
-                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
-                f" {most} < {self._rows}. Raise it, or start with smaller batches."
-            )
-        saved = self._goes_on
-        self._largest_rows = max(self._rows or 0, saved.get("largest_rows", 0))
-        if saved and saved["rows"] == self._rows:
-            size = saved["controller"]["plan"][0]
-        else:
-            size = self._examples_in(batch)
-            if self._rows is not None and host.is_last_batch(trainer):  # it may be a short one
-                size = max(size, self._rows)
-            size = _mean_over_ranks(size, trainer)
         least = 1
         if self._needs_monitor and self._monitor is not None:
             least = min(self._monitor.least_micro_batches, self._users_accumulation)
-        plan = Plan(size, self._users_accumulation, trainer.world_size)
-        arguments = dict(self._arguments)
-        batches = trainer.num_training_batches
-        if arguments["max_batch_size"] is None and saved:
-            arguments["max_batch_size"] = saved["max_batch_size"]
-        elif arguments["max_batch_size"] is None and math.isfinite(batches):
-            of_epoch = plan.device_batch_size * plan.devices * batches
-            arguments["max_batch_size"] = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
-        self._max_batch_size = arguments["max_batch_size"]
-        controller = BatchSizeController(
-            plan,
-            trainer.optimizers,
+        controller, self._rows, self._max_batch_size = start(
+            trainer,
+            self._examples_in(batch),
+            self._arguments,
+            accumulation=self._users_accumulation,
             min_accumulation=least,
-            base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
-            examples_per_row=size / self._rows if self._rows else 1.0,
-            **arguments,
+            by_examples=self._progress == "examples",
+            saved=self._goes_on,
         )
-        if self._progress == "examples":
-            controller.clock.steps_per_epoch = _ceil(batches / plan.accumulation)
-            batch_idx = trainer.fit_loop.epoch_loop.batch_idx
-            controller.clock.begin_epoch(already=batch_idx / plan.accumulation)
-        if saved:
-            controller.load_state_dict(saved["controller"])
-            if controller.plan.device_batch_size != size:  # from what the loader gives
-                controller.plan = controller.plan_for(controller.plan.batch_size, size)
+        self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
         if self._progress != "steps":
             self._schedules = ClockedSchedules(trainer, controller.clock.taken)
         return controller
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
-        noise_scale = None if self._monitor is None else self._monitor.recent_noise_scale
+        # Reading it waits for the device: not at every step for a schedule that goes by steps.
+        follows = self._needs_monitor or controller.settings.takes_noise_scale
+        measured = self._monitor if follows else None
         move = controller.decide(
-            noise_scale,
-            self._average_moments,
+            None if measured is None else measured.recent_noise_scale,
+            None if measured is None else measured.average_moments,
             device_batch_size=controller.plan.device_batch_size,
         )
         if move is not None:
@@ -367,7 +342,10 @@ class BatchSizeScheduler(host.Callback):
     def _resize(
         self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
     ) -> None:
-        """Make up the wanted batch anew, with the loader's batches as large as they may be."""
+        """Make up the wanted batch anew, with the loader's batches as large as they may be.
+
+        What does not fit halves the way from the most rows that do, so that a few epochs end it.
+        """
         assert self._rows is not None
         plan = controller.plan_for(controller.wanted)
         rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
@@ -375,11 +353,12 @@ class BatchSizeScheduler(host.Callback):
             return
         batch, of_batch = self._batch
         if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
-            controller.max_device_batch_size = self._rows
+            controller.max_device_batch_size = (self._largest_rows + rows) // 2
             self._tell(
                 trainer,
                 f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
-                f" size stays {controller.plan}: {why}",
+                f" size stays {controller.plan}, next time at most"
+                f" {controller.max_device_batch_size} rows: {why}",
                 controller,
             )
             return
@@ -442,15 +421,3 @@ class BatchSizeScheduler(host.Callback):
                 part.close()
         self._schedules = None
         self._batch = None
-
-
-def _ceil(number: float) -> float:
-    return float(math.ceil(number)) if math.isfinite(number) else number
-
-
-def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
-    if trainer.world_size == 1:
-        return value
-    total = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
-    dist.all_reduce(total)
-    return float(total) / trainer.world_size

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
 from noisescale.moments import GradientMoments
-from noisescale.scheduling.agreement import check_agreement
+from noisescale.scheduling.agreement import check_agreement, check_same_schedule
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import (
@@ -59,6 +59,8 @@ _FIRST_DECISION = 4
 """Steps that two moments' scatter can be told from."""
 
 _MOVES_KEPT = 1000
+
+_NOTHING_MEASURED = NoiseScaleEstimator().estimate()
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,12 @@ class Settings:
         by_policy = getattr(self.policy, "needs_noise_scale", False)
         return bool(by_policy) or self.lr_scaling in ("adascale", "saturating")
 
+    @property
+    def takes_noise_scale(self) -> bool:
+        """Whether a noise scale makes a difference. A function may do without, but takes one."""
+        by_policy = getattr(self.policy, "needs_noise_scale", True)
+        return bool(by_policy) or self.needs_noise_scale or callable(self.lr_scaling)
+
 
 class BatchSizeController:
     """Decide on the batch size between optimizer steps, and scale the learning rate with it.
@@ -177,7 +185,8 @@ class BatchSizeController:
         optimizers: One, or all of them.
         policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
-            batch that is wanted.
+            batch that is wanted. A function is asked at every step unless it has the attribute
+            `needs_noise_scale = True`.
         lr_scaling: How the learning rate goes along, see `factors_for`.
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
@@ -187,7 +196,8 @@ class BatchSizeController:
         base_batch_size: The global batch that the learning rate was chosen for. Default: that of
             the plan.
         examples_per_row: Examples in a row of the data, if that is not one.
-        decide_every_n_steps: Steps between decisions; each waits for the device once.
+        decide_every_n_steps: Steps between decisions on the noise scale; each waits for the device
+            once. Schedules are kept to the step whatever it is.
 
     Raises:
         ValueError: If an argument is out of its range, or no plan meets the bounds.
@@ -247,7 +257,7 @@ steps on
         self.clock = Clock()
         """For schedules that do not count steps, see `Clock`."""
         self.max_device_batch_size = self.settings.max_device_batch_size
-        """The largest micro-batch, in rows; lowered where memory ran out."""
+        """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
         self._examples_at_move = -math.inf
@@ -255,6 +265,7 @@ steps on
         self._steps_observed = 0
         self._low = 0.0  # what the noise scale was above at the last decision
         self._peak_learning_rate = 0.0
+        self._same_schedule = False
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
         if self.settings.lr_scaling == "malladi":
@@ -269,7 +280,11 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        return not self._needs_noise_scale or self.steps >= self._next_decision
+        if not self._needs_noise_scale or self.steps >= self._next_decision:
+            return True
+        # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
+        scheduled = getattr(self.settings.policy, "checksum", None) is not None
+        return scheduled and not (self._same_schedule and self._asked_for() == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -297,7 +312,7 @@ steps on
             return None
         return (
             self.decide()
-            if meter is None
+            if meter is None or not self.settings.takes_noise_scale
             else self.decide(meter.recent_noise_scale, meter.average_moments)
         )
 
@@ -332,18 +347,20 @@ steps on
             ValueError: If the policy gives no positive, finite number.
             RuntimeError: If the ranks do not want the same.
         """
-        noise_scale = noise_scale or NoiseScaleEstimator().estimate()
+        noise_scale = noise_scale or _NOTHING_MEASURED
         self._next_decision = self.steps + min(
             max(self.steps // 4, 1), self.settings.decide_every_n_steps
         )
-        steps = self.steps - self._steps_observed
-        self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
-        self._steps_observed = self.steps
+        self._observe(noise_scale)
         self._low = noise_scale.low
         self._peak_learning_rate = max(self._peak_learning_rate, self._scaled.learning_rate)
-        wanted = self.settings.policy(noise_scale, self.plan, self.progress)
+        try:
+            wanted = self._asked_for(noise_scale)
+        except Exception:
+            self._check_agreement(0.0)  # the other ranks would wait for this one
+            raise
         usable = is_real(wanted) and 0 < wanted < math.inf
-        check_agreement(float(wanted) if usable else 0.0, self._device)
+        self._check_agreement(float(wanted) if usable else 0.0)
         if not usable:
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
@@ -361,6 +378,7 @@ steps on
         self._scaled.factors = factors_for(self.settings.lr_scaling, noise_scale=b, **sizes)
         if plan == self.plan:
             return None
+        self._observe(_NOTHING_MEASURED)  # steps of this batch size, where it is not decided now
         move = Move(self.steps, self.examples, self.wanted, self.plan, plan, self.lr_factor, reason)
         self.plan = plan
         if move.before.batch_size != plan.batch_size:
@@ -417,6 +435,23 @@ steps on
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
         known = self.run.critical_batch_size or self._low
         return min(ratio, known) if rising or math.isinf(ratio) else ratio
+
+    def _observe(self, noise_scale: NoiseScale) -> None:
+        steps = self.steps - self._steps_observed
+        self.run.observe(noise_scale, batch_size=self.plan.batch_size, steps=steps)
+        self._steps_observed = self.steps
+
+    def _asked_for(self, noise_scale: NoiseScale = _NOTHING_MEASURED) -> Any:
+        return self.settings.policy(noise_scale, self.plan, self.progress)
+
+    def _check_agreement(self, wanted: float) -> None:
+        """At every decision, each of which waits for the device; once for a schedule by steps."""
+        checksum = getattr(self.settings.policy, "checksum", None)
+        if checksum is None:
+            check_agreement(wanted, self._device)
+        elif not self._same_schedule:
+            check_same_schedule(checksum, self._device)
+            self._same_schedule = True
 
     @property
     def _needs_noise_scale(self) -> bool:

@@ -80,14 +80,15 @@ class Gate:
         at_low = self.rule(noise_scale.low, plan, progress)
         at_high = self.rule(noise_scale.high, plan, progress)
         value = noise_scale.value if noise_scale.resolved else noise_scale.low
-        asked = self.rule(value, plan, progress)
+        # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
+        asked = self.rule(max(value, 0.0), plan, progress)
         seen = _described(noise_scale)
         if at_low >= now * self._hysteresis:
             most = now * self._growth
             limit = f", {self._growth:g} x a move at most" if asked > most else ""
             return Wanted(min(asked, most), f"{seen} asks for {three_digits(asked)}{limit}")
         if at_high <= now / self._hysteresis:
-            return Wanted(asked, f"{seen} asks for {three_digits(asked)}")
+            return Wanted(asked or 1.0, f"{seen} asks for {three_digits(asked)}")
         return Wanted(now, f"{seen} agrees with {three_digits(now)}")
 
 

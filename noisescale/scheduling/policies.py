@@ -9,6 +9,7 @@ at both ends of its interval.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,7 +35,12 @@ class Progress(NamedTuple):
 
 
 class Policy(Protocol):
-    """Say which global batch size, in examples, is wanted from now on."""
+    """Say which global batch size, in examples, is wanted from now on.
+
+    With an attribute `needs_noise_scale` that is true, it is asked every few steps, with a noise
+    scale that has been measured. With none it is asked at every step, with what is known, which
+    may be nothing. Where it is False, with nothing.
+    """
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress, /) -> float:
         """Return a number of examples; `float(plan.batch_size)` to stay."""
@@ -192,6 +198,12 @@ class Given:
             _check_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
         self._batch_sizes = dict(sorted(batch_sizes.items()))
+
+    @property
+    def checksum(self) -> int | None:
+        """For ranks to agree on once, rather than at every step; None where it counts examples."""
+        entries = [(float(since), float(size)) for since, size in self._batch_sizes.items()]
+        return zlib.crc32(repr(entries).encode()) if self._by == "steps" else None
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the batch size of the last entry that has begun."""

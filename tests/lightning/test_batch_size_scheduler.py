@@ -85,6 +85,11 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             " the default.",
         ),
         (
+            {"confidence": 95},
+            ValueError,
+            "`confidence` must lie between 0 and 1, got 95. Pass 0.95 for 95 %.",
+        ),
+        (
             {"decide_every_n_steps": 0},
             ValueError,
             "`decide_every_n_steps` must be a positive whole number, got 0. Leave it out for the"
@@ -500,6 +505,17 @@ def test_by_default_an_epoch_keeps_ten_steps() -> None:
 
         assert callback.plan is not None
         assert callback.plan.batch_size == most
+
+
+def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:
+    callback = BatchSizeScheduler(stays)
+
+    trainer(1, strategy="auto", callbacks=[callback], accumulate_grad_batches=4, max_epochs=3).fit(
+        Names(20), names(20, 2)
+    )
+
+    counted = callback.state_dict()["controller"]
+    assert (counted["steps"], counted["examples"]) == (3 * 3, 3 * 20)
 
 
 @pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")

@@ -148,13 +148,21 @@ def grows(**options: Any) -> BatchSizeScheduler:
 
 
 class OutOfMemory(Names):
-    """On the last rank, above four rows."""
+    """On the last rank, above `most` rows."""
+
+    most = 4
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if len(batch) > 4 and rank == ranks - 1:
+        if len(batch) > self.most and rank == ranks - 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 20 MiB\nand more")
         return super().training_step(batch, batch_idx)
+
+
+class Nothing(OutOfMemory):
+    """Not even a row more."""
+
+    most = 2
 
 
 @pytest.mark.parametrize("monitored", [False, True])
@@ -168,7 +176,7 @@ def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
     (first, second) = fit(
         grows(),
         *([NoiseScaleMonitor()] if monitored else []),
-        model=OutOfMemory(64),
+        model=Nothing(64),
         train_loader=names(64, 2),
         max_epochs=3,
         results=results,
@@ -177,15 +185,28 @@ def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
     assert first == second == ("32 = 2 x 8 micro-batches x 2 devices", [2] * 48)
     told = [line for line in capfd.readouterr().out.splitlines() if "does not fit" in line]
     assert told == [
-        "BatchSizeScheduler: step 2: a batch of 16 rows on a device does not fit, batch size stays"
-        " 32 = 2 x 8 micro-batches x 2 devices: another device failed"
+        f"BatchSizeScheduler: step {step}: a batch of {rows} rows on a device does not fit, batch"
+        f" size stays 32 = 2 x 8 micro-batches x 2 devices, next time at most {most} rows:"
+        " another device failed"
+        for step, rows, most in ((2, 16, 9), (4, 8, 5), (6, 4, 3))
     ]
+
+
+def test_what_does_not_fit_halves_the_way_until_something_does() -> None:
+    callback, module = grows(), OutOfMemory(64)
+
+    trainer(1, strategy="auto", callbacks=[callback], max_epochs=5).fit(module, names(64, 2))
+
+    epochs = [[2] * 32] * 3 + [[4] * 16] * 2  # after 16 and 8 have been tried
+    assert [len(batch) for batch in module.arrived] == [rows for epoch in epochs for rows in epoch]
+    assert str(callback.plan) == "32 = 4 x 8 micro-batches x 1 device"
+    assert callback.state_dict()["controller"]["lowered_to"] == 5  # more is not to be tried again
 
 
 def test_the_reason_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     callback = grows()
 
-    trainer(1, strategy="auto", callbacks=[callback], max_epochs=2).fit(
+    trainer(1, strategy="auto", callbacks=[callback], max_epochs=1).fit(
         OutOfMemory(64), names(64, 2)
     )
 
@@ -194,12 +215,9 @@ def test_the_reason_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> N
         "BatchSizeScheduler: step 0: batch size 2 -> 32 = 2 x 16 micro-batches x 1 device, lr x 4:"
         " scheduled from 0 steps on",
         "BatchSizeScheduler: step 2: a batch of 16 rows on a device does not fit, batch size stays"
-        " 32 = 2 x 16 micro-batches x 1 device: RuntimeError: CUDA out of memory. Tried to allocate"
-        " 20 MiB",
+        " 32 = 2 x 16 micro-batches x 1 device, next time at most 9 rows: RuntimeError: CUDA out of"
+        " memory. Tried to allocate 20 MiB",
     ]
-    assert callback.plan is not None
-    assert callback.plan.device_batch_size == 2
-    assert callback.state_dict()["controller"]["lowered_to"] == 2  # not to be tried again
 
 
 def test_the_trial_is_of_the_rows_that_are_wanted_whatever_batch_it_repeats() -> None:

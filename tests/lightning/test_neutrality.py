@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noisescale import NoiseScaleMonitor
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 
 class CommHook(L.Callback):
@@ -131,3 +131,14 @@ def test_a_step_that_does_not_log_reads_nothing_more_on_the_host(accumulate: int
 
     assert host_reads(NoiseScaleMonitor(), accumulate=accumulate) == without
     assert sum(reading) - sum(without) == math.ceil(13 / accumulate)
+
+
+def test_a_schedule_by_steps_reads_nothing_at_a_step_beside_a_monitor() -> None:
+    """On two ranks, which agree on the schedule at the first step and never again."""
+    schedule = BatchSizeScheduler({0: 8, 4: 16})
+
+    without = host_reads(accumulate=1)
+    scheduled = host_reads(NoiseScaleMonitor(), schedule, accumulate=1)
+
+    assert scheduled[1:] == without[1:]
+    assert scheduled[0] - without[0] < 4

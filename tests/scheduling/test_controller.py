@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import Gate, Progress, RatioRule
+from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
+from noisescale.scheduling import Gate, Given, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -102,6 +103,65 @@ def test_a_named_policy_shrinks_and_the_learning_rate_with_it() -> None:
     assert move is not None
     assert move.after == Plan(32, 16)
     assert move.lr_factor == controller.lr_factor == pytest.approx(math.sqrt(1 / 32))
+
+
+@pytest.mark.parametrize("lr_scaling", ["sqrt", "adascale"])
+def test_a_schedule_is_kept_to_the_step_whatever_the_learning_rate_goes_by(lr_scaling: Any) -> None:
+    schedule = {0: 16, 2: 32, 100: 64, 101: 48}
+    controller = BatchSizeController(Plan(16, 1), sgd(), schedule, lr_scaling=lr_scaling)
+    sizes = []
+    for _ in range(103):
+        sizes.append(controller.plan.batch_size)
+        controller.update()
+
+    assert sizes == [16] * 2 + [32] * 98 + [64] + [48] * 2
+
+
+@pytest.mark.parametrize(
+    ("average", "b"),
+    [
+        (GradientMoments(1.0, 100.0), 100.0),
+        (GradientMoments(-0.1, 100.0), 500.0),  # lost in the noise: what the steps so far tell
+        (GradientMoments(0.01, 100.0), 500.0),  # huge by chance
+        (GradientMoments(1.0, -1.0), 0.0),
+        (None, 0.0),
+    ],
+)
+def test_the_gain_goes_by_the_least_that_the_noise_scale_of_the_run_can_be(
+    average: GradientMoments | None, b: float
+) -> None:
+    controller = BatchSizeController(Plan(32, 1), sgd(), Gate(RatioRule()), lr_scaling="adascale")
+    for _ in range(8):
+        controller.step()
+
+    controller.decide(KNOWN, average)
+
+    assert controller.plan.batch_size == 128
+    assert controller.gain == controller.lr_factor == pytest.approx((1 + b / 32) / (1 + b / 128))
+
+
+def test_every_step_counts_once_in_what_the_run_was_worth() -> None:
+    controller, decided = BatchSizeController(Plan(500, 1), sgd(), Gate(RatioRule())), 0
+    for _ in range(30):
+        controller.step()
+        if controller.due:
+            controller.decide(KNOWN)
+            decided = controller.steps
+
+    assert controller.run.min_steps == pytest.approx(decided / (1 + 500 / 500))
+    assert controller.run.critical_batch_size == pytest.approx(500)
+
+
+def test_steps_before_a_plan_that_is_adopted_between_decisions_count_at_their_batch_size() -> None:
+    controller = BatchSizeController(Plan(500, 1), sgd(), Gate(RatioRule()))
+
+    for _ in range(3):
+        controller.step()
+    controller.adopt(Plan(250, 1), "micro-batches of another size")
+    controller.step()
+    controller.decide(KNOWN)
+
+    assert controller.run.min_steps == pytest.approx(3 / (1 + 500 / 500) + 1 / (1 + 500 / 250))
 
 
 def test_the_scaled_learning_rate_is_stepped_with() -> None:
@@ -214,6 +274,61 @@ def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
     assert messages[0].startswith(
         "`policy` must give the same batch size on all ranks, got 32 to 48. Let it depend"
     )
+
+
+@pytest.mark.parametrize("failing", [[0], [0, 1]], ids=["one", "all"])
+def test_a_policy_that_fails_leaves_no_rank_waiting(failing: list[int]) -> None:
+    def told() -> str:
+        def policy(*_: Any) -> float:
+            if dist.get_rank() in failing:
+                raise ZeroDivisionError("mine")
+            return 32.0
+
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), policy)
+        try:
+            controller.update()
+        except (RuntimeError, ZeroDivisionError) as error:
+            return f"{type(error).__name__} {error.__context__!r}"
+        return "agreed"
+
+    assert on_ranks(2, told) == (
+        ["ZeroDivisionError None"] * 2
+        if len(failing) == 2
+        else ["RuntimeError ZeroDivisionError('mine')", "RuntimeError None"]
+    )
+
+
+def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step_differs() -> None:
+    def agreed() -> str:
+        schedule = {0: 16, 1000: 32 + 16 * dist.get_rank()}
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), schedule)
+        try:
+            controller.update()
+        except RuntimeError as error:
+            return str(error)
+        return "agreed"
+
+    assert set(on_ranks(2, agreed)) == {
+        "`policy` must be the same schedule on all ranks, got different ones. Make it of what all"
+        " ranks know."
+    }
+
+
+def test_ranks_agree_once_on_a_schedule_by_steps_and_at_every_step_on_anything_else() -> None:
+    def collectives(policy: Any) -> int:
+        controller = BatchSizeController(Plan(8, 1, devices=2), sgd(), policy)
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
+            for _ in range(20):
+                controller.update()
+        assert controller.plan.batch_size == 32
+        return reduce.call_count
+
+    def counts() -> list[int]:
+        sizes = {0: 16, 7: 32}
+        policies: list[Any] = [sizes, Given(sizes, by="examples"), lambda *_: 32.0]
+        return [collectives(policy) for policy in policies]
+
+    assert on_ranks(2, counts) == [[1, 20, 20]] * 2
 
 
 def test_ranks_decide_alike_on_what_they_measured_together() -> None:

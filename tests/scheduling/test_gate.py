@@ -2,13 +2,14 @@
 """A batch size moves only where the bound on that side agrees."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from noisescale import NoiseScale, Plan
-from noisescale.scheduling import Gate, Progress, RatioRule
+from noisescale.scheduling import Gate, NormTestRule, Progress, RatioRule, TradeoffRule
 
 LATER = Progress(steps=1000, examples=1e6)
 
@@ -66,6 +67,18 @@ def test_a_move_waits_for_eight_steps_of_the_batch_size_of_now() -> None:
         return gate(high, Plan(32, 2), LATER._replace(examples_since_move=since))
 
     assert [wanted(8 * 64 - 1), wanted(8 * 64)] == [64, 256]
+
+
+@pytest.mark.parametrize("rule", [TradeoffRule(), TradeoffRule(100), RatioRule(), NormTestRule()])
+@pytest.mark.parametrize("value", [0.0, -0.5])
+def test_where_no_noise_is_seen_the_smallest_batch_is_asked_for(rule: Any, value: float) -> None:
+    """Over few steps with parts of unequal weight the averaged tr(Σ) may well be negative."""
+    later = LATER._replace(critical_batch_size=50.0)
+
+    wanted = Gate(rule)(noise_scale(0.0, value, 0.0), Plan(64, 1), later)
+
+    assert 0 < wanted <= 1
+    assert wanted.reason == f"noise scale {value:.3g} (0 to 0) asks for 0"
 
 
 def test_dwell_can_be_given_in_examples() -> None:

@@ -51,7 +51,8 @@ def test_free_micro_batches_are_few_and_as_near_as_whole_examples_allow(
     wanted=st.floats(0.1, 1e4),
     devices=st.integers(1, 4),
     device_batch_size=st.integers(1, 16),
-    bounds=st.tuples(st.floats(1, 2000), st.floats(1, 2000)).map(sorted),
+    # Not within the 1e-9 of a plan that count as rounding.
+    bounds=st.tuples(*[st.floats(1, 2000, width=32)] * 2).map(sorted),
 )
 def test_bounds_are_kept_or_refused(
     wanted: float, devices: int, device_batch_size: int, bounds: list[float]

@@ -81,15 +81,22 @@ def test_the_critical_batch_size_so_far_is_that_of_the_whole_tradeoff() -> None:
     assert run.critical_batch_size == pytest.approx(oracle.critical_batch_size)
 
 
-def test_unresolved_steps_count_with_what_the_noise_scale_is_above() -> None:
+def test_unresolved_steps_count_with_what_was_known_last_or_is_above_it() -> None:
     run = RunSoFar()
 
-    run.observe(noise_scale(math.nan), batch_size=8, steps=10)  # nothing is known: it waits
+    run.observe(noise_scale(math.nan, low=40.0), batch_size=8, steps=10)  # not known yet: it waits
     assert run.critical_batch_size is None
-    run.observe(noise_scale(math.nan, low=40.0), batch_size=8, steps=10)
+    run.observe(noise_scale(20.0, high=30.0), batch_size=16, steps=5)
+    steps = 10 / (1 + 20 / 8) + 5 / (1 + 20 / 16)
+    assert run.min_steps == pytest.approx(steps)
+    assert run.critical_batch_size == pytest.approx(20.0)
 
-    assert run.critical_batch_size == pytest.approx(40.0)
-    assert run.min_steps == pytest.approx(20 / (1 + 40 / 8))
+    for low, counted in ((5.0, 20.0), (60.0, 60.0)):
+        before = run.min_steps, run.min_examples
+        run.observe(noise_scale(math.nan, low=low), batch_size=8, steps=10)
+        steps = 10 / (1 + counted / 8)
+        assert run.min_steps - before[0] == pytest.approx(steps)
+        assert run.min_examples - before[1] == pytest.approx(steps * counted)
 
 
 def test_the_run_so_far_goes_on_from_its_state() -> None:
