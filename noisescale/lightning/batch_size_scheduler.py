@@ -81,7 +81,8 @@ class BatchSizeScheduler(host.Callback):
         max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
             the loader has no length.
         lr_scaling: "sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi", "saturating",
-            "none" or a function, see `factors_for`.
+            "none" or a function, see `factors_for`. "auto": "adascale" for SGD under a policy that
+            goes by the noise scale, else "sqrt" (what "seesaw" and "smith" are made of, for them).
         monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
             new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
@@ -89,7 +90,8 @@ class BatchSizeScheduler(host.Callback):
         progress: What your learning-rate schedules by steps are stepped by. "steps": optimizer
             steps, as Lightning does. "examples": steps of the first batch size, so that one sized
             by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
-            scale-invariant steps, the default with `lr_scaling="adascale"`.
+            scale-invariant steps. Default: "gain" where you pass `lr_scaling="adascale"`, else
+            "steps".
         confidence: Of the interval that moves are gated on.
         decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
             the device once. Schedules are kept to the step whatever it is.
@@ -115,7 +117,7 @@ class BatchSizeScheduler(host.Callback):
         policy: PolicyLike = "tradeoff",
         min_batch_size: float | None = None,
         max_batch_size: float | None = None,
-        lr_scaling: LearningRateScaling = "sqrt",
+        lr_scaling: LearningRateScaling = "auto",
         monitor: NoiseScaleMonitor | None = None,
         *,
         max_device_batch_size: int | None = None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +36,7 @@ from noisescale.scheduling.policies import (
     TradeoffRule,
 )
 from noisescale.scheduling.run_so_far import RunSoFar
-from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
+from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas, scaling_for
 
 if TYPE_CHECKING:
     from noisescale.meter import NoiseScaleMeter
@@ -51,6 +51,9 @@ _NAMED: dict[str, Callable[[], Any]] = {
     "seesaw": InsteadOfDecay,
     "smith": InsteadOfDecay,
 }
+
+_SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "smith": "linear"}
+"""What makes a policy the published one."""
 
 DECIDE_EVERY_N_STEPS = 8
 """Steps from one decision to the next; early in a run they are nearer."""
@@ -121,12 +124,13 @@ class Settings:
                     f"`policy` must be one of {names}, a mapping from steps to batch sizes or a"
                     f' function, got {policy!r}. Leave it at "tradeoff".'
                 )
-            right = {"seesaw": "sqrt", "smith": "linear"}.get(policy, lr_scaling)
-            if lr_scaling != right:
+            right = _SCALINGS.get(policy, lr_scaling)
+            if lr_scaling not in ("auto", right):
                 raise ValueError(
                     f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
-                    f" {lr_scaling!r}. Pass both."
+                    f' {lr_scaling!r}. Leave it at "auto".'
                 )
+            lr_scaling = right
             policy = _NAMED[policy]()
         elif isinstance(policy, Mapping):
             policy = Given(policy)
@@ -145,6 +149,12 @@ class Settings:
             checked_count("max_device_batch_size", max_device_batch_size, remedy),
             every,
         )
+
+    def resolved(self, optimizers: Iterable[Optimizer]) -> Settings:
+        """Return them with the learning rate's scaling for these optimizers, if it is "auto"."""
+        if self.lr_scaling != "auto":
+            return self
+        return replace(self, lr_scaling=scaling_for(optimizers, measured=self.needs_noise_scale))
 
     @property
     def needs_noise_scale(self) -> bool:
@@ -187,7 +197,8 @@ class BatchSizeController:
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
             batch that is wanted. A function is asked at every step unless it has the attribute
             `needs_noise_scale = True`.
-        lr_scaling: How the learning rate goes along, see `factors_for`.
+        lr_scaling: How the learning rate goes along, see `factors_for`. "auto": "adascale" for SGD
+            under a policy that goes by the noise scale, else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
@@ -221,7 +232,7 @@ steps on
         optimizers: Optimizer | Iterable[Optimizer],
         policy: PolicyLike = "tradeoff",
         *,
-        lr_scaling: LearningRateScaling = "sqrt",
+        lr_scaling: LearningRateScaling = "auto",
         min_batch_size: float | None = None,
         max_batch_size: float | None = None,
         max_device_batch_size: int | None = None,
@@ -230,7 +241,8 @@ steps on
         examples_per_row: float = 1.0,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
-        self.settings = Settings.checked(
+        several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        settings = Settings.checked(
             policy=policy,
             lr_scaling=lr_scaling,
             min_batch_size=min_batch_size,
@@ -238,6 +250,7 @@ steps on
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
         )
+        self.settings = settings.resolved(several)
         self.plan = plan
         """How a step is made up now."""
         self.base_batch_size = base_batch_size or plan.batch_size
@@ -266,7 +279,6 @@ steps on
         self._low = 0.0  # what the noise scale was above at the last decision
         self._peak_learning_rate = 0.0
         self._same_schedule = False
-        several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         self._device = several[0].param_groups[0]["params"][0].device
         if self.settings.lr_scaling == "malladi":
             check_betas(several, self._bounds.max_batch_size / self.base_batch_size)

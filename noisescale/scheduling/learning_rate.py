@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple
 
 from noisescale.estimator import is_real
 
-NAMES = ("none", "linear", "sqrt", "malladi", "adascale", "saturating")
+NAMES = ("auto", "none", "linear", "sqrt", "malladi", "adascale", "saturating")
 
 LearningRateRule = Callable[[float, float, float], float]
 """From batch size, base batch size and noise scale of the run to a factor on the learning rate."""
 
 LearningRateScaling = (
-    Literal["none", "linear", "sqrt", "malladi", "adascale", "saturating"] | LearningRateRule
+    Literal["auto", "none", "linear", "sqrt", "malladi", "adascale", "saturating"]
+    | LearningRateRule
 )
 """What users give for `lr_scaling`."""
 
@@ -87,8 +88,9 @@ def factors_for(
     large gradients of its beginning rule.
 
     Args:
-        scaling: As above. The saturating rule is lr_max/(1 + b/B)^α of McCandlish et al., with
-            α = 1 for SGD, which is AdaScale's gain, and 1/2 for Adam.
+        scaling: As above; what `"auto"` is depends on the optimizers. The saturating rule is
+            lr_max/(1 + b/B)^α of McCandlish et al., with α = 1 for SGD, which is AdaScale's gain,
+            and 1/2 for Adam.
         batch_size: B, global.
         base_batch_size: B0, global, that the learning rate was chosen for.
         noise_scale: b, in examples; 0 before it is known: then the gain is 1.
@@ -136,6 +138,5 @@ def checked_scaling(scaling: object) -> LearningRateScaling:
         return scaling  # type: ignore[return-value]
     names = ", ".join(f'"{name}"' for name in NAMES)
     raise ValueError(
-        f"`lr_scaling` must be one of {names} or a function, got {scaling!r}."
-        ' Choose "sqrt" for Adam, "adascale" for SGD.'
+        f'`lr_scaling` must be one of {names} or a function, got {scaling!r}. Leave it at "auto".'
     )

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.learning_rate import Factors, LearningRateScaling
 
 
 class ScaledSteps:
@@ -104,6 +104,21 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
                 f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
                 f' Lower it to less than {most:.3g} times, or choose "sqrt".'
             )
+
+
+def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
+    """Return what `"auto"` is: `"adascale"` for SGD where b is measured anyway, else `"sqrt"`.
+
+    Example:
+        >>> import torch
+        >>> parameters = [torch.nn.Parameter(torch.ones(1))]
+        >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
+        'adascale'
+        >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
+        'sqrt'
+    """
+    all_sgd = all(isinstance(optimizer, SGD) for optimizer in optimizers)
+    return "adascale" if measured and all_sgd else "sqrt"
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:

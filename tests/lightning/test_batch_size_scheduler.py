@@ -53,14 +53,14 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"lr_scaling": "square"},
             ValueError,
-            '`lr_scaling` must be one of "none", "linear", "sqrt", "malladi", "adascale",'
-            ' "saturating" or a function, got \'square\'. Choose "sqrt" for Adam, "adascale"'
-            " for SGD.",
+            '`lr_scaling` must be one of "auto", "none", "linear", "sqrt", "malladi", "adascale",'
+            ' "saturating" or a function, got \'square\'. Leave it at "auto".',
         ),
         (
-            {"policy": "smith"},
+            {"policy": "smith", "lr_scaling": "sqrt"},
             ValueError,
-            '`lr_scaling` must be "linear" with `policy="smith"`, got \'sqrt\'. Pass both.',
+            '`lr_scaling` must be "linear" with `policy="smith"`, got \'sqrt\'. Leave it at'
+            ' "auto".',
         ),
         (
             {"progress": "tokens"},

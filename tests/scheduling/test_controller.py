@@ -98,11 +98,12 @@ def test_a_named_policy_shrinks_and_the_learning_rate_with_it() -> None:
     optimizer = sgd()
     controller = BatchSizeController(Plan(32, 512), optimizer, Gate(RatioRule()))
 
-    move = controller.decide(KNOWN)
+    move = controller.decide(KNOWN, GradientMoments(grad_sq_norm=1.0, noise_trace=600.0))
 
     assert move is not None
     assert move.after == Plan(32, 16)
-    assert move.lr_factor == controller.lr_factor == pytest.approx(math.sqrt(1 / 32))
+    gain = (1 + 600 / (32 * 512)) / (1 + 600 / (32 * 16))
+    assert move.lr_factor == controller.lr_factor == pytest.approx(gain)
 
 
 @pytest.mark.parametrize("lr_scaling", ["sqrt", "adascale"])
@@ -360,6 +361,27 @@ def test_ranks_decide_alike_on_what_they_measured_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "kinds", "scaling"),
+    [
+        ("tradeoff", (torch.optim.SGD,), "adascale"),
+        (RatioRule(), (torch.optim.SGD,), "sqrt"),  # a function: nothing need be measured
+        (Gate(RatioRule()), (torch.optim.SGD, torch.optim.SGD), "adascale"),
+        ("tradeoff", (torch.optim.AdamW,), "sqrt"),
+        ("norm_test", (torch.optim.SGD, torch.optim.Adam), "sqrt"),
+        ({0: 32}, (torch.optim.SGD,), "sqrt"),
+        ("seesaw", (torch.optim.SGD,), "sqrt"),
+        ("smith", (torch.optim.Adam,), "linear"),
+    ],
+)
+def test_the_learning_rate_follows_as_optimizer_and_policy_ask_for(
+    policy: Any, kinds: tuple[Any, ...], scaling: str
+) -> None:
+    optimizers = [kind([torch.nn.Parameter(torch.ones(1))], lr=0.1) for kind in kinds]
+
+    assert BatchSizeController(Plan(8, 4), optimizers, policy).settings.lr_scaling == scaling
+
+
+@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         (
@@ -368,8 +390,12 @@ def test_ranks_decide_alike_on_what_they_measured_together() -> None:
             '`policy` must be one of "tradeoff", "ratio", "norm_test"',
         ),
         ({"policy": 7}, TypeError, "`policy` must be a name, a mapping or a function, got 7."),
-        ({"policy": "smith"}, ValueError, '`lr_scaling` must be "linear" with `policy="smith"`'),
-        ({"lr_scaling": "cubic"}, ValueError, '`lr_scaling` must be one of "none", "linear"'),
+        (
+            {"policy": "smith", "lr_scaling": "sqrt"},
+            ValueError,
+            '`lr_scaling` must be "linear" with `policy="smith"`',
+        ),
+        ({"lr_scaling": "cubic"}, ValueError, '`lr_scaling` must be one of "auto", "none"'),
         ({"max_batch_size": 16}, ValueError, "`max_batch_size` must be at least the batch size"),
         ({"min_batch_size": 41, "max_batch_size": 47}, ValueError, "`min_batch_size` and `max"),
         ({"max_device_batch_size": 0}, ValueError, "`max_device_batch_size` must be a positive"),

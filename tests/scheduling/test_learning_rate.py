@@ -124,5 +124,5 @@ def test_a_function_that_gives_no_factor_is_told(factor: object) -> None:
 
 
 def test_an_unknown_scaling_is_told() -> None:
-    with pytest.raises(ValueError, match=r'^`lr_scaling` must be one of "none", .* got \'cubic\''):
+    with pytest.raises(ValueError, match=r'^`lr_scaling` must be one of "auto", .* got \'cubic\''):
         checked_scaling("cubic")
