@@ -71,7 +71,7 @@ SCHEDULED_SEEDS = {"digits": 12, "mnist": 12, "characters": 4}
 """Scheduled runs of each kind; single ones scatter by a factor of 1.3."""
 
 HOPELESS = 10.0
-"""Scheduled runs are given up after so many times the fewest steps possible."""
+"""Scheduled runs are given up after so many times the fewest steps or examples possible."""
 
 AIM = 1.05
 
@@ -170,9 +170,12 @@ def law_of(batch_size: float, law: Law) -> float:
     return most / (1 + b / batch_size) ** power
 
 
-def scheduled_run(task: tuple[str, float, str, str, int, float, int, float, Law]) -> Row:
+Task = tuple[str, float, str, str, int, float, int, tuple[float, float], Law]
+
+
+def scheduled_run(task: Task) -> Row:
     """Train with a scheduled batch size until the goal; every step draws the plan's batch."""
-    name, target, policy, scaling, start, lr, seed, most_steps, law = task
+    name, target, policy, scaling, start, lr, seed, (most_steps, most_examples), law = task
     torch.set_num_threads(1)
     workload = replace(WORKLOADS[name], goal=target)
     model = workload.seeded_model(seed)
@@ -196,7 +199,9 @@ def scheduled_run(task: tuple[str, float, str, str, int, float, int, float, Law]
     generator = torch.Generator().manual_seed(1000 + seed)
     size, before = start, 0.0
     try:
-        while not goal.reached(controller.steps) and controller.steps < most_steps:
+        while not goal.reached(controller.steps):
+            if controller.steps >= most_steps or controller.examples >= most_examples:
+                break
             before, size = controller.examples, int(controller.plan.batch_size)
             chosen = torch.randint(len(data[0]), (size,), generator=generator)
             optimizer.zero_grad()
@@ -225,7 +230,8 @@ def scheduled_run(task: tuple[str, float, str, str, int, float, int, float, Law]
 
 def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     """Do the scheduled runs that are missing."""
-    most = HOPELESS * front_of(sweep, workload).min_steps
+    front = front_of(sweep, workload)
+    most = HOPELESS * front.min_steps, HOPELESS * front.min_examples
     law = learning_rate_law(sweep, workload)
     named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
     ways = [(policy, usual) for policy in POLICIES]

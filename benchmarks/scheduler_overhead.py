@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
-LEFT_OUT, STEPS = 40, 160
+LEFT_OUT, STEPS = 40, 440
 CLAIMED = 1.01
 LAYOUTS: dict[str, dict[str, Any]] = {
     "accumulation": {"devices": 1, "accumulate_grad_batches": 2},

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +22,6 @@ _LARGEST_STEP = 2.0
 
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
-
-
-class _Step(NamedTuple):
-    """Moments of one step over the |g|² of the steps before it."""
-
-    weight: float
-    noise_trace: float
-    grad_sq_norm: float
 
 
 class RecentSteps:
@@ -78,11 +68,19 @@ class RecentSteps:
         self._relative_width = relative_width
         self._confidence = confidence
         self._unit = unit
-        self._steps: deque[_Step] = deque(maxlen=most_steps)
+        # Rows of batch size, tr(Σ) and |G|², both over |g|². Full, it is moved to the front.
+        self._rows = np.empty((2 * most_steps, 3))
+        self._end = 0
+        self._most_steps = most_steps
         self._level = 0.0  # trailing average of |g|²; 0 before the first step
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return min(self._end, self._most_steps)
+
+    @property
+    def _steps(self) -> NDArray[np.float64]:
+        """The last steps, shape (steps, 3)."""
+        return self._rows[self._end - len(self) : self._end]
 
     def add(self, moments: GradientMoments, weight: float) -> None:
         """Add one step. The first one only sets the level.
@@ -93,10 +91,12 @@ class RecentSteps:
         """
         sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
         if self._level:
+            if self._end == len(self._rows):
+                self._keep(self._steps)
             level = max(self._level, sq_norm / _LARGEST_STEP)
-            self._steps.append(
-                _Step(weight, moments.noise_trace / level, moments.grad_sq_norm / level)
-            )
+            step = (weight, moments.noise_trace / level, moments.grad_sq_norm / level)
+            self._rows[self._end] = step
+            self._end += 1
         if sq_norm > 0:  # that of the step's gradient; unequal parts may spoil it
             decay = (_LEVEL_STEPS - 1) / (_LEVEL_STEPS + 1)
             self._level = decay * self._level + (1 - decay) * sq_norm if self._level else sq_norm
@@ -108,8 +108,7 @@ class RecentSteps:
         )
         if len(self) < 2:
             return unknown
-        steps = np.array(self._steps)
-        steps = steps[-self._window(steps) :]
+        steps = self._steps[-self._window(self._steps) :]
         weight, moments = steps[:, 0] / steps[:, 0].sum(), steps[:, 1:]
         noise_trace, grad_sq_norm = (float(x) for x in weight @ moments)
         residual = moments - (noise_trace, grad_sq_norm)
@@ -140,13 +139,15 @@ class RecentSteps:
             window *= 2
         return min(window, len(steps))
 
+    def _keep(self, steps: NDArray[np.float64]) -> None:
+        self._rows[: len(steps)] = steps
+        self._end = len(steps)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
-        return {"level": self._level, "steps": [list(step) for step in self._steps]}
+        return {"level": self._level, "steps": self._steps.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._level = state["level"]
-        kept = max(len(state["steps"]) - (self._steps.maxlen or 0), 0)
-        self._steps.clear()
-        self._steps.extend(_Step(*step) for step in islice(state["steps"], kept, None))
+        self._keep(np.reshape(state["steps"], (-1, 3))[-self._most_steps :])

@@ -115,11 +115,13 @@ def test_noise_alone_is_not_resolved() -> None:
     assert estimate.low > 200
 
 
-def test_only_the_last_steps_are_kept() -> None:
-    recent = recent_after(draws(np.ones(50), np.full(50, 40.0), 8.0), 8.0, most_steps=20)
+@pytest.mark.parametrize("count", [10, 41, 42, 100])
+def test_only_the_last_steps_are_kept(count: int) -> None:
+    steps = draws(np.ones(count), np.full(count, 40.0), 8.0)
+    recent = recent_after(steps, 8.0, most_steps=20)
 
-    assert len(recent) == 20
-    assert len(recent.state_dict()["steps"]) == 20
+    assert len(recent) == min(count - 1, 20)
+    assert recent.state_dict()["steps"] == recent_after(steps, 8.0).state_dict()["steps"][-20:]
 
 
 def test_it_goes_on_exactly_from_its_state() -> None:
