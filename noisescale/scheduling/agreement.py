@@ -7,22 +7,50 @@ import torch
 import torch.distributed as dist
 
 
-def check_agreement(batch_size: float, device: torch.device) -> None:
-    """Raise on all ranks unless all of them want the same batch size.
+class Agreement:
+    """Compare what the ranks want, in the background until somebody waits for it.
 
-    All ranks have to call it, whatever they want: one that changes its batch size alone, or fails
-    alone, would leave the others waiting in a collective for ever.
+    One that changes its batch size alone, or fails alone, would leave the others waiting in a
+    collective for ever.
 
-    Raises:
-        RuntimeError: If they differ.
+    Args:
+        device: One that the process group's backend reduces on.
     """
-    least, most = _range_over_ranks(batch_size, device)
-    if most != least:
-        raise RuntimeError(
-            f"`policy` must give the same batch size on all ranks, got {least:g} to {most:g}."
-            " Let it depend on what all ranks know: its three arguments, no random numbers, no"
-            " clock, nothing of a rank's own data."
-        )
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pending: tuple[dist.Work | None, torch.Tensor] | None = None
+
+    def propose(self, batch_size: float) -> None:
+        """Tell the other ranks what this one wants. All of them have to call it.
+
+        Raises:
+            RuntimeError: If they differed the time before, and nobody has waited for it.
+        """
+        self.settle()
+        if _several_ranks():
+            ends = torch.tensor([batch_size, -batch_size], dtype=torch.float64, device=self._device)
+            self._pending = dist.all_reduce(ends, dist.ReduceOp.MAX, async_op=True), ends
+
+    def settle(self) -> None:
+        """Raise unless all ranks wanted the same batch size.
+
+        Raises:
+            RuntimeError: If they differ.
+        """
+        if self._pending is None:
+            return
+        work, ends = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        most, negative_least = ends.tolist()
+        if most != -negative_least:
+            raise RuntimeError(
+                "`policy` must give the same batch size on all ranks, got"
+                f" {-negative_least:g} to {most:g}. Let it depend on what all ranks know: its three"
+                " arguments, no random numbers, no clock, nothing of a rank's own data."
+            )
 
 
 def check_same_schedule(checksum: int, device: torch.device) -> None:
@@ -33,18 +61,17 @@ def check_same_schedule(checksum: int, device: torch.device) -> None:
     Raises:
         RuntimeError: If they differ.
     """
-    least, most = _range_over_ranks(checksum, device)
-    if most != least:
+    if not _several_ranks():
+        return
+    ends = torch.tensor([checksum, -checksum], dtype=torch.float64, device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    most, negative_least = ends.tolist()
+    if most != -negative_least:
         raise RuntimeError(
             "`policy` must be the same schedule on all ranks, got different ones. Make it of what"
             " all ranks know."
         )
 
 
-def _range_over_ranks(value: float, device: torch.device) -> tuple[float, float]:
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return value, value
-    ends = torch.tensor([value, -value], dtype=torch.float64, device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    most, negative_least = ends.tolist()
-    return -negative_least, most
+def _several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

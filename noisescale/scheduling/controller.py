@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
 from noisescale.moments import GradientMoments
-from noisescale.scheduling.agreement import check_agreement, check_same_schedule
+from noisescale.scheduling.agreement import Agreement, check_same_schedule
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import (
@@ -280,6 +280,7 @@ steps on
         self._peak_learning_rate = 0.0
         self._same_schedule = False
         self._device = several[0].param_groups[0]["params"][0].device
+        self._agreement = Agreement(self._device)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, self._bounds.max_batch_size / self.base_batch_size)
         self._scaled = ScaledSteps(several)
@@ -372,7 +373,9 @@ steps on
             self._check_agreement(0.0)  # the other ranks would wait for this one
             raise
         usable = is_real(wanted) and 0 < wanted < math.inf
-        self._check_agreement(float(wanted) if usable else 0.0)
+        # Gated ones go by reduced values alone. Where they stay there is nothing to wait for.
+        stays = isinstance(self.settings.policy, Gate) and wanted == self.plan.batch_size
+        self._check_agreement(float(wanted) if usable else 0.0, in_background=stays)
         if not usable:
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
@@ -456,11 +459,13 @@ steps on
     def _asked_for(self, noise_scale: NoiseScale = _NOTHING_MEASURED) -> Any:
         return self.settings.policy(noise_scale, self.plan, self.progress)
 
-    def _check_agreement(self, wanted: float) -> None:
-        """At every decision, each of which waits for the device; once for a schedule by steps."""
+    def _check_agreement(self, wanted: float, *, in_background: bool = False) -> None:
+        """At every decision; in the background until the next one; or once for a schedule."""
         checksum = getattr(self.settings.policy, "checksum", None)
         if checksum is None:
-            check_agreement(wanted, self._device)
+            self._agreement.propose(wanted)
+            if not in_background:
+                self._agreement.settle()
         elif not self._same_schedule:
             check_same_schedule(checksum, self._device)
             self._same_schedule = True

@@ -277,6 +277,27 @@ def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
     )
 
 
+def test_a_gated_policy_is_checked_before_a_move_and_at_the_next_decision_where_it_stays() -> None:
+    def told(sizes: tuple[float, float]) -> list[str]:
+        controller = BatchSizeController(
+            Plan(8, 4, devices=2), sgd(), Gate(lambda *_: sizes[dist.get_rank()])
+        )
+        answers = []
+        for _ in range(2):
+            try:
+                move = controller.decide(KNOWN)
+                answers.append("stays" if move is None else "moves")
+            except RuntimeError as error:
+                return [*answers, str(error)[:66]]
+        return answers
+
+    differ = "`policy` must give the same batch size on all ranks, got 64 to 128"
+
+    assert on_ranks(2, told, (64.0, 64.0)) == [["stays", "stays"]] * 2
+    assert on_ranks(2, told, (128.0, 128.0)) == [["moves", "stays"]] * 2
+    assert on_ranks(2, told, (64.0, 128.0)) == [["stays", differ], [differ]]
+
+
 @pytest.mark.parametrize("failing", [[0], [0, 1]], ids=["one", "all"])
 def test_a_policy_that_fails_leaves_no_rank_waiting(failing: list[int]) -> None:
     def told() -> str:
