@@ -372,18 +372,19 @@ steps on
         except Exception:
             self._check_agreement(0.0)  # the other ranks would wait for this one
             raise
-        usable = is_real(wanted) and 0 < wanted < math.inf
-        # Gated ones go by reduced values alone. Where they stay there is nothing to wait for.
-        stays = isinstance(self.settings.policy, Gate) and wanted == self.plan.batch_size
-        self._check_agreement(float(wanted) if usable else 0.0, in_background=stays)
-        if not usable:
+        if not (is_real(wanted) and 0 < wanted < math.inf):
+            self._check_agreement(0.0)
             raise ValueError(
                 f"`policy` must give a positive number of examples, got {wanted!r} at step"
                 f" {self.steps}. Return `plan.batch_size` to stay."
             )
+        plan = self.plan_for(float(wanted), device_batch_size)
+        # Gated ones go by reduced values alone. While the plan stays there is nothing to wait for.
+        stays = plan == self.plan and isinstance(self.settings.policy, Gate)
+        self._check_agreement(float(wanted), in_background=stays)
         self.wanted = float(wanted)
         reason = getattr(wanted, "reason", "the policy asks for it")
-        return self.adopt(self.plan_for(self.wanted, device_batch_size), reason, average)
+        return self.adopt(plan, reason, average)
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
