@@ -207,6 +207,8 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
         ("overhead.py", ["--smoke"]),
         ("prediction.py", ["--smoke"]),
         ("report_speed.py", ["--smoke"]),
+        ("adaptive.py", ["--smoke"]),
+        ("scheduler_overhead.py", ["--smoke"]),
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:
