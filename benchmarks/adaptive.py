@@ -35,6 +35,7 @@ from _results import FOLDER, saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import brentq, least_squares
+from scipy.stats import binom
 from sweeping import Row, Sweep
 from workloads import WORKLOADS, Goal, Workload
 
@@ -70,6 +71,9 @@ OTHER_SCALINGS = (TUNED, "adascale", "sqrt", "saturating", "linear", "none")
 
 SCHEDULED_SEEDS = {"digits": 12, "mnist": 12, "characters": 4}
 """Scheduled runs of each kind; single ones scatter by a factor of 1.3."""
+
+DEFAULT_SEEDS = {"digits": 48, "mnist": 48, "characters": 4}
+"""Of the default policy and learning rate, which the aim is for."""
 
 HOPELESS = 10.0
 """Scheduled runs are given up after so many times the fewest steps or examples possible."""
@@ -245,11 +249,13 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
             if best is None:
                 continue
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
+            default = (policy, scaling) == (DEFAULT, usual)
+            seeds = (DEFAULT_SEEDS if default else SCHEDULED_SEEDS)[workload.name]
             sweep.rows += sweep.pool.map(
                 scheduled_run,
                 [
                     (*named, policy, scaling, start, best["lr"], seed, most, law)
-                    for seed in range(SCHEDULED_SEEDS[workload.name])
+                    for seed in range(seeds)
                     if seed not in done
                 ],
             )
@@ -288,7 +294,8 @@ def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
         most, b, power = learning_rate_law(sweep, workload)
         console.print(f"  best lr about {most:.3g}/(1 + {b:.3g}/B)^{power:g}")
         console.print(_fixed_table(sweep, workload, steps, front))
-        table = Table("policy", "lr scaling", "from", "steps", "examples", "reached", "f")
+        titles = "policy", "lr scaling", "from", "steps", "examples", "reached", "median f (95 %)"
+        table = Table(*titles)
         ways = dict.fromkeys(
             (row["policy"], row["lr_scaling"], row["start"])
             for row in sweep.rows
@@ -307,11 +314,18 @@ def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
                 f"{statistics.median(_reached(row)[0] for row in rows):.0f}",
                 f"{statistics.median(_reached(row)[1] for row in rows):,.0f}",
                 f"{sum(row['steps'] is not None for row in rows)} of {len(rows)}",
-                f"{median:.2f} ({min(off):.2f} to {max(off):.2f})"
+                "{:.2f} ({:.2f} to {:.2f})".format(median, *interval_of_median(off))
                 + (" <- missed" if default and median > AIM else ""),
             )
         console.print(table)
     return met
+
+
+def interval_of_median(values: list[float]) -> tuple[float, float]:
+    """Order statistics that cover the median 95 times in 100; all there is of fewer than six."""
+    below = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
+    ordered = sorted(values)
+    return ordered[below], ordered[-1 - below]
 
 
 def _reached(row: Row) -> tuple[float, float]:
@@ -389,7 +403,7 @@ def main() -> int:
         names = ["digits"]
         few = {"goal": 0.5, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}
         FARTHER["digits"] = few
-        SCHEDULED_SEEDS["digits"] = 2
+        SCHEDULED_SEEDS["digits"] = DEFAULT_SEEDS["digits"] = 2
 
     def save() -> None:
         if not arguments.smoke:
