@@ -19,15 +19,11 @@ from noisescale.lightning.schedulable import check_may_resize, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
 from noisescale.lightning.starting import start
 from noisescale.moments import GradientMoments
-from noisescale.scheduling.controller import (
-    DECIDE_EVERY_N_STEPS,
-    BatchSizeController,
-    Move,
-    Settings,
-)
+from noisescale.scheduling.controller import BatchSizeController, Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.plan import Plan
 from noisescale.scheduling.policies import PolicyLike
+from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user chooses of a scheduler, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from noisescale.scheduling.gate import Gate
+from noisescale.scheduling.learning_rate import LearningRateScaling, checked_scaling
+from noisescale.scheduling.plan import checked_bounds, checked_count
+from noisescale.scheduling.policies import (
+    DoublingRule,
+    Given,
+    InsteadOfDecay,
+    NormTestRule,
+    PolicyLike,
+    RatioRule,
+    TradeoffRule,
+)
+from noisescale.scheduling.scaled_steps import scaling_for
+
+_NAMED: dict[str, Callable[[], Any]] = {
+    "tradeoff": lambda: Gate(TradeoffRule()),
+    "ratio": lambda: Gate(RatioRule()),
+    "norm_test": lambda: Gate(NormTestRule()),
+    "doubling": lambda: Gate(DoublingRule()),
+    "seesaw": InsteadOfDecay,
+    "smith": InsteadOfDecay,
+}
+
+_SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "smith": "linear"}
+"""What makes a policy the published one."""
+
+DECIDE_EVERY_N_STEPS = 8
+"""Steps from one decision to the next; early in a run they are nearer."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chooses of a scheduler, checked; see `BatchSizeController`."""
+
+    policy: Any
+    lr_scaling: LearningRateScaling
+    min_batch_size: float | None
+    max_batch_size: float | None
+    max_device_batch_size: int | None
+    decide_every_n_steps: int
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        policy: PolicyLike,
+        lr_scaling: LearningRateScaling,
+        min_batch_size: float | None,
+        max_batch_size: float | None,
+        max_device_batch_size: int | None,
+        decide_every_n_steps: int,
+    ) -> Settings:
+        """Return the settings, or raise a ValueError or TypeError for the one that is wrong."""
+        if isinstance(policy, str):
+            if policy not in _NAMED:
+                names = ", ".join(f'"{name}"' for name in _NAMED)
+                raise ValueError(
+                    f"`policy` must be one of {names}, a mapping from steps to batch sizes or a"
+                    f' function, got {policy!r}. Leave it at "tradeoff".'
+                )
+            right = _SCALINGS.get(policy, lr_scaling)
+            if lr_scaling not in ("auto", right):
+                raise ValueError(
+                    f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
+                    f' {lr_scaling!r}. Leave it at "auto".'
+                )
+            lr_scaling = right
+            policy = _NAMED[policy]()
+        elif isinstance(policy, Mapping):
+            policy = Given(policy)
+        elif not callable(policy):
+            raise TypeError(
+                f"`policy` must be a name, a mapping or a function, got {policy!r}."
+                ' Leave it at "tradeoff".'
+            )
+        remedy = "Leave it out for the default."
+        every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
+        assert every is not None
+        return cls(
+            policy,
+            checked_scaling(lr_scaling),
+            *checked_bounds(min_batch_size, max_batch_size),
+            checked_count("max_device_batch_size", max_device_batch_size, remedy),
+            every,
+        )
+
+    def resolved(self, optimizers: Iterable[Optimizer]) -> Settings:
+        """Return them with the learning rate's scaling for these optimizers, if it is "auto"."""
+        if self.lr_scaling != "auto":
+            return self
+        return replace(self, lr_scaling=scaling_for(optimizers, measured=self.needs_noise_scale))
+
+    @property
+    def needs_noise_scale(self) -> bool:
+        """Whether the policy, or the learning rate, is told by the noise scale."""
+        by_policy = getattr(self.policy, "needs_noise_scale", False)
+        return bool(by_policy) or self.lr_scaling in ("adascale", "saturating")
+
+    @property
+    def takes_noise_scale(self) -> bool:
+        """Whether a noise scale makes a difference. A function may do without, but takes one."""
+        by_policy = getattr(self.policy, "needs_noise_scale", True)
+        return bool(by_policy) or self.needs_noise_scale or callable(self.lr_scaling)
