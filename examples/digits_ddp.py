@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the gradient noise scale while handwritten digits are learned on two CPU processes.
 
-    python examples/digits_ddp.py
+    python examples/digits_ddp.py [--schedule]
 
 The one line that measures is the callback in the Trainer; with `report=True` it also tells at the
-end what the run would have cost at other batch sizes. The rest is an ordinary training script.
+end what the run would have cost at other batch sizes. With `--schedule` another callback lets the
+batch size follow the noise scale. The rest is an ordinary training script.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale import NoiseScaleMonitor
+from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
 
 class DigitClassifier(LightningModule):
@@ -71,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16, help="examples a process")
+    parser.add_argument("--schedule", action="store_true", help="let the batch size follow")
     parser.add_argument("--logs", type=Path, default=Path("lightning_logs"))
     arguments = parser.parse_args()
 
@@ -80,13 +82,14 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*treespec.*is deprecated")
     seed_everything(0, verbose=False)
     monitor = NoiseScaleMonitor(report=True)
+    scheduling = [BatchSizeScheduler()] if arguments.schedule else []
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
         strategy="ddp",
         max_epochs=arguments.epochs,
         log_every_n_steps=10,
-        callbacks=[monitor, RichProgressBar()],
+        callbacks=[monitor, *scheduling, RichProgressBar()],
         logger=TensorBoardLogger(arguments.logs, name="digits"),
         enable_model_summary=False,
     )

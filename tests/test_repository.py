@@ -162,6 +162,19 @@ def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
     assert list(tmp_path.glob("digits/version_0/events*"))
 
 
+def test_the_batch_size_follows_in_the_example(tmp_path: Path) -> None:
+    options = ["--schedule", "--batch-size", 2, "--epochs", 1, "--logs", tmp_path]
+
+    output = run(ROOT / "examples/digits_ddp.py", *options, cwd=tmp_path)
+
+    assert re.search(
+        r"^BatchSizeScheduler: step \d+: batch size 4 -> \d+ = 2 x \d+ micro-batches x 2 devices,"
+        r" lr x \d.*: noise scale .* asks for [\d.]+",
+        output,
+        re.MULTILINE,
+    )
+
+
 def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_path: Path) -> None:
     tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
     options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
