@@ -60,8 +60,8 @@ ENDS = (1 / 16, 16)
 POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
 DEFAULT = POLICIES[0]
 
-SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "sqrt"}
-"""What the default, `"auto"`, is: AdaScale's gain for SGD, the square root for Adam."""
+SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "capped_sqrt"}
+"""What the default, `"auto"`, is for SGD and for Adam."""
 
 TUNED = "tuned"
 """The learning rates of fixed batch sizes, by a law fitted to them: what nobody has beforehand."""

@@ -76,9 +76,10 @@ class BatchSizeScheduler(host.Callback):
         min_batch_size: Least global batch, in examples. Default: one batch a device.
         max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
             the loader has no length.
-        lr_scaling: "sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi", "saturating",
-            "none" or a function, see `factors_for`. "auto": "adascale" for SGD under a policy that
-            goes by the noise scale, else "sqrt" (what "seesaw" and "smith" are made of, for them).
+        lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi",
+            "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
+            by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
+            "smith" are made of, for them; else "sqrt".
         monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
             new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the

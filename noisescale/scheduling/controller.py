@@ -101,8 +101,8 @@ class BatchSizeController:
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
             batch that is wanted. A function is asked at every step unless it has the attribute
             `needs_noise_scale = True`.
-        lr_scaling: How the learning rate goes along, see `factors_for`. "auto": "adascale" for SGD
-            under a policy that goes by the noise scale, else "sqrt".
+        lr_scaling: How the learning rate goes along, see `factors_for`. "auto": under a policy that
+            goes by the noise scale "adascale" for SGD and "capped_sqrt" for others, else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay

@@ -9,13 +9,16 @@ from typing import Literal, NamedTuple
 
 from noisescale.estimator import is_real
 
-NAMES = ("auto", "none", "linear", "sqrt", "malladi", "adascale", "saturating")
+NAMES = ("auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating")
+
+BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
+"""Those that go by the noise scale."""
 
 LearningRateRule = Callable[[float, float, float], float]
 """From batch size, base batch size and noise scale of the run to a factor on the learning rate."""
 
 LearningRateScaling = (
-    Literal["auto", "none", "linear", "sqrt", "malladi", "adascale", "saturating"]
+    Literal["auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating"]
     | LearningRateRule
 )
 """What users give for `lr_scaling`."""
@@ -77,9 +80,10 @@ def factors_for(
     | `"none"` | 1 | |
     | `"linear"` | k | SGD far below the critical batch size |
     | `"sqrt"` | √k | Adam |
+    | `"capped_sqrt"` | √k or AdaScale's gain, the nearer to 1 | Adam, up to any batch size |
     | `"malladi"` | √k; 1 - k(1 - β) for both betas, eps/√k | Adam, as an SDE |
     | `"adascale"` | (1 + b/B0)/(1 + b/B) | SGD |
-    | `"saturating"` | √ of that | Adam, up to any batch size |
+    | `"saturating"` | √ of that | Adam, as McCandlish et al. have it |
     | a function | of B, B0 and b | |
 
     b is a noise scale of the run as a whole, not of the moment, as B0's own learning rate was
@@ -112,8 +116,11 @@ def factors_for(
         return Factors(ratio)
     if scaling in ("sqrt", "malladi"):
         return Factors(math.sqrt(ratio), ratio if scaling == "malladi" else None)
-    if scaling in ("adascale", "saturating"):
+    if scaling in BY_NOISE_SCALE:
         gain = gain_of(noise_scale, base_batch_size=base_batch_size, batch_size=batch_size)
+        if scaling == "capped_sqrt":
+            nearer_to_1 = min if ratio > 1 else max
+            return Factors(nearer_to_1(math.sqrt(ratio), gain))
         return Factors(gain if scaling == "adascale" else math.sqrt(gain))
     assert callable(scaling)
     factor = scaling(batch_size, base_batch_size, noise_scale)

@@ -107,7 +107,9 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
 
 
 def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
-    """Return what `"auto"` is: `"adascale"` for SGD where b is measured anyway, else `"sqrt"`.
+    """Return what `"auto"` is: `"sqrt"` or, where b is measured anyway, what goes by that.
+
+    Then it is `"adascale"` for SGD and `"capped_sqrt"` for all else.
 
     Example:
         >>> import torch
@@ -115,10 +117,11 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
         >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
         'adascale'
         >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
-        'sqrt'
+        'capped_sqrt'
     """
-    all_sgd = all(isinstance(optimizer, SGD) for optimizer in optimizers)
-    return "adascale" if measured and all_sgd else "sqrt"
+    if not measured:
+        return "sqrt"
+    return "adascale" if all(isinstance(one, SGD) for one in optimizers) else "capped_sqrt"
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:

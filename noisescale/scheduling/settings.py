@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from noisescale.scheduling.gate import Gate
-from noisescale.scheduling.learning_rate import LearningRateScaling, checked_scaling
+from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, LearningRateScaling, checked_scaling
 from noisescale.scheduling.plan import checked_bounds, checked_count
 from noisescale.scheduling.policies import (
     DoublingRule,
@@ -105,7 +105,7 @@ class Settings:
     def needs_noise_scale(self) -> bool:
         """Whether the policy, or the learning rate, is told by the noise scale."""
         by_policy = getattr(self.policy, "needs_noise_scale", False)
-        return bool(by_policy) or self.lr_scaling in ("adascale", "saturating")
+        return bool(by_policy) or self.lr_scaling in BY_NOISE_SCALE
 
     @property
     def takes_noise_scale(self) -> bool:

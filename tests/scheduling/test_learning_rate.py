@@ -72,6 +72,7 @@ def test_factors_are_the_papers(batch_size: int) -> None:
         "malladi": math.sqrt(k),
         "adascale": (1 + b / 16) / (1 + b / batch_size),
         "saturating": math.sqrt((1 + b / 16) / (1 + b / batch_size)),
+        "capped_sqrt": {4: 0.5, 16: 1.0, 64: 2.0, 1024: (1 + b / 16) / (1 + b / 1024)}[batch_size],
     }
 
     for name, factor in rules.items():
