@@ -54,7 +54,8 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
             {"lr_scaling": "square"},
             ValueError,
             '`lr_scaling` must be one of "auto", "none", "linear", "sqrt", "capped_sqrt",'
-            ' "malladi", "adascale", "saturating" or a function, got \'square\'. Leave it at "auto".',
+            ' "malladi", "adascale", "saturating" or a function, got \'square\'. Leave it'
+            ' at "auto".',
         ),
         (
             {"policy": "smith", "lr_scaling": "sqrt"},
