@@ -200,7 +200,7 @@ steps on
         if not self._needs_noise_scale or self.steps >= self._next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
-        scheduled = getattr(self.settings.policy, "checksum", None) is not None
+        scheduled = self._schedule_checksum is not None
         return scheduled and not (self._same_schedule and self._asked_for() == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
@@ -366,14 +366,23 @@ steps on
 
     def _check_agreement(self, wanted: float, *, in_background: bool = False) -> None:
         """At every decision; in the background until the next one; or once for a schedule."""
-        checksum = getattr(self.settings.policy, "checksum", None)
-        if checksum is None:
-            self._agreement.propose(wanted)
-            if not in_background:
-                self._agreement.settle()
-        elif not self._same_schedule:
-            check_same_schedule(checksum, self._device)
+        if self._schedule_checksum is not None:
+            if not self._same_schedule:
+                self._check_same_schedule()
+            return
+        self._agreement.propose(wanted)
+        if not in_background:
+            self._agreement.settle()
+
+    def _check_same_schedule(self) -> None:
+        if self._schedule_checksum is not None:
+            check_same_schedule(self._schedule_checksum, self._device)
             self._same_schedule = True
+
+    @property
+    def _schedule_checksum(self) -> int | None:
+        """Of a schedule by steps, which ranks agree on once; None for any other policy."""
+        return getattr(self.settings.policy, "checksum", None)
 
     @property
     def _needs_noise_scale(self) -> bool:
@@ -419,14 +428,18 @@ steps on
             "run": self.run.state_dict(),
             "steps_observed": self._steps_observed,
             "low": self._low,
+            "same_schedule": self._same_schedule,
             "policy": policy.state_dict() if hasattr(policy, "state_dict") else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`.
+        """Continue from a `state_dict`. All ranks have to call it.
 
         On another number of devices the global batch, the factor on the learning rate and the
         clock stay, and the plan is made anew.
+
+        Raises:
+            RuntimeError: If the ranks do not go on with the same schedule.
         """
         device_batch_size, accumulation, devices = state["plan"]
         saved = Plan(device_batch_size, accumulation, devices)
@@ -446,6 +459,8 @@ steps on
         self._low = state["low"]
         if state["policy"] is not None and hasattr(self.settings.policy, "load_state_dict"):
             self.settings.policy.load_state_dict(state["policy"])
+        if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
+            self._check_same_schedule()
         same = saved.devices == self.plan.devices and (
             self.max_device_batch_size is not None
             or saved.device_batch_size == self.plan.device_batch_size

@@ -234,6 +234,50 @@ def test_half_and_half_is_a_whole_run() -> None:
     assert resumed_state == state
 
 
+def test_resuming_a_schedule_takes_no_decision_that_was_not_due() -> None:
+    """The learning rate, which follows the noise scale, would change with it."""
+
+    def factors(half: int | None = None) -> list[float]:
+        def made() -> BatchSizeController:
+            return BatchSizeController(
+                Plan(16, 1), sgd(), {0: 16, 10: 64}, lr_scaling="adascale", decide_every_n_steps=8
+            )
+
+        controller, seen = made(), []
+        for step in range(60):
+            if step == half:
+                state = controller.state_dict()
+                controller = made()
+                controller.load_state_dict(state)
+            controller.step()
+            if controller.due:
+                controller.decide(KNOWN, GradientMoments(1.0, 100.0 + step))
+            seen.append(controller.lr_factor)
+        return seen
+
+    assert len(set(factors())) > 5
+    assert factors(half=30) == factors()
+
+
+def test_ranks_that_resume_with_schedules_of_their_own_are_told_on_all_of_them() -> None:
+    def agreed() -> str:
+        def made(last: float) -> BatchSizeController:
+            return BatchSizeController(Plan(8, 1, devices=2), sgd(), {0: 16, 1000: last})
+
+        first, second = made(32), made(32 + 16 * dist.get_rank())
+        first.update()
+        try:
+            second.load_state_dict(first.state_dict())
+        except RuntimeError as error:
+            return str(error)
+        return "agreed"
+
+    assert set(on_ranks(2, agreed)) == {
+        "`policy` must be the same schedule on all ranks, got different ones. Make it of what all"
+        " ranks know."
+    }
+
+
 @pytest.mark.parametrize(
     ("plan", "options", "made_anew"),
     [
