@@ -338,6 +338,14 @@ steps on
             self._peak_learning_rate,
         )
 
+    def settle(self) -> None:
+        """Wait until all ranks are known to want the same. All ranks have to call it.
+
+        Raises:
+            RuntimeError: If they do not.
+        """
+        self._agreement.settle()
+
     def close(self) -> None:
         """Leave the optimizers as they were."""
         self._scaled.close()
