@@ -129,9 +129,17 @@ def _fewest_micro_batches(
     wanted: float, devices: int, most_rows: int, row: float, bounds: Bounds
 ) -> Plan | None:
     """The fewest micro-batches, of equally many rows, that come near enough."""
-    fewest = max(math.ceil(wanted / (devices * most_rows * row) - 1e-9), bounds.min_accumulation)
-    rows = _nearest_multiple(wanted, fewest * devices * row, 1, bounds)
-    return None if rows is None or rows > most_rows else Plan(rows * row, fewest, devices)
+    unit, least = devices * row, bounds.min_accumulation
+    fewest = max(math.ceil(wanted / (unit * most_rows) - 1e-9), least)
+    # Multiples of so many may all miss narrow bounds that those of another number meet.
+    most = bounds.max_batch_size / unit + 1e-9
+    others = range(least, math.floor(most) + 1) if math.isfinite(most) else ()
+    for count in (fewest, *others):
+        within = min(wanted, most_rows * count * unit)
+        rows = _nearest_multiple(within, count * unit, 1, bounds)
+        if rows is not None and rows <= most_rows:
+            return Plan(rows * row, count, devices)
+    return None
 
 
 def checked_bounds(

@@ -73,6 +73,37 @@ def test_bounds_are_kept_or_refused(
             plan()
 
 
+@given(
+    wanted=st.floats(0.1, 1e3),
+    devices=st.integers(1, 4),
+    largest=st.integers(1, 16),
+    # Narrow, so that many a number of micro-batches has no multiple inside.
+    low=st.floats(1, 200, width=32),
+    eighths=st.integers(0, 40),
+)
+def test_bounds_are_kept_or_refused_where_micro_batches_are_free(
+    wanted: float, devices: int, largest: int, low: float, eighths: int
+) -> None:
+    high = low + eighths / 8
+    inside = {
+        Plan(rows, count, devices)
+        for rows in range(1, largest + 1)
+        for count in range(1, math.floor(high) + 1)
+        if low <= rows * count * devices <= high
+    }
+
+    def plan() -> Plan:
+        return plan_for(
+            wanted, devices=devices, max_device_batch_size=largest, bounds=Bounds(low, high)
+        )
+
+    if inside:
+        assert plan() in inside
+    else:
+        with pytest.raises(ValueError, match=r"^`min_batch_size` and `max_batch_size` must leave"):
+            plan()
+
+
 def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
     message = (
         "`min_batch_size` and `max_batch_size` must leave room for a plan, got 65 to 95 for 2"
