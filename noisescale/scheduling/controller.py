@@ -23,7 +23,7 @@ from noisescale.scheduling.learning_rate import (
     factors_for,
     gain_of,
 )
-from noisescale.scheduling.plan import Bounds, Plan, plan_for
+from noisescale.scheduling.plan import Bounds, Plan, checked_count, checked_positive, plan_for
 from noisescale.scheduling.policies import (
     PolicyLike,
     Progress,
@@ -146,6 +146,16 @@ steps on
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        trained = [p for optimizer in several for g in optimizer.param_groups for p in g["params"]]
+        if not trained:
+            raise ValueError(
+                "`optimizers` must have parameters to train, got none. Give the optimizer of the"
+                " run, or a list of them."
+            )
+        if base_batch_size is not None:
+            checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
+        checked_positive("examples_per_row", examples_per_row, "Leave it at 1.")
+        checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
         settings = Settings.checked(
             policy=policy,
             lr_scaling=lr_scaling,
@@ -183,7 +193,7 @@ steps on
         self._low = 0.0  # what the noise scale was above at the last decision
         self._peak_learning_rate = 0.0
         self._same_schedule = False
-        self._device = several[0].param_groups[0]["params"][0].device
+        self._device = trained[0].device
         self._agreement = Agreement(self._device)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, self._bounds.max_batch_size / self.base_batch_size)
@@ -398,11 +408,12 @@ steps on
 
     def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
         most = self.settings.max_batch_size
-        if most is not None and most < self.base_batch_size:
+        # A plan that a saved one is about to replace, on more devices say, may be the larger one.
+        starts_with = min(plan.batch_size, self.base_batch_size)
+        if most is not None and most < starts_with:
             raise ValueError(
                 f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {self.base_batch_size:g}. Raise it, or start with fewer examples a"
-                " step."
+                f" {most:g} < {starts_with:g}. Raise it, or start with fewer examples a step."
             )
         bounds = Bounds(self.settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
         keeps = plan.device_batch_size if self.max_device_batch_size is None else None

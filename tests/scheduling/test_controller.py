@@ -465,6 +465,10 @@ def test_the_learning_rate_follows_as_optimizer_and_policy_ask_for(
         ({"min_batch_size": 41, "max_batch_size": 47}, ValueError, "`min_batch_size` and `max"),
         ({"max_device_batch_size": 0}, ValueError, "`max_device_batch_size` must be a positive"),
         ({"decide_every_n_steps": 0}, ValueError, "`decide_every_n_steps` must be a positive"),
+        ({"decide_every_n_steps": None}, ValueError, "`decide_every_n_steps` must be a positive"),
+        ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be positive and finite, got"),
+        ({"examples_per_row": 0.0}, ValueError, "`examples_per_row` must be positive and finite"),
+        ({"min_accumulation": 0}, ValueError, "`min_accumulation` must be a positive whole number"),
         ({"lr_scaling": "malladi"}, ValueError, '`lr_scaling="malladi"` must be used with an'),
     ],
 )
@@ -473,6 +477,21 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         BatchSizeController(Plan(8, 4), sgd(), **options)
+
+
+def test_optimizers_that_train_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`optimizers` must have parameters to train, got none"):
+        BatchSizeController(Plan(8, 4), [])
+
+
+def test_the_learning_rate_may_have_been_chosen_for_more_than_the_largest_batch() -> None:
+    controller = BatchSizeController(
+        Plan(8, 4), sgd(), lambda *_: 128.0, base_batch_size=256, max_batch_size=64
+    )
+
+    controller.update()
+
+    assert (controller.plan.batch_size, controller.lr_factor) == (64, 0.5)
 
 
 @pytest.mark.parametrize("wanted", [math.nan, 0, -8, math.inf, "64", None])

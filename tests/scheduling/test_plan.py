@@ -3,6 +3,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,7 +133,22 @@ def test_wrong_bounds_are_named(
         checked_bounds(*bounds)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0.0, 1), "`device_batch_size` must be positive and finite, got 0.0."),
+        ((math.nan, 1), "`device_batch_size` must be positive and finite, got nan."),
+        ((8, 0), "`accumulation` must be a positive whole number, got 0."),
+        ((8, 1.5), "`accumulation` must be a positive whole number, got 1.5."),
+        ((8, 1, 0), "`devices` must be a positive whole number, got 0."),
+    ],
+)
+def test_what_no_step_can_have_is_refused(numbers: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        Plan(*numbers)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
 def test_wrong_counts_are_named(value: object) -> None:
     with pytest.raises(
         ValueError, match=r"^`n` must be a positive whole number, got .* Why not\.$"
