@@ -228,12 +228,22 @@ steps on
         """Count an optimizer step, and decide on the next ones where that is due.
 
         Args:
-            meter: That measures the run, `follow` called. None for a policy that needs none.
-            examples: Of all devices in the step. Default: those of the plan.
+            meter: That measures the run, `follow` called. None where neither the policy nor the
+                learning rate goes by the noise scale.
+            examples: Of all devices in the step. Default: those of the plan, which a short last
+                window has not.
 
         Returns:
             The move; None if everything stays.
+
+        Raises:
+            ValueError: If there is no meter where one is needed.
         """
+        if meter is None and self._needs_noise_scale:
+            raise ValueError(
+                "`meter` must be given where the policy or the learning rate goes by the noise"
+                " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
+            )
         self.step(examples)
         if not self.due:
             return None

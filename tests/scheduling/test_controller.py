@@ -113,7 +113,9 @@ def test_a_schedule_is_kept_to_the_step_whatever_the_learning_rate_goes_by(lr_sc
     sizes = []
     for _ in range(103):
         sizes.append(controller.plan.batch_size)
-        controller.update()
+        controller.step()
+        if controller.due:
+            controller.decide()
 
     assert sizes == [16] * 2 + [32] * 98 + [64] + [48] * 2
 
@@ -477,6 +479,20 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         BatchSizeController(Plan(8, 4), sgd(), **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "ratio"}, {"policy": {0: 32}, "lr_scaling": "adascale"}]
+)
+def test_a_noise_scale_that_nobody_measures_is_asked_for(options: dict[str, Any]) -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd(), **options)
+    message = (
+        "`meter` must be given where the policy or the learning rate goes by the noise scale, got"
+        " None. Pass the `NoiseScaleMeter` that measures the run."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        controller.update()
 
 
 def test_optimizers_that_train_nothing_are_refused() -> None:
