@@ -187,6 +187,7 @@ steps on
         """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
+        self._handed_out: int | None = None  # batches of the window under way
         self._examples_at_move = -math.inf
         self._next_decision = _FIRST_DECISION
         self._steps_observed = 0
@@ -220,6 +221,7 @@ steps on
         """
         iterator = iter(batches)
         while window := list(islice(iterator, self.plan.accumulation)):
+            self._handed_out = len(window)
             yield window
 
     def update(
@@ -230,8 +232,7 @@ steps on
         Args:
             meter: That measures the run, `follow` called. None where neither the policy nor the
                 learning rate goes by the noise scale.
-            examples: Of all devices in the step. Default: those of the plan, which a short last
-                window has not.
+            examples: Of all devices in the step. Default: see `step`.
 
         Returns:
             The move; None if everything stays.
@@ -257,10 +258,15 @@ steps on
         """Count an optimizer step.
 
         Args:
-            examples: Of all devices in it. Default: those of the plan.
+            examples: Of all devices in it. Default: those of the plan; where `windows` handed out
+                a short last list, of as many micro-batches as that had.
         """
+        if examples is None:
+            micro_batches = self._handed_out or self.plan.accumulation
+            examples = self.plan.device_batch_size * micro_batches * self.plan.devices
         self.steps += 1
-        self.examples += self.plan.batch_size if examples is None else examples
+        self.examples += examples
+        self._handed_out = None
 
     def decide(
         self,

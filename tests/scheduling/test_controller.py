@@ -52,6 +52,17 @@ def test_windows_hand_out_every_batch_once_in_the_lengths_that_were_decided(
     assert controller.examples == 8 * sum(epochs)
 
 
+def test_a_short_last_window_counts_the_batches_that_it_has() -> None:
+    controller = BatchSizeController(Plan(8, 4, devices=2), sgd(), lambda _, plan, __: 64.0)
+    for _ in range(3):
+        for _ in controller.windows(range(10)):
+            controller.update()
+
+    assert (controller.steps, controller.examples) == (9, 3 * 10 * 8 * 2)
+    controller.update()
+    assert controller.examples == 3 * 10 * 8 * 2 + 64
+
+
 def test_a_function_is_obeyed_at_once_and_past_the_gates() -> None:
     controller = BatchSizeController(Plan(8, 1), sgd(), lambda b, plan, progress: 8000.0)
 
