@@ -80,7 +80,9 @@ class BatchSizeController:
 
         meter = NoiseScaleMeter(model)
         meter.follow()
-        controller = BatchSizeController(Plan(device_batch_size=32, accumulation=2), optimizer)
+        plan = Plan(device_batch_size=32, accumulation=2)
+        least = meter.least_micro_batches
+        controller = BatchSizeController(plan, optimizer, min_accumulation=least)
         for window in controller.windows(loader):
             for x, y in window:
                 loss = loss_function(model(x), y) / len(window)
@@ -107,7 +109,8 @@ class BatchSizeController:
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
             as they are, and only their number changes.
-        min_accumulation: Least micro-batches a step: 2 where one process compares them.
+        min_accumulation: Least micro-batches a step: `NoiseScaleMeter.least_micro_batches`, which
+            is 2 where one process compares them.
         base_batch_size: The global batch that the learning rate was chosen for. Default: that of
             the plan.
         examples_per_row: Examples in a row of the data, if that is not one.
@@ -238,12 +241,20 @@ steps on
             The move; None if everything stays.
 
         Raises:
-            ValueError: If there is no meter where one is needed.
+            ValueError: If there is no meter where one is needed, or if `min_accumulation` allows
+                for steps that it cannot measure.
         """
         if meter is None and self._needs_noise_scale:
             raise ValueError(
                 "`meter` must be given where the policy or the learning rate goes by the noise"
                 " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
+            )
+        least, needed = self._bounds.min_accumulation, meter.least_micro_batches if meter else 1
+        if self._needs_noise_scale and least < needed:
+            raise ValueError(
+                f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
+                f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
+                " is measured, and the batch size stays for ever."
             )
         self.step(examples)
         if not self.due:

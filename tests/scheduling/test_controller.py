@@ -506,6 +506,20 @@ def test_a_noise_scale_that_nobody_measures_is_asked_for(options: dict[str, Any]
         controller.update()
 
 
+def test_steps_that_cannot_be_measured_are_refused() -> None:
+    meter = NoiseScaleMeter(torch.nn.Linear(4, 1), small_batch="micro_batch")
+    meter.follow()
+    message = (
+        "`min_accumulation` must be at least 2 where micro-batches are compared in one process,"
+        " got 1. Pass `meter.least_micro_batches`: from fewer nothing is measured, and the batch"
+        " size stays for ever."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        BatchSizeController(Plan(8, 4), sgd()).update(meter)
+    BatchSizeController(Plan(8, 4), sgd(), min_accumulation=2).update(meter)
+
+
 def test_optimizers_that_train_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^`optimizers` must have parameters to train, got none"):
         BatchSizeController(Plan(8, 4), [])
