@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -197,21 +198,19 @@ class Given:
                 )
             checked_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
-        self._batch_sizes = dict(sorted(batch_sizes.items()))
-
-    @property
-    def checksum(self) -> int | None:
+        entries = sorted((float(since), float(size)) for since, size in batch_sizes.items())
+        self._begins = [since for since, _ in entries]
+        self._sizes = [size for _, size in entries]
+        self.checksum = zlib.crc32(repr(entries).encode()) if by == "steps" else None
         """For ranks to agree on once, rather than at every step; None where it counts examples."""
-        entries = [(float(since), float(size)) for since, size in self._batch_sizes.items()]
-        return zlib.crc32(repr(entries).encode()) if self._by == "steps" else None
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the batch size of the last entry that has begun."""
         done = progress.steps if self._by == "steps" else progress.examples
-        begun = [since for since in self._batch_sizes if since <= done]
-        if not begun:
+        last = bisect_right(self._begins, done) - 1
+        if last < 0:
             return Wanted(plan.batch_size, "before the schedule begins")
-        return Wanted(self._batch_sizes[begun[-1]], f"scheduled from {begun[-1]:g} {self._by} on")
+        return Wanted(self._sizes[last], f"scheduled from {self._begins[last]:g} {self._by} on")
 
 
 class InsteadOfDecay:
