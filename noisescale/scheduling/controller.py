@@ -392,7 +392,7 @@ steps on
 
         That is huge by chance while |G|² is lost in the noise, below the first batch size only to
         the safe side. Above it the critical batch size so far is the most that is believed, or
-        before that is known what the noise scale is above.
+        before that is known what the noise scale is above; likewise where there is no ratio.
         """
         if average is None:
             return 0.0
