@@ -346,6 +346,7 @@ class BatchSizeScheduler(host.Callback):
         What does not fit halves the way from the most rows that do, so that a few epochs end it.
         """
         assert self._rows is not None
+        controller.settle()  # a larger batch is tried on all ranks or on none
         plan = controller.plan_for(controller.wanted)
         rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
         if rows == self._rows or self._batch is None:

@@ -25,6 +25,13 @@ def check_schedulable(trainer: pl.Trainer, scheduler: Any) -> None:
             "the module decides itself when to step",
             "Set it to True, or use `BatchSizeController` in your `training_step`.",
         )
+    if not any(optimizer.param_groups for optimizer in trainer.optimizers):
+        _refuse(
+            "configure_optimizers",
+            "None",
+            "without an optimizer there are no steps",
+            "Return one, or leave the callback out.",
+        )
     if strategy.handles_gradient_accumulation:
         _refuse(
             "strategy",

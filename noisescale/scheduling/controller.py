@@ -23,7 +23,7 @@ from noisescale.scheduling.learning_rate import (
     factors_for,
     gain_of,
 )
-from noisescale.scheduling.plan import Bounds, Plan, plan_for
+from noisescale.scheduling.plan import Bounds, Plan, checked_count, checked_positive, plan_for
 from noisescale.scheduling.policies import (
     PolicyLike,
     Progress,
@@ -80,7 +80,9 @@ class BatchSizeController:
 
         meter = NoiseScaleMeter(model)
         meter.follow()
-        controller = BatchSizeController(Plan(device_batch_size=32, accumulation=2), optimizer)
+        plan = Plan(device_batch_size=32, accumulation=2)
+        least = meter.least_micro_batches
+        controller = BatchSizeController(plan, optimizer, min_accumulation=least)
         for window in controller.windows(loader):
             for x, y in window:
                 loss = loss_function(model(x), y) / len(window)
@@ -107,7 +109,8 @@ class BatchSizeController:
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
             as they are, and only their number changes.
-        min_accumulation: Least micro-batches a step: 2 where one process compares them.
+        min_accumulation: Least micro-batches a step: `NoiseScaleMeter.least_micro_batches`, which
+            is 2 where one process compares them.
         base_batch_size: The global batch that the learning rate was chosen for. Default: that of
             the plan.
         examples_per_row: Examples in a row of the data, if that is not one.
@@ -146,6 +149,16 @@ steps on
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        trained = [p for optimizer in several for g in optimizer.param_groups for p in g["params"]]
+        if not trained:
+            raise ValueError(
+                "`optimizers` must have parameters to train, got none. Give the optimizer of the"
+                " run, or a list of them."
+            )
+        if base_batch_size is not None:
+            checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
+        checked_positive("examples_per_row", examples_per_row, "Leave it at 1.")
+        checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
         settings = Settings.checked(
             policy=policy,
             lr_scaling=lr_scaling,
@@ -177,13 +190,14 @@ steps on
         """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row
         self._bounds = self._checked_bounds(plan, min_accumulation)
+        self._handed_out: int | None = None  # batches of the window under way
         self._examples_at_move = -math.inf
         self._next_decision = _FIRST_DECISION
         self._steps_observed = 0
         self._low = 0.0  # what the noise scale was above at the last decision
         self._peak_learning_rate = 0.0
         self._same_schedule = False
-        self._device = several[0].param_groups[0]["params"][0].device
+        self._device = trained[0].device
         self._agreement = Agreement(self._device)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, self._bounds.max_batch_size / self.base_batch_size)
@@ -200,7 +214,7 @@ steps on
         if not self._needs_noise_scale or self.steps >= self._next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
-        scheduled = getattr(self.settings.policy, "checksum", None) is not None
+        scheduled = self._schedule_checksum is not None
         return scheduled and not (self._same_schedule and self._asked_for() == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
@@ -210,6 +224,7 @@ steps on
         """
         iterator = iter(batches)
         while window := list(islice(iterator, self.plan.accumulation)):
+            self._handed_out = len(window)
             yield window
 
     def update(
@@ -218,12 +233,29 @@ steps on
         """Count an optimizer step, and decide on the next ones where that is due.
 
         Args:
-            meter: That measures the run, `follow` called. None for a policy that needs none.
-            examples: Of all devices in the step. Default: those of the plan.
+            meter: That measures the run, `follow` called. None where neither the policy nor the
+                learning rate goes by the noise scale.
+            examples: Of all devices in the step. Default: see `step`.
 
         Returns:
             The move; None if everything stays.
+
+        Raises:
+            ValueError: If there is no meter where one is needed, or if `min_accumulation` allows
+                for steps that it cannot measure.
         """
+        if meter is None and self._needs_noise_scale:
+            raise ValueError(
+                "`meter` must be given where the policy or the learning rate goes by the noise"
+                " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
+            )
+        least, needed = self._bounds.min_accumulation, meter.least_micro_batches if meter else 1
+        if self._needs_noise_scale and least < needed:
+            raise ValueError(
+                f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
+                f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
+                " is measured, and the batch size stays for ever."
+            )
         self.step(examples)
         if not self.due:
             return None
@@ -237,10 +269,15 @@ steps on
         """Count an optimizer step.
 
         Args:
-            examples: Of all devices in it. Default: those of the plan.
+            examples: Of all devices in it. Default: those of the plan; where `windows` handed out
+                a short last list, of as many micro-batches as that had.
         """
+        if examples is None:
+            micro_batches = self._handed_out or self.plan.accumulation
+            examples = self.plan.device_batch_size * micro_batches * self.plan.devices
         self.steps += 1
-        self.examples += self.plan.batch_size if examples is None else examples
+        self.examples += examples
+        self._handed_out = None
 
     def decide(
         self,
@@ -338,6 +375,14 @@ steps on
             self._peak_learning_rate,
         )
 
+    def settle(self) -> None:
+        """Wait until all ranks are known to want the same. All ranks have to call it.
+
+        Raises:
+            RuntimeError: If they do not.
+        """
+        self._agreement.settle()
+
     def close(self) -> None:
         """Leave the optimizers as they were."""
         self._scaled.close()
@@ -347,7 +392,7 @@ steps on
 
         That is huge by chance while |G|² is lost in the noise, below the first batch size only to
         the safe side. Above it the critical batch size so far is the most that is believed, or
-        before that is known what the noise scale is above.
+        before that is known what the noise scale is above; likewise where there is no ratio.
         """
         if average is None:
             return 0.0
@@ -366,14 +411,23 @@ steps on
 
     def _check_agreement(self, wanted: float, *, in_background: bool = False) -> None:
         """At every decision; in the background until the next one; or once for a schedule."""
-        checksum = getattr(self.settings.policy, "checksum", None)
-        if checksum is None:
-            self._agreement.propose(wanted)
-            if not in_background:
-                self._agreement.settle()
-        elif not self._same_schedule:
-            check_same_schedule(checksum, self._device)
+        if self._schedule_checksum is not None:
+            if not self._same_schedule:
+                self._check_same_schedule()
+            return
+        self._agreement.propose(wanted)
+        if not in_background:
+            self._agreement.settle()
+
+    def _check_same_schedule(self) -> None:
+        if self._schedule_checksum is not None:
+            check_same_schedule(self._schedule_checksum, self._device)
             self._same_schedule = True
+
+    @property
+    def _schedule_checksum(self) -> int | None:
+        """Of a schedule by steps, which ranks agree on once; None for any other policy."""
+        return getattr(self.settings.policy, "checksum", None)
 
     @property
     def _needs_noise_scale(self) -> bool:
@@ -381,11 +435,12 @@ steps on
 
     def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
         most = self.settings.max_batch_size
-        if most is not None and most < self.base_batch_size:
+        # A plan that a saved one is about to replace, on more devices say, may be the larger one.
+        starts_with = min(plan.batch_size, self.base_batch_size)
+        if most is not None and most < starts_with:
             raise ValueError(
                 f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {self.base_batch_size:g}. Raise it, or start with fewer examples a"
-                " step."
+                f" {most:g} < {starts_with:g}. Raise it, or start with fewer examples a step."
             )
         bounds = Bounds(self.settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
         keeps = plan.device_batch_size if self.max_device_batch_size is None else None
@@ -419,14 +474,18 @@ steps on
             "run": self.run.state_dict(),
             "steps_observed": self._steps_observed,
             "low": self._low,
+            "same_schedule": self._same_schedule,
             "policy": policy.state_dict() if hasattr(policy, "state_dict") else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`.
+        """Continue from a `state_dict`. All ranks have to call it.
 
         On another number of devices the global batch, the factor on the learning rate and the
         clock stay, and the plan is made anew.
+
+        Raises:
+            RuntimeError: If the ranks do not go on with the same schedule.
         """
         device_batch_size, accumulation, devices = state["plan"]
         saved = Plan(device_batch_size, accumulation, devices)
@@ -446,6 +505,8 @@ steps on
         self._low = state["low"]
         if state["policy"] is not None and hasattr(self.settings.policy, "load_state_dict"):
             self.settings.policy.load_state_dict(state["policy"])
+        if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
+            self._check_same_schedule()
         same = saved.devices == self.plan.devices and (
             self.max_device_batch_size is not None
             or saved.device_batch_size == self.plan.device_batch_size

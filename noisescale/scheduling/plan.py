@@ -14,6 +14,9 @@ from noisescale.estimator import is_real, is_whole
 class Plan:
     """How the global batch of a step is made up.
 
+    Raises:
+        ValueError: If a number is not positive, or one that counts is not whole.
+
     Example:
         >>> plan = Plan(device_batch_size=8, accumulation=4, devices=2)
         >>> plan.batch_size, str(plan)
@@ -25,6 +28,13 @@ class Plan:
     accumulation: int
     """Micro-batches of each device in a step."""
     devices: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can have."""
+        examples = "Give the examples of one micro-batch, on one device."
+        checked_positive("device_batch_size", self.device_batch_size, examples)
+        checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
+        checked_count("devices", self.devices, "Give the ranks that train together.")
 
     @property
     def batch_size(self) -> float:
@@ -129,9 +139,17 @@ def _fewest_micro_batches(
     wanted: float, devices: int, most_rows: int, row: float, bounds: Bounds
 ) -> Plan | None:
     """The fewest micro-batches, of equally many rows, that come near enough."""
-    fewest = max(math.ceil(wanted / (devices * most_rows * row) - 1e-9), bounds.min_accumulation)
-    rows = _nearest_multiple(wanted, fewest * devices * row, 1, bounds)
-    return None if rows is None or rows > most_rows else Plan(rows * row, fewest, devices)
+    unit, least = devices * row, bounds.min_accumulation
+    fewest = max(math.ceil(wanted / (unit * most_rows) - 1e-9), least)
+    # Multiples of so many may all miss narrow bounds that those of another number meet.
+    most = bounds.max_batch_size / unit + 1e-9
+    others = range(least, math.floor(most) + 1) if math.isfinite(most) else ()
+    for count in (fewest, *others):
+        within = min(wanted, most_rows * count * unit)
+        rows = _nearest_multiple(within, count * unit, 1, bounds)
+        if rows is not None and rows <= most_rows:
+            return Plan(rows * row, count, devices)
+    return None
 
 
 def checked_bounds(
@@ -158,8 +176,15 @@ def checked_bounds(
     return min_batch_size, max_batch_size
 
 
-def checked_count(name: str, value: Any, remedy: str) -> int | None:
-    """Return `value` if it is None or a positive whole number, else raise a ValueError."""
-    if value is not None and (not is_whole(value) or value < 1):
+def checked_count(name: str, value: Any, remedy: str) -> int:
+    """Return `value` if it is a positive whole number, else raise a ValueError."""
+    if not is_whole(value) or value < 1:
         raise ValueError(f"`{name}` must be a positive whole number, got {value!r}. {remedy}")
-    return None if value is None else int(value)
+    return int(value)
+
+
+def checked_positive(name: str, value: Any, remedy: str) -> float:
+    """Return `value` if it is a positive, finite number, else raise a ValueError."""
+    if not (is_real(value) and 0 < value < math.inf):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
+    return float(value)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from noisescale.estimator import NoiseScale, is_real
-from noisescale.scheduling.plan import Plan
+from noisescale.scheduling.plan import Plan, checked_positive
 
 
 class Progress(NamedTuple):
@@ -95,7 +96,7 @@ class TradeoffRule:
     def __init__(self, exchange_rate: float | None = None) -> None:
         self._given = exchange_rate
         if exchange_rate is not None:
-            _check_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
+            checked_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return √(r·noise_scale)."""
@@ -112,7 +113,7 @@ class RatioRule:
     """
 
     def __init__(self, ratio: float = 1.0) -> None:
-        self._ratio = _check_positive("ratio", ratio, "Leave it at 1 for B_simple itself.")
+        self._ratio = checked_positive("ratio", ratio, "Leave it at 1 for B_simple itself.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return c·noise_scale."""
@@ -139,7 +140,7 @@ class NormTestRule:
     """
 
     def __init__(self, theta: float = 0.5) -> None:
-        self._theta = _check_positive("theta", theta, "Leave it at 0.5.")
+        self._theta = checked_positive("theta", theta, "Leave it at 0.5.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return noise_scale/θ²."""
@@ -195,23 +196,21 @@ class Given:
                     f"`batch_sizes` must have numbers of {by} as keys, got {since!r}."
                     f" Give the {by} after which a batch size begins."
                 )
-            _check_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
+            checked_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by
-        self._batch_sizes = dict(sorted(batch_sizes.items()))
-
-    @property
-    def checksum(self) -> int | None:
+        entries = sorted((float(since), float(size)) for since, size in batch_sizes.items())
+        self._begins = [since for since, _ in entries]
+        self._sizes = [size for _, size in entries]
+        self.checksum = zlib.crc32(repr(entries).encode()) if by == "steps" else None
         """For ranks to agree on once, rather than at every step; None where it counts examples."""
-        entries = [(float(since), float(size)) for since, size in self._batch_sizes.items()]
-        return zlib.crc32(repr(entries).encode()) if self._by == "steps" else None
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the batch size of the last entry that has begun."""
         done = progress.steps if self._by == "steps" else progress.examples
-        begun = [since for since in self._batch_sizes if since <= done]
-        if not begun:
+        last = bisect_right(self._begins, done) - 1
+        if last < 0:
             return Wanted(plan.batch_size, "before the schedule begins")
-        return Wanted(self._batch_sizes[begun[-1]], f"scheduled from {begun[-1]:g} {self._by} on")
+        return Wanted(self._sizes[last], f"scheduled from {self._begins[last]:g} {self._by} on")
 
 
 class InsteadOfDecay:
@@ -244,7 +243,7 @@ class InsteadOfDecay:
 
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:
-            _check_positive("batch_size", batch_size, "Give the one at the peak.")
+            checked_positive("batch_size", batch_size, "Give the one at the peak.")
         self._batch_size = batch_size
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
@@ -263,12 +262,6 @@ class InsteadOfDecay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._batch_size = state["batch_size"]
-
-
-def _check_positive(name: str, value: float, remedy: str) -> float:
-    if not (is_real(value) and 0 < value < math.inf):
-        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
-    return float(value)
 
 
 PolicyLike = (

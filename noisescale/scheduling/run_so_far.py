@@ -14,7 +14,8 @@ class RunSoFar:
     A step at batch size B and noise scale b makes 1/(1 + b/B) of the progress of a noise-free
     one. Summed over the run, S_min = Σ 1/(1 + b/B) and E_min = Σ b/(1 + b/B). Where the noise scale
     is not resolved b is what was known last, or what it is above if that is more; the steps before
-    it is resolved for the first time take that value.
+    it is resolved for the first time take that value. So it is where averages of few steps show no
+    noise at all.
 
     Example:
         >>> run = RunSoFar()
@@ -40,9 +41,10 @@ class RunSoFar:
     def observe(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> None:
         """Take in some steps at one batch size, and the noise scale at their end."""
         self._unknown[batch_size] = self._unknown.get(batch_size, 0.0) + steps
-        if noise_scale.resolved:
+        known = noise_scale.resolved and noise_scale.value > 0
+        if known:
             self._last = noise_scale.value
-        b = noise_scale.value if noise_scale.resolved else max(self._last, noise_scale.low)
+        b = noise_scale.value if known else max(self._last, noise_scale.low)
         if not self._last:
             return
         for size, count in self._unknown.items():

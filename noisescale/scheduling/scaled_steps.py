@@ -66,9 +66,9 @@ class ScaledSteps:
         self._handles = []
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._restore()  # what a step that failed has left
         if self.factors == (1.0, None):
             return
-        self._restore()
         for group in optimizer.param_groups:
             for name, value in _scaled(group, self.factors).items():
                 self._kept.append((group, name, group[name], value))

@@ -85,14 +85,14 @@ class Settings:
                 ' Leave it at "tradeoff".'
             )
         remedy = "Leave it out for the default."
-        every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
-        assert every is not None
+        if max_device_batch_size is not None:
+            checked_count("max_device_batch_size", max_device_batch_size, remedy)
         return cls(
             policy,
             checked_scaling(lr_scaling),
             *checked_bounds(min_batch_size, max_batch_size),
-            checked_count("max_device_batch_size", max_device_batch_size, remedy),
-            every,
+            max_device_batch_size,
+            checked_count("decide_every_n_steps", decide_every_n_steps, remedy),
         )
 
     def resolved(self, optimizers: Iterable[Optimizer]) -> Settings:

@@ -267,6 +267,18 @@ def test_manual_optimization_is_refused() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+def test_a_module_without_an_optimizer_is_refused() -> None:
+    class Untrained(Names):
+        def configure_optimizers(self) -> Any:
+            return None
+
+    assert refusal(scheduler(), module=Untrained(16)) == (
+        "`configure_optimizers` must be one that BatchSizeScheduler can work under, got None:"
+        " without an optimizer there are no steps. Return one, or leave the callback out."
+    )
+
+
 def test_engines_that_accumulate_themselves_are_refused() -> None:
     class Engine(SingleDeviceStrategy):
         handles_gradient_accumulation = True

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from fits import fit, trainer
+import torch.distributed as dist
+from fits import classifier, fit, loader, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from named_batches import Names, mean_of, names
+from ranks import as_torchrun, on_ranks
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.scheduling.policies import Given
+from noisescale.scheduling import Gate, Given
 
 EXAMPLES = 40
 
@@ -178,6 +180,26 @@ def test_on_another_number_of_devices_the_plan_is_of_the_batches_that_arrive(
                 2: "32 = 16 x 1 micro-batch x 2 devices",
             }[ranks]
         )
+
+
+def test_ranks_that_differ_in_what_they_wait_to_do_are_told_before_batches_are_resized() -> None:
+    """By less than a micro-batch: a gated policy stays on both, which compare in the background."""
+
+    def message() -> str:
+        def rule(noise_scale: float, plan: Any, progress: Any) -> float:
+            return float(plan.batch_size) * (1.2 if dist.get_rank() else 1.0)
+
+        callback = BatchSizeScheduler(
+            Gate(rule, hysteresis=1.1, min_dwell=0), max_batch_size=64, max_device_batch_size=64
+        )
+        fitting = trainer(2, strategy="ddp", callbacks=[callback], max_epochs=2)
+        with pytest.raises(RuntimeError) as refused:
+            fitting.fit(classifier(), loader(8, examples=80))  # one decision, at the fourth step
+        return str(refused.value)
+
+    assert {text[:68] for text in on_ranks(2, as_torchrun(message))} == {
+        "`policy` must give the same batch size on all ranks, got 16 to 19.2."
+    }
 
 
 def test_rows_are_rows_where_examples_are_counted_otherwise() -> None:

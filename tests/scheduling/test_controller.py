@@ -52,6 +52,17 @@ def test_windows_hand_out_every_batch_once_in_the_lengths_that_were_decided(
     assert controller.examples == 8 * sum(epochs)
 
 
+def test_a_short_last_window_counts_the_batches_that_it_has() -> None:
+    controller = BatchSizeController(Plan(8, 4, devices=2), sgd(), lambda _, plan, __: 64.0)
+    for _ in range(3):
+        for _ in controller.windows(range(10)):
+            controller.update()
+
+    assert (controller.steps, controller.examples) == (9, 3 * 10 * 8 * 2)
+    controller.update()
+    assert controller.examples == 3 * 10 * 8 * 2 + 64
+
+
 def test_a_function_is_obeyed_at_once_and_past_the_gates() -> None:
     controller = BatchSizeController(Plan(8, 1), sgd(), lambda b, plan, progress: 8000.0)
 
@@ -113,7 +124,9 @@ def test_a_schedule_is_kept_to_the_step_whatever_the_learning_rate_goes_by(lr_sc
     sizes = []
     for _ in range(103):
         sizes.append(controller.plan.batch_size)
-        controller.update()
+        controller.step()
+        if controller.due:
+            controller.decide()
 
     assert sizes == [16] * 2 + [32] * 98 + [64] + [48] * 2
 
@@ -232,6 +245,50 @@ def test_half_and_half_is_a_whole_run() -> None:
     assert resumed_seen == seen
     assert all(torch.equal(a, b) for a, b in zip(resumed_parameters, parameters, strict=True))
     assert resumed_state == state
+
+
+def test_resuming_a_schedule_takes_no_decision_that_was_not_due() -> None:
+    """The learning rate, which follows the noise scale, would change with it."""
+
+    def factors(half: int | None = None) -> list[float]:
+        def made() -> BatchSizeController:
+            return BatchSizeController(
+                Plan(16, 1), sgd(), {0: 16, 10: 64}, lr_scaling="adascale", decide_every_n_steps=8
+            )
+
+        controller, seen = made(), []
+        for step in range(60):
+            if step == half:
+                state = controller.state_dict()
+                controller = made()
+                controller.load_state_dict(state)
+            controller.step()
+            if controller.due:
+                controller.decide(KNOWN, GradientMoments(1.0, 100.0 + step))
+            seen.append(controller.lr_factor)
+        return seen
+
+    assert len(set(factors())) > 5
+    assert factors(half=30) == factors()
+
+
+def test_ranks_that_resume_with_schedules_of_their_own_are_told_on_all_of_them() -> None:
+    def agreed() -> str:
+        def made(last: float) -> BatchSizeController:
+            return BatchSizeController(Plan(8, 1, devices=2), sgd(), {0: 16, 1000: last})
+
+        first, second = made(32), made(32 + 16 * dist.get_rank())
+        first.update()
+        try:
+            second.load_state_dict(first.state_dict())
+        except RuntimeError as error:
+            return str(error)
+        return "agreed"
+
+    assert set(on_ranks(2, agreed)) == {
+        "`policy` must be the same schedule on all ranks, got different ones. Make it of what all"
+        " ranks know."
+    }
 
 
 @pytest.mark.parametrize(
@@ -421,6 +478,10 @@ def test_the_learning_rate_follows_as_optimizer_and_policy_ask_for(
         ({"min_batch_size": 41, "max_batch_size": 47}, ValueError, "`min_batch_size` and `max"),
         ({"max_device_batch_size": 0}, ValueError, "`max_device_batch_size` must be a positive"),
         ({"decide_every_n_steps": 0}, ValueError, "`decide_every_n_steps` must be a positive"),
+        ({"decide_every_n_steps": None}, ValueError, "`decide_every_n_steps` must be a positive"),
+        ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be positive and finite, got"),
+        ({"examples_per_row": 0.0}, ValueError, "`examples_per_row` must be positive and finite"),
+        ({"min_accumulation": 0}, ValueError, "`min_accumulation` must be a positive whole number"),
         ({"lr_scaling": "malladi"}, ValueError, '`lr_scaling="malladi"` must be used with an'),
     ],
 )
@@ -429,6 +490,49 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         BatchSizeController(Plan(8, 4), sgd(), **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "ratio"}, {"policy": {0: 32}, "lr_scaling": "adascale"}]
+)
+def test_a_noise_scale_that_nobody_measures_is_asked_for(options: dict[str, Any]) -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd(), **options)
+    message = (
+        "`meter` must be given where the policy or the learning rate goes by the noise scale, got"
+        " None. Pass the `NoiseScaleMeter` that measures the run."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        controller.update()
+
+
+def test_steps_that_cannot_be_measured_are_refused() -> None:
+    meter = NoiseScaleMeter(torch.nn.Linear(4, 1), small_batch="micro_batch")
+    meter.follow()
+    message = (
+        "`min_accumulation` must be at least 2 where micro-batches are compared in one process,"
+        " got 1. Pass `meter.least_micro_batches`: from fewer nothing is measured, and the batch"
+        " size stays for ever."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        BatchSizeController(Plan(8, 4), sgd()).update(meter)
+    BatchSizeController(Plan(8, 4), sgd(), min_accumulation=2).update(meter)
+
+
+def test_optimizers_that_train_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`optimizers` must have parameters to train, got none"):
+        BatchSizeController(Plan(8, 4), [])
+
+
+def test_the_learning_rate_may_have_been_chosen_for_more_than_the_largest_batch() -> None:
+    controller = BatchSizeController(
+        Plan(8, 4), sgd(), lambda *_: 128.0, base_batch_size=256, max_batch_size=64
+    )
+
+    controller.update()
+
+    assert (controller.plan.batch_size, controller.lr_factor) == (64, 0.5)
 
 
 @pytest.mark.parametrize("wanted", [math.nan, 0, -8, math.inf, "64", None])

@@ -3,6 +3,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,37 @@ def test_bounds_are_kept_or_refused(
             plan()
 
 
+@given(
+    wanted=st.floats(0.1, 1e3),
+    devices=st.integers(1, 4),
+    largest=st.integers(1, 16),
+    # Narrow, so that many a number of micro-batches has no multiple inside.
+    low=st.floats(1, 200, width=32),
+    eighths=st.integers(0, 40),
+)
+def test_bounds_are_kept_or_refused_where_micro_batches_are_free(
+    wanted: float, devices: int, largest: int, low: float, eighths: int
+) -> None:
+    high = low + eighths / 8
+    inside = {
+        Plan(rows, count, devices)
+        for rows in range(1, largest + 1)
+        for count in range(1, math.floor(high) + 1)
+        if low <= rows * count * devices <= high
+    }
+
+    def plan() -> Plan:
+        return plan_for(
+            wanted, devices=devices, max_device_batch_size=largest, bounds=Bounds(low, high)
+        )
+
+    if inside:
+        assert plan() in inside
+    else:
+        with pytest.raises(ValueError, match=r"^`min_batch_size` and `max_batch_size` must leave"):
+            plan()
+
+
 def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
     message = (
         "`min_batch_size` and `max_batch_size` must leave room for a plan, got 65 to 95 for 2"
@@ -101,7 +133,22 @@ def test_wrong_bounds_are_named(
         checked_bounds(*bounds)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0.0, 1), "`device_batch_size` must be positive and finite, got 0.0."),
+        ((math.nan, 1), "`device_batch_size` must be positive and finite, got nan."),
+        ((8, 0), "`accumulation` must be a positive whole number, got 0."),
+        ((8, 1.5), "`accumulation` must be a positive whole number, got 1.5."),
+        ((8, 1, 0), "`devices` must be a positive whole number, got 0."),
+    ],
+)
+def test_what_no_step_can_have_is_refused(numbers: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        Plan(*numbers)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
 def test_wrong_counts_are_named(value: object) -> None:
     with pytest.raises(
         ValueError, match=r"^`n` must be a positive whole number, got .* Why not\.$"

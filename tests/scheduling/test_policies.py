@@ -99,6 +99,20 @@ def test_unresolved_steps_count_with_what_was_known_last_or_is_above_it() -> Non
         assert run.min_examples - before[1] == pytest.approx(steps * counted)
 
 
+@pytest.mark.parametrize("value", [0.0, -8.0, -9.0])
+def test_steps_whose_averages_show_no_noise_count_with_what_is_known(value: float) -> None:
+    """Over few steps with parts of unequal weight the averaged tr(Σ) may well be negative."""
+    run, none_seen = RunSoFar(), noise_scale(value, high=3.0)
+
+    run.observe(none_seen, batch_size=8, steps=10)
+    assert run.critical_batch_size is None
+    run.observe(noise_scale(20.0, high=30.0), batch_size=8, steps=5)
+    run.observe(none_seen, batch_size=8, steps=5)
+
+    assert run.min_steps == pytest.approx(20 / (1 + 20 / 8))
+    assert run.critical_batch_size == pytest.approx(20.0)
+
+
 def test_the_run_so_far_goes_on_from_its_state() -> None:
     run, resumed = RunSoFar(), RunSoFar()
     run.observe(noise_scale(30.0, high=50.0), batch_size=8, steps=10)

@@ -127,6 +127,30 @@ def test_a_step_that_fails_leaves_the_learning_rate_to_be_put_back() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_a_step_after_one_that_failed_has_its_own_factor() -> None:
+    class FailsOnce(SGD):
+        failed = False
+
+        def step(self, closure: Any = None) -> Any:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("no memory")
+            return super().step(closure)
+
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    optimizer = FailsOnce([parameter], lr=0.25)
+    scaled = ScaledSteps([optimizer])
+    scaled.factors = Factors(2.0)
+    with pytest.raises(RuntimeError, match="no memory"):
+        optimizer.step()
+
+    scaled.factors = Factors()
+    optimizer.step()
+
+    assert parameter.item() == 0.75
+
+
 def test_after_closing_steps_are_the_optimizers_own() -> None:
     optimizer = sgd()
     scaled = ScaledSteps([optimizer])
