@@ -110,15 +110,15 @@ class RecentSteps:
             return unknown
         steps = self._steps[-self._window(self._steps) :]
         weight, moments = steps[:, 0] / steps[:, 0].sum(), steps[:, 1:]
-        noise_trace, grad_sq_norm = (float(x) for x in weight @ moments)
-        residual = moments - (noise_trace, grad_sq_norm)
+        # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.
+        noise_trace, grad_sq_norm = (float(x) for x in (weight[:, None] * moments).sum(axis=0))
+        of_noise, of_signal = (weight[:, None] * (moments - (noise_trace, grad_sq_norm))).T
         sum_sq, fourth = float((weight**2).sum()), float((weight**4).sum())
         # Sandwich covariance and Satterthwaite's degrees of freedom, as in NoiseScaleEstimator.
-        covariance = (weight[:, None] ** 2 * residual).T @ residual / (1 - sum_sq)
+        products = (of_noise * of_noise, of_noise * of_signal, of_signal * of_signal)
+        covariance = np.array([product.sum() for product in products]) / (1 - sum_sq)
         quantile = float(stdtrit(max(sum_sq**2 / fourth - 1, 1e-9), 0.5 + self._confidence / 2))
-        low, high = fieller_interval(
-            noise_trace, grad_sq_norm, covariance[[0, 0, 1], [0, 1, 1]], quantile
-        )
+        low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
         value = noise_trace / grad_sq_norm if grad_sq_norm > 0 else math.nan
         moments_now = grad_sq_norm, noise_trace
         return NoiseScale(value, low, high, *moments_now, 1 / sum_sq, self._confidence, self._unit)
@@ -126,7 +126,7 @@ class RecentSteps:
     def _window(self, steps: NDArray[np.float64]) -> int:
         """How many of the last steps to answer from."""
         weight, noise, signal = steps.T
-        mean_noise, mean_signal = weight @ noise / weight.sum(), weight @ signal / weight.sum()
+        mean_noise, mean_signal = ((weight * x).sum() / weight.sum() for x in (noise, signal))
         if mean_signal <= 0 or mean_noise <= 0:
             return len(steps)
         of_ratio = noise - mean_noise / mean_signal * signal

@@ -2,6 +2,9 @@
 """The noise scale of the last steps: as averages written out, without lag, with its coverage."""
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -113,6 +116,33 @@ def test_noise_alone_is_not_resolved() -> None:
 
     assert not estimate.resolved
     assert estimate.low > 200
+
+
+def test_it_is_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
+    """Or ranks on unlike machines would not want the same. OpenBLAS takes its kernel by name."""
+    program = """if True:
+        import random
+        from noisescale import GradientMoments
+        from noisescale.recent import RecentSteps
+
+        random.seed(0)
+        recent = RecentSteps()
+        for step in range(200):
+            signal, noise = random.gauss(1, 1), random.gauss(20, 5)
+            recent.add(GradientMoments(signal, noise), weight=random.randrange(8, 64))
+            print(repr(recent.estimate()))
+    """
+
+    def estimates(**environment: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert estimates() == estimates(OPENBLAS_CORETYPE="Prescott")
 
 
 @pytest.mark.parametrize("count", [10, 41, 42, 100])

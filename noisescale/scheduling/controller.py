@@ -325,6 +325,10 @@ steps on
         self._check_agreement(float(wanted), in_background=stays)
         self.wanted = float(wanted)
         reason = getattr(wanted, "reason", "the policy asks for it")
+        if wanted < self._bounds.min_batch_size:
+            reason += f", `min_batch_size` is {self._bounds.min_batch_size:g}"
+        elif wanted > self._bounds.max_batch_size:
+            reason += f", `max_batch_size` is {self._bounds.max_batch_size:g}"
         return self.adopt(plan, reason, average)
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:

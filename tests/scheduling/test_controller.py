@@ -77,6 +77,21 @@ def test_a_function_is_obeyed_at_once_and_past_the_gates() -> None:
     assert list(controller.moves) == [move]
 
 
+@pytest.mark.parametrize(
+    ("policy", "bounds", "reason"),
+    [
+        ("ratio", {"min_batch_size": 64}, "noise scale above 0 agrees with 8, `min_batch_size` is"),
+        (lambda *_: 8000.0, {"max_batch_size": 64}, "the policy asks for it, `max_batch_size` is"),
+    ],
+)
+def test_a_move_that_a_bound_makes_says_so(policy: Any, bounds: Any, reason: str) -> None:
+    move = BatchSizeController(Plan(8, 1), sgd(), policy, **bounds).decide()
+
+    assert move is not None
+    assert move.after == Plan(8, 8)
+    assert move.reason == f"{reason} 64"
+
+
 def test_named_policies_are_asked_seldom_and_early() -> None:
     controller = BatchSizeController(Plan(8, 1), sgd(), decide_every_n_steps=10)
     asked = []
