@@ -19,7 +19,7 @@ class Agreement:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pending: tuple[dist.Work | None, torch.Tensor] | None = None
+        self._pending: _Range | None = None
 
     def propose(self, batch_size: float) -> None:
         """Tell the other ranks what this one wants. All of them have to call it.
@@ -29,8 +29,7 @@ class Agreement:
         """
         self.settle()
         if _several_ranks():
-            ends = torch.tensor([batch_size, -batch_size], dtype=torch.float64, device=self._device)
-            self._pending = dist.all_reduce(ends, dist.ReduceOp.MAX, async_op=True), ends
+            self._pending = _Range(batch_size, self._device)
 
     def settle(self) -> None:
         """Raise unless all ranks wanted the same batch size.
@@ -40,15 +39,12 @@ class Agreement:
         """
         if self._pending is None:
             return
-        work, ends = self._pending
-        self._pending = None
-        if work is not None:
-            work.wait()
-        most, negative_least = ends.tolist()
-        if most != -negative_least:
+        pending, self._pending = self._pending, None
+        least, most = pending.read()
+        if most != least:
             raise RuntimeError(
                 "`policy` must give the same batch size on all ranks, got"
-                f" {-negative_least:g} to {most:g}. Let it depend on what all ranks know: its three"
+                f" {least:g} to {most:g}. Let it depend on what all ranks know: its three"
                 " arguments, no random numbers, no clock, nothing of a rank's own data."
             )
 
@@ -63,14 +59,27 @@ def check_same_schedule(checksum: int, device: torch.device) -> None:
     """
     if not _several_ranks():
         return
-    ends = torch.tensor([checksum, -checksum], dtype=torch.float64, device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    most, negative_least = ends.tolist()
-    if most != -negative_least:
+    least, most = _Range(checksum, device).read()
+    if most != least:
         raise RuntimeError(
             "`policy` must be the same schedule on all ranks, got different ones. Make it of what"
             " all ranks know."
         )
+
+
+class _Range:
+    """The least and the most that a number is on any rank, on its way."""
+
+    def __init__(self, value: float, device: torch.device) -> None:
+        self._ends = torch.tensor([value, -value], dtype=torch.float64, device=device)
+        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+
+    def read(self) -> tuple[float, float]:
+        """Return both; waits for ranks and device."""
+        if self._work is not None:
+            self._work.wait()
+        most, negative_least = self._ends.tolist()
+        return -negative_least, most
 
 
 def _several_ranks() -> bool:

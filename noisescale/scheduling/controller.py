@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,19 +14,13 @@ from torch.optim import Optimizer
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.agreement import Agreement, check_same_schedule
+from noisescale.scheduling.checks import checked_count, checked_positive
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
-from noisescale.scheduling.learning_rate import (
-    Factors,
-    LearningRateScaling,
-    factors_for,
-    gain_of,
-)
-from noisescale.scheduling.plan import Bounds, Plan, checked_count, checked_positive, plan_for
-from noisescale.scheduling.policies import (
-    PolicyLike,
-    Progress,
-)
+from noisescale.scheduling.learning_rate import Factors, LearningRateScaling, factors_for, gain_of
+from noisescale.scheduling.move import Move
+from noisescale.scheduling.plan import Bounds, Plan, plan_for
+from noisescale.scheduling.policies import PolicyLike, Progress
 from noisescale.scheduling.run_so_far import RunSoFar
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
@@ -43,34 +36,6 @@ _FIRST_DECISION = 4
 _MOVES_KEPT = 1000
 
 _NOTHING_MEASURED = NoiseScaleEstimator().estimate()
-
-
-@dataclass(frozen=True)
-class Move:
-    """One change of the batch size.
-
-    Example:
-        >>> print(Move(64, 2048.0, 100.0, Plan(8, 4), Plan(8, 12), 1.732, "asked for"))
-        step 64: batch size 32 -> 96 = 8 x 12 micro-batches x 1 device, lr x 1.73: asked for
-    """
-
-    step: int
-    """Optimizer steps taken before it."""
-    examples: float
-    """Examples of all devices before it."""
-    wanted: float
-    """The batch size that the policy asked for."""
-    before: Plan
-    after: Plan
-    lr_factor: float
-    """The factor on the learning rate from here on."""
-    reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"step {self.step}: batch size {self.before.batch_size:g} -> {self.after},"
-            f" lr x {self.lr_factor:.3g}: {self.reason}"
-        )
 
 
 class BatchSizeController:
@@ -211,7 +176,7 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        if not self._needs_noise_scale or self.steps >= self._next_decision:
+        if not self.settings.needs_noise_scale or self.steps >= self._next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self._schedule_checksum is not None
@@ -244,13 +209,13 @@ steps on
             ValueError: If there is no meter where one is needed, or if `min_accumulation` allows
                 for steps that it cannot measure.
         """
-        if meter is None and self._needs_noise_scale:
+        if meter is None and self.settings.needs_noise_scale:
             raise ValueError(
                 "`meter` must be given where the policy or the learning rate goes by the noise"
                 " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
             )
         least, needed = self._bounds.min_accumulation, meter.least_micro_batches if meter else 1
-        if self._needs_noise_scale and least < needed:
+        if self.settings.needs_noise_scale and least < needed:
             raise ValueError(
                 f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
                 f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
@@ -432,10 +397,6 @@ steps on
     def _schedule_checksum(self) -> int | None:
         """Of a schedule by steps, which ranks agree on once; None for any other policy."""
         return getattr(self.settings.policy, "checksum", None)
-
-    @property
-    def _needs_noise_scale(self) -> bool:
-        return self.settings.needs_noise_scale
 
     def _checked_bounds(self, plan: Plan, min_accumulation: int) -> Bounds:
         most = self.settings.max_batch_size

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from noisescale.estimator import is_real, is_whole
+from noisescale.scheduling.checks import checked_count, checked_positive
 
 
 @dataclass(frozen=True)
@@ -150,41 +149,3 @@ def _fewest_micro_batches(
         if rows is not None and rows <= most_rows:
             return Plan(rows * row, count, devices)
     return None
-
-
-def checked_bounds(
-    min_batch_size: float | None, max_batch_size: float | None
-) -> tuple[float | None, float | None]:
-    """Return both, or raise a ValueError or TypeError that names the one that is wrong."""
-    for name, value in (("min_batch_size", min_batch_size), ("max_batch_size", max_batch_size)):
-        if value is None:
-            continue
-        if not is_real(value):
-            raise TypeError(
-                f"`{name}` must be a number of examples or None, got {value!r}."
-                " Give the global batch size, over all devices."
-            )
-        if not 0 < value < math.inf:
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
-            )
-    if (min_batch_size or 0.0) > (max_batch_size or math.inf):
-        raise ValueError(
-            "`min_batch_size` must not exceed `max_batch_size`, got"
-            f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
-        )
-    return min_batch_size, max_batch_size
-
-
-def checked_count(name: str, value: Any, remedy: str) -> int:
-    """Return `value` if it is a positive whole number, else raise a ValueError."""
-    if not is_whole(value) or value < 1:
-        raise ValueError(f"`{name}` must be a positive whole number, got {value!r}. {remedy}")
-    return int(value)
-
-
-def checked_positive(name: str, value: Any, remedy: str) -> float:
-    """Return `value` if it is a positive, finite number, else raise a ValueError."""
-    if not (is_real(value) and 0 < value < math.inf):
-        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
-    return float(value)

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from noisescale.estimator import NoiseScale, is_real
-from noisescale.scheduling.plan import Plan, checked_positive
+from noisescale.scheduling.checks import checked_positive
+from noisescale.scheduling.plan import Plan
 
 
 class Progress(NamedTuple):

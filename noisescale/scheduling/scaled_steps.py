@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from noisescale.scheduling.learning_rate import Factors, LearningRateScaling
+from noisescale.scheduling.learning_rate import Factors
 
 
 class ScaledSteps:
@@ -104,24 +104,6 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
                 f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
                 f' Lower it to less than {most:.3g} times, or choose "sqrt".'
             )
-
-
-def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
-    """Return what `"auto"` is: `"sqrt"` or, where b is measured anyway, what goes by that.
-
-    Then it is `"adascale"` for SGD and `"capped_sqrt"` for all else.
-
-    Example:
-        >>> import torch
-        >>> parameters = [torch.nn.Parameter(torch.ones(1))]
-        >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
-        'adascale'
-        >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
-        'capped_sqrt'
-    """
-    if not measured:
-        return "sqrt"
-    return "adascale" if all(isinstance(one, SGD) for one in optimizers) else "capped_sqrt"
 
 
 def _scaled(group: dict[str, Any], factors: Factors) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
+from noisescale.scheduling.checks import checked_bounds, checked_count
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, LearningRateScaling, checked_scaling
-from noisescale.scheduling.plan import checked_bounds, checked_count
 from noisescale.scheduling.policies import (
     DoublingRule,
     Given,
@@ -21,7 +21,6 @@ from noisescale.scheduling.policies import (
     RatioRule,
     TradeoffRule,
 )
-from noisescale.scheduling.scaled_steps import scaling_for
 
 _NAMED: dict[str, Callable[[], Any]] = {
     "tradeoff": lambda: Gate(TradeoffRule()),
@@ -112,3 +111,21 @@ class Settings:
         """Whether a noise scale makes a difference. A function may do without, but takes one."""
         by_policy = getattr(self.policy, "needs_noise_scale", True)
         return bool(by_policy) or self.needs_noise_scale or callable(self.lr_scaling)
+
+
+def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
+    """Return what `"auto"` is: `"sqrt"` or, where b is measured anyway, what goes by that.
+
+    Then it is `"adascale"` for SGD and `"capped_sqrt"` for all else.
+
+    Example:
+        >>> import torch
+        >>> parameters = [torch.nn.Parameter(torch.ones(1))]
+        >>> scaling_for([torch.optim.SGD(parameters)], measured=True)
+        'adascale'
+        >>> scaling_for([torch.optim.AdamW(parameters)], measured=True)
+        'capped_sqrt'
+    """
+    if not measured:
+        return "sqrt"
+    return "adascale" if all(isinstance(one, SGD) for one in optimizers) else "capped_sqrt"

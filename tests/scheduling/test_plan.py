@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisescale.scheduling.plan import Bounds, Plan, checked_bounds, checked_count, plan_for
+from noisescale.scheduling.plan import Bounds, Plan, plan_for
 
 
 @given(
@@ -117,23 +117,6 @@ def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "error", "message"),
-    [
-        ((0, None), ValueError, "`min_batch_size` must be positive and finite, got 0."),
-        ((None, math.inf), ValueError, "`max_batch_size` must be positive and finite, got inf."),
-        ((None, math.nan), ValueError, "`max_batch_size` must be positive and finite, got nan."),
-        (("8", None), TypeError, "`min_batch_size` must be a number of examples or None, got '8'."),
-        ((64, 32), ValueError, "`min_batch_size` must not exceed `max_batch_size`, got 64 > 32."),
-    ],
-)
-def test_wrong_bounds_are_named(
-    bounds: tuple[object, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
-        checked_bounds(*bounds)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("numbers", "message"),
     [
         ((0.0, 1), "`device_batch_size` must be positive and finite, got 0.0."),
@@ -146,11 +129,3 @@ def test_wrong_bounds_are_named(
 def test_what_no_step_can_have_is_refused(numbers: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         Plan(*numbers)
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
-def test_wrong_counts_are_named(value: object) -> None:
-    with pytest.raises(
-        ValueError, match=r"^`n` must be a positive whole number, got .* Why not\.$"
-    ):
-        checked_count("n", value, "Why not.")
