@@ -252,6 +252,25 @@ def trained(
     return [seen, [p.detach().clone() for p in model.parameters()], controller.state_dict()]
 
 
+def test_all_of_the_state_is_loaded() -> None:
+    def made(plan: Plan) -> BatchSizeController:
+        return BatchSizeController(plan, sgd(), Gate(RatioRule()), max_device_batch_size=64)
+
+    controller, fresh = made(Plan(8, 4)), made(Plan(16, 4))
+    average = GradientMoments(grad_sq_norm=1.0, noise_trace=600.0)
+    controller.step()
+    controller.decide(KNOWN, average)
+    controller.step()
+    controller.decide(NoiseScale(math.nan, 40.0, math.inf, math.nan, math.nan, 9.0), average)
+    controller.clock.advance(1.5)
+    controller.max_device_batch_size = 48
+    saved, before = controller.state_dict(), fresh.state_dict()
+    fresh.load_state_dict(saved)
+
+    assert {k for k in saved if before[k] == saved[k]} == {"same_schedule", "policy"}
+    assert fresh.state_dict() == saved
+
+
 def test_half_and_half_is_a_whole_run() -> None:
     seen, parameters, state = trained(120)
     resumed_seen, resumed_parameters, resumed_state = trained(120, half=True)
