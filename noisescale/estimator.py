@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from scipy.special import stdtrit
@@ -254,13 +254,13 @@ class NoiseScaleEstimator:
 
 def check_confidence(value: object) -> None:
     """Raise a ValueError unless it can be the coverage of an interval."""
-    if not (is_real(value) and 0 < value < 1):  # type: ignore[operator]
+    if not (is_real(value) and 0 < value < 1):
         raise ValueError(
             f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
         )
 
 
-def is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Whether it is a number of Python's or numpy's."""
     return isinstance(value, Real)
 

@@ -19,8 +19,9 @@ from noisescale.lightning.schedulable import check_may_resize, check_schedulable
 from noisescale.lightning.schedules import ClockedSchedules, counts_steps
 from noisescale.lightning.starting import start
 from noisescale.moments import GradientMoments
-from noisescale.scheduling.controller import BatchSizeController, Move
+from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.learning_rate import LearningRateScaling
+from noisescale.scheduling.move import Move
 from noisescale.scheduling.plan import Plan
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
@@ -181,8 +182,7 @@ class BatchSizeScheduler(host.Callback):
             if self._monitor not in others:
                 others.insert(0, self._monitor)
             where = others.index(self._monitor) + 1
-            callbacks = [*others[:where], self, *others[where:]]
-            trainer.callbacks = callbacks  # type: ignore[attr-defined]
+            host.set_callbacks(trainer, [*others[:where], self, *others[where:]])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # As the monitor does: from a checkpoint, or on this Trainer.
@@ -259,12 +259,12 @@ class BatchSizeScheduler(host.Callback):
                 ends_epoch=not gains and host.is_last_batch(trainer),
             )
             self._schedules.advance(trainer, due)
-        short = host.is_last_batch(trainer)  # it may be
-        if self._loaders is not None and self._rows and (self._batch is None or not short):
+        if self._loaders is None or not self._rows:
+            return
+        if self._batch is None or not host.is_last_batch(trainer):  # which may be a short one
             self._batch = batch, self._rows
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begins_anew = True
         if self._loaders is not None and self._controller is not None:
             self._resize(trainer, self._controller, self._loaders)
 

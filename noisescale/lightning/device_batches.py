@@ -44,6 +44,7 @@ class ResizedLoaders:
         self._source: Any = trainer.fit_loop._data_source
         self.size: int | None = None
         """Rows of a batch, on one device; None: as the user's loaders have it."""
+        # In place of Lightning's own source, of which it asks no more than is answered below.
         trainer.fit_loop._data_source = self  # type: ignore[assignment]
 
     def dataloader(self) -> Any:
@@ -64,6 +65,7 @@ class ResizedLoaders:
 
     def close(self) -> None:
         """Leave the Trainer with the user's loaders."""
+        # Declared as Lightning's own, see above.
         if self._trainer.fit_loop._data_source is self:  # type: ignore[comparison-overlap]
             self._trainer.fit_loop._data_source = self._source
 

@@ -107,6 +107,11 @@ def callbacks_of(trainer: pl.Trainer) -> list[Any]:
     return list(getattr(trainer, "callbacks", []))
 
 
+def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
+    """Replace the callbacks. Whoever goes through the list of before goes on with that."""
+    trainer.callbacks = callbacks  # type: ignore[attr-defined]  # see `callbacks_of`
+
+
 def takes_batch_idx(module: pl.LightningModule) -> bool:
     """Whether its `training_step` is given the index of the batch, too."""
     return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))

@@ -46,7 +46,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
             _forward_and_backward(
                 trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
             )
-        except Exception as error:
+        except Exception as error:  # told, with the move that is not made, whatever it is
             failure = f"{type(error).__name__}: {error}".split("\n")[0][:200]
     gc.collect()
     if trainer.strategy.root_device.type == "cuda":
@@ -94,6 +94,7 @@ def _copy(trainer: pl.Trainer) -> Any:
     parts: list[Any] = list(made.modules())
     for copied in parts:
         if isinstance(copied, torch.nn.SyncBatchNorm):
+            # A sibling of the same state, which type checkers cannot know.
             copied.__class__ = _LocalBatchNorm  # type: ignore[assignment]
         if hasattr(copied, "log_dict"):  # a LightningModule, which leaves its Trainer out of copies
             copied._trainer = trainer
