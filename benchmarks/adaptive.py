@@ -16,7 +16,6 @@ there. Exits 1 if the default policy misses the front by more than 5 % from eith
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -28,6 +27,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import brentq, least_squares
 from scipy.stats import binom
-from sweeping import Row, Sweep
+from sweeping import Command, Row, Sweep
 from workloads import WORKLOADS, Goal, Workload
 
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, fit_tradeoff
@@ -175,7 +175,7 @@ def law_of(batch_size: float, law: Law) -> float:
     return most / (1 + b / batch_size) ** power
 
 
-Task = tuple[str, float, str, str, int, float, int, float, Law]
+Task = tuple[str, float, Any, Any, int, float, int, float, Law]
 
 
 def scheduled_run(task: Task) -> Row:
@@ -194,8 +194,8 @@ def scheduled_run(task: Task) -> Row:
     controller = BatchSizeController(
         Plan(start, 1),
         optimizer,
-        policy,  # type: ignore[arg-type]
-        lr_scaling=tuned if scaling == TUNED else scaling,  # type: ignore[arg-type]
+        policy,
+        lr_scaling=tuned if scaling == TUNED else scaling,
         max_device_batch_size=2**14,
         max_batch_size=2**14,
     )
@@ -388,39 +388,31 @@ def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
-    parser.add_argument("--only", choices=WORKLOADS)
-    parser.add_argument("--report", action="store_true", help="print what is saved, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="a few digits, unsaved")
-    arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else list(WORKLOADS)
-    deadline = time.monotonic() + 60 * arguments.budget
-    rows = [] if arguments.smoke else saved_rows("adaptive")
-    if arguments.smoke:
-        names = ["digits"]
+    command = Command.read(__doc__.splitlines()[0])
+    rows = [] if command.smoke else saved_rows("adaptive")
+    if command.smoke:
         few = {"goal": 0.5, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}
         FARTHER["digits"] = few
         SCHEDULED_SEEDS["digits"] = DEFAULT_SEEDS["digits"] = 2
 
     def save() -> None:
-        if not arguments.smoke:
+        if not command.smoke:
             write_results("adaptive", rows, most_steps=MOST_STEPS, quiet=True)
 
     done = True
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         sweep = Sweep(rows, pool, save)
-        if not arguments.report:
-            for name in names:
+        if not command.report:
+            for name in command.names:
                 workload = farther(name)
-                done = done and tune_fixed(sweep, workload, deadline)
-                done = done and schedule(sweep, workload, deadline)
-    met = report(sweep, names, Console(highlight=False, width=120))
+                done = done and tune_fixed(sweep, workload, command.deadline)
+                done = done and schedule(sweep, workload, command.deadline)
+    met = report(sweep, command.names, Console(highlight=False, width=120))
     with TemporaryDirectory() as scratch:
-        draw(sweep, names, (Path(scratch) if arguments.smoke else FOLDER) / "adaptive.html")
+        draw(sweep, command.names, (Path(scratch) if command.smoke else FOLDER) / "adaptive.html")
     if not done:
         print("\nThe budget is spent: call again to go on.")
-    return 0 if met or arguments.smoke or not done else 1
+    return 0 if met or command.smoke or not done else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ a factor of 2, for any training.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -33,7 +32,7 @@ import torch
 from _results import saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
-from sweeping import Row, Sweep
+from sweeping import Command, Row, Sweep
 from workloads import WORKLOADS, Goal
 
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
@@ -249,18 +248,11 @@ def _told(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
-    parser.add_argument("--only", choices=WORKLOADS)
-    parser.add_argument("--report", action="store_true", help="print what is saved, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="a few digits, unsaved")
-    arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else list(WORKLOADS)
-    deadline = time.monotonic() + 60 * arguments.budget
+    command = Command.read(__doc__.splitlines()[0])
     name: str | None = "prediction"
-    rows = [] if arguments.smoke else saved_rows("prediction")
-    if arguments.smoke:
-        name, names = None, ["digits"]
+    rows = [] if command.smoke else saved_rows("prediction")
+    if command.smoke:
+        name = None
         few = {"batch_sizes": (8, 32, 128, 512), "seeds": 2}
         WORKLOADS["digits"] = replace(WORKLOADS["digits"], **few)
 
@@ -270,11 +262,11 @@ def main() -> int:
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         sweep = Sweep(rows, pool, save)
-        done = arguments.report or work(sweep, names, deadline, MOST_STEPS)
-    met = report(sweep, names, Console(highlight=False, width=120))
+        done = command.report or work(sweep, command.names, command.deadline, MOST_STEPS)
+    met = report(sweep, command.names, Console(highlight=False, width=120))
     if not done:
         print("\nThe budget is spent: call again to go on.")
-    return 0 if met or arguments.smoke or not done else 1
+    return 0 if met or command.smoke or not done else 1
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ over seeds. What was tried is kept in rows that a benchmark saves and goes on fr
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from workloads import WORKLOADS, Workload, steps_to_goal
@@ -22,6 +23,30 @@ HOPELESS = 1.6
 """Runs are given up after so many times the steps of the best learning rate so far."""
 
 Row = dict[str, Any]
+
+
+class Command(NamedTuple):
+    """What a benchmark that sweeps was asked for."""
+
+    names: list[str]
+    """Of the workloads."""
+    deadline: float
+    """On the monotonic clock."""
+    report: bool
+    smoke: bool
+
+    @classmethod
+    def read(cls, description: str) -> Command:
+        """Read the command line."""
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
+        parser.add_argument("--only", choices=WORKLOADS)
+        parser.add_argument("--report", action="store_true", help="print what is saved, run none")
+        parser.add_argument("--smoke", action="store_true", help="a few digits, unsaved")
+        given = parser.parse_args()
+        names = [given.only] if given.only else list(WORKLOADS)
+        deadline = time.monotonic() + 60 * given.budget
+        return cls(["digits"] if given.smoke else names, deadline, given.report, given.smoke)
 
 
 class Sweep:
