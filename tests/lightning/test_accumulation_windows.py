@@ -79,6 +79,29 @@ def test_on_two_ranks_it_is_the_mean_over_both(sized: bool) -> None:
             np.testing.assert_allclose(gradient, mean_of(window, of_rank, examples), rtol=1e-12)
 
 
+class Divisors(L.Callback):
+    """Note what each loss is divided by."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_before_backward(self, fitting: Any, *_: Any) -> None:
+        self.seen.append(int(fitting.accumulate_grad_batches))
+
+
+@pytest.mark.parametrize(("sized", "last"), [(True, 1), (False, 3)], ids=["sized", "stream"])
+def test_a_short_window_begins_with_its_true_length_where_it_is_known(
+    sized: bool, last: int
+) -> None:
+    divisors = Divisors()
+
+    trainer(
+        1, strategy="auto", callbacks=[BatchSizeScheduler(Asks((3,)), **NO_LIMIT), divisors]
+    ).fit(Names(7), names(7, sized=sized))
+
+    assert divisors.seen == [3] * 6 + [last]
+
+
 def test_the_short_window_of_a_stream_is_a_mean_before_it_is_clipped() -> None:
     """|g|² of k batches of one is 1/k: all are clipped to 0.3."""
     module = Names(7)
