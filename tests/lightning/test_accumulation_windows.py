@@ -11,7 +11,7 @@ import lightning.pytorch as L
 import numpy as np
 import pytest
 from fits import fit, trainer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from named_batches import Asks, Names, mean_of, names, windows
 from torch import Tensor
@@ -59,12 +59,20 @@ def test_every_gradient_is_the_mean_over_its_window(
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-def test_on_two_ranks_it_is_the_mean_over_both(sized: bool) -> None:
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    batches=st.integers(1, 11),
+)
+@example(lengths=list(SEVEN_BATCHES), batches=7)
+def test_on_two_ranks_it_is_the_mean_over_both(
+    sized: bool, lengths: list[int], batches: int
+) -> None:
     """A stream is alike on both, a data set is dealt out."""
-    examples, batches, epochs = (28, 7, 3) if sized else (14, 7, 3)
+    examples, epochs = (4 * batches if sized else 2 * batches), 3
 
     results = fit(
-        BatchSizeScheduler(Asks(SEVEN_BATCHES, of_one=4.0), **NO_LIMIT),
+        BatchSizeScheduler(Asks(lengths, of_one=4.0), **NO_LIMIT),
         model=Names(examples),
         train_loader=names(examples, 2, sized=sized),
         max_epochs=epochs,
@@ -72,7 +80,7 @@ def test_on_two_ranks_it_is_the_mean_over_both(sized: bool) -> None:
     )
 
     of_rank = [arrived for arrived, _ in results]
-    expected = windows(batches, epochs, SEVEN_BATCHES)
+    expected = windows(batches, epochs, lengths)
     for _, gradients in results:
         assert len(gradients) == len(expected)
         for window, gradient in zip(expected, gradients, strict=True):
