@@ -12,13 +12,8 @@ from scipy.special import stdtrit
 
 from noisescale.estimator import NoiseScale, check_confidence
 from noisescale.fieller import fieller_interval
+from noisescale.level import Level
 from noisescale.moments import GradientMoments
-
-_LEVEL_STEPS = 8
-"""Steps in the trailing average of |g|² that the moments of a step are divided by."""
-
-_LARGEST_STEP = 2.0
-"""What a step's |g|², over the trailing average, is cut to, with its moments."""
 
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
@@ -27,14 +22,10 @@ _FEWEST_STEPS = 8
 class RecentSteps:
     """Answer what the noise scale is now, from as few of the last steps as suffice.
 
-    |G|² falls, often a hundredfold in a run's first steps, and an average of it would remember
-    little else for long: a trailing ratio of averages then tells what the noise scale was. Here
-    the moments of each step are divided by the trailing |g|² of the steps before it. That is
-    known before the step is seen, so the averages stay unbiased up to a factor, which cancels in
-    their ratio; and it makes the ratio a mean over the window in which all steps count alike.
-    A step whose own |g|² is more than twice that is divided by the half of its own instead:
-    where |G|² swings manyfold from step to step one of them would rule the window. (Noise alone
-    hardly ever does that, as |g|² is a sum over many directions.)
+    |G|² falls, often a hundredfold in a run's first steps, and a trailing ratio of averages tells
+    what the noise scale was. Here the moments of each step are divided by the trailing |g|² of the
+    steps before it, see `Level`. So the ratio is a mean over the window in which all steps count
+    alike.
 
     The window has n = (4·cv/width)² steps, rounded up to a power of two, where cv is the scatter
     of single steps (from successive differences) over their mean; see `NoiseScaleEstimator`.
@@ -72,7 +63,7 @@ class RecentSteps:
         self._rows = np.empty((2 * most_steps, 3))
         self._end = 0
         self._most_steps = most_steps
-        self._level = 0.0  # trailing average of |g|²; 0 before the first step
+        self._level = Level()
 
     def __len__(self) -> int:
         return min(self._end, self._most_steps)
@@ -90,16 +81,12 @@ class RecentSteps:
             weight: Its global batch size.
         """
         sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
-        if self._level:
+        if (relative := self._level.relative(moments, sq_norm)) is not None:
             if self._end == len(self._rows):
                 self._keep(self._steps)
-            level = max(self._level, sq_norm / _LARGEST_STEP)
-            step = (weight, moments.noise_trace / level, moments.grad_sq_norm / level)
-            self._rows[self._end] = step
+            self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
             self._end += 1
-        if sq_norm > 0:  # that of the step's gradient; unequal parts may spoil it
-            decay = (_LEVEL_STEPS - 1) / (_LEVEL_STEPS + 1)
-            self._level = decay * self._level + (1 - decay) * sq_norm if self._level else sq_norm
+        self._level = self._level.after(sq_norm)
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale of the last steps. Its two moments are relative to |g|²."""
@@ -145,9 +132,9 @@ class RecentSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
-        return {"level": self._level, "steps": self._steps.tolist()}
+        return {"level": self._level.sq_norm, "steps": self._steps.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
-        self._level = state["level"]
+        self._level = Level(state["level"])
         self._keep(np.reshape(state["steps"], (-1, 3))[-self._most_steps :])

@@ -36,6 +36,7 @@ def recent_after(steps: list[GradientMoments], batch: float, **options: float) -
 def test_estimate_agrees_with_sums_written_out() -> None:
     rng = np.random.default_rng(1)
     moments = [GradientMoments(1 + 0.1 * rng.normal(), 20 + rng.normal()) for _ in range(9)]
+    moments[5] = GradientMoments(12.0, 300.0)  # a step far above the level is cut
     weights = rng.integers(8, 64, 9).astype(float)
     recent = RecentSteps(confidence=0.9)
     for one, weight in zip(moments, weights, strict=True):
@@ -44,7 +45,7 @@ def test_estimate_agrees_with_sums_written_out() -> None:
     level, scaled, cut = 0.0, [], 0
     for (q, s), weight in zip(moments, weights, strict=True):
         if level:
-            over = max(level, (q + s / weight) / 2)
+            over = max(level, (q + s / weight) / 6)
             cut += over > level
             scaled.append((weight, s / over, q / over))
         level = (7 * level + 2 * (q + s / weight)) / 9 if level else q + s / weight
