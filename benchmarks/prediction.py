@@ -37,6 +37,7 @@ from workloads import WORKLOADS, Goal
 
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.band import Band
+from noisescale.increments import INCREMENTS
 
 MOST_STEPS = 500
 
@@ -44,7 +45,7 @@ MEASURED = (1, 3, 5)
 """Positions, among a training's batch sizes, of those that the noise scale is measured at."""
 
 COLUMNS = ("step", "examples", "batch_size", "noise_scale", "low", "high")
-COLUMNS += ("sum_weight", "sum_grad_sq_norm", "sum_noise_trace")
+COLUMNS += INCREMENTS
 """Of the measured runs' histories, that are saved."""
 
 LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0
@@ -155,7 +156,7 @@ def measured(rows: list[Row], name: str) -> list[Row]:
 
 def windowed(row: Row) -> float:
     """B_crit from the estimates as they were logged, which average over what has been."""
-    history = {k: v for k, v in history_of(row).items() if not k.startswith("sum_")}
+    history = {k: v for k, v in history_of(row).items() if k not in INCREMENTS}
     return predict(history, [row["batch_size"]], [1]).critical_batch_size.value
 
 

@@ -25,6 +25,7 @@ from _results import write_results
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import History, predict
+from noisescale.increments import INCREMENTS, SQUARES
 from noisescale.runs import read_run
 
 TAGS = [
@@ -40,9 +41,7 @@ TAGS = [
     "efficiency",
     "seconds_per_step",
     "skipped_steps",
-    "sum_weight",
-    "sum_grad_sq_norm",
-    "sum_noise_trace",
+    *INCREMENTS,
     "devices",
     "accumulation",
 ]
@@ -63,9 +62,11 @@ def columns(rows: int) -> dict[str, np.ndarray]:
         "low": 0.8 * noise_scale,
         "high": 1.3 * noise_scale,
         "seconds_per_step": rng.uniform(0.09, 0.11, rows),
-        "sum_weight": 64 * step,
-        "sum_grad_sq_norm": 64 * np.cumsum(own_grad_sq_norm),
-        "sum_noise_trace": 64 * np.cumsum(own_noise_trace),
+        "increment_measured_steps": np.ones(rows),
+        "increment_weight": np.full(rows, 64.0),
+        "increment_noise_trace": 64 * own_noise_trace,
+        "increment_grad_sq_norm": 64 * own_grad_sq_norm,
+        **dict.fromkeys(SQUARES, np.zeros(rows)),
         "devices": np.full(rows, 4.0),
         "accumulation": np.full(rows, 1.0),
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.increments import Increments
 from noisescale.moments import GradientMoments
 from noisescale.recent import RecentSteps
 
@@ -61,6 +62,8 @@ class Estimates:
 
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Of the whole gradient, over all steps."""
+        self.increments = Increments()
+        """Of the whole gradient, since the last row of the history."""
         self.recent: RecentSteps | None = None
         """The last steps of the whole gradient, where decisions are taken on them."""
         self._whole = estimator()
@@ -94,6 +97,7 @@ class Estimates:
         """
         if self._whole.update(whole, weight):
             self.sums = self.sums.plus(whole, weight)
+            self.increments.add(whole, weight)
             if self.recent is not None:
                 self.recent.add(whole, weight)
         for estimator, moments in zip(self._groups.values(), entries, strict=False):
@@ -105,6 +109,7 @@ class Estimates:
         """Return everything `load_state_dict` needs, in builtins."""
         return {
             "sums": list(self.sums),
+            "increments": self.increments.state_dict(),
             "whole": self._whole.state_dict(),
             "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
             "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
@@ -114,6 +119,8 @@ class Estimates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
         self.sums = MomentSums(*state["sums"])
+        if "increments" in state:  # earlier versions saved none
+            self.increments.load_state_dict(state["increments"])
         self._whole.load_state_dict(state["whole"])
         if self.recent is not None and state["recent"] is not None:
             self.recent.load_state_dict(state["recent"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.increments import INCREMENTS, merged
 from noisescale.tradeoff import Tradeoff
 
 COLUMNS = (
@@ -28,6 +29,7 @@ COLUMNS = (
     "skipped_steps",
     "devices",
     "accumulation",
+    *INCREMENTS,
 )
 
 
@@ -43,15 +45,24 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
     | `sum_weight` | sum over the measured steps so far of their batch sizes |
     | `sum_grad_sq_norm`, `sum_noise_trace` | of each step's own moments, times its batch size |
+    | `increment_measured_steps` | steps measured since the row before, n |
+    | `increment_weight` | sum of their batch sizes, Σw |
+    | `increment_noise_trace`, `increment_grad_sq_norm` | Σw·S and Σw·Q of their relative moments |
+    | `increment_noise_trace_squares`, `increment_products`, `increment_grad_sq_norm_squares` | \
+      Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² around the row's own means |
     | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
     | `skipped_steps` | steps left out so far |
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
     | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 
-    When `most_rows` are reached every second row is dropped and from then on every second log
-    step is kept, and so on: a run of any length keeps an even spacing. Counts are cumulative,
-    so that nothing is lost between the rows that stay.
+    A step's relative moments are tr(Σ) and |G|² divided by the trailing |g|² of the steps before
+    it, see `noisescale.level.Level`. From the increments any stretch of a run can be averaged
+    anew, with its interval, whatever the number of steps between two rows.
+
+    When `most_rows` are reached every second row is merged into the next and from then on every
+    second log step is kept, and so on: a run of any length keeps an even spacing, and the
+    increments of all its steps.
 
     Example:
         >>> history = History()
@@ -79,6 +90,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._seen = 0
         self.last_step = 0.0
         """`step` of the last row appended, kept or not; 0 before it."""
+        self._pending: dict[str, float] | None = None  # increments of rows that were not kept
         self._columns = {name: array("d") for name in (*COLUMNS, *extra_columns)}
 
     @classmethod
@@ -117,28 +129,45 @@ class History(Mapping[str, NDArray[np.float64]]):
             )
         self._seen += 1
         self.last_step = float(row.get("step", self.last_step))
+        if self._pending is not None:
+            row |= _merged(self._pending, row)
         if self._seen % self._stride:
+            self._pending = {name: float(row.get(name, "nan")) for name in INCREMENTS}
             return
+        self._pending = None
         for name, values in self._columns.items():
             values.append(float(row.get(name, "nan")))
         if len(self._columns["step"]) >= self._most_rows:
-            self._stride *= 2
-            for values in self._columns.values():
-                del values[::2]
+            self._drop_every_second_row()
+
+    def _drop_every_second_row(self) -> None:
+        self._stride *= 2
+        increments = {name: self[name] for name in INCREMENTS}
+        pairs = len(self._columns["step"]) // 2
+        earlier, later = (
+            {name: values[start : 2 * pairs : 2] for name, values in increments.items()}
+            for start in (0, 1)
+        )
+        if len(self._columns["step"]) % 2:
+            self._pending = {name: float(values[-1]) for name, values in increments.items()}
+        for values in self._columns.values():
+            del values[::2]
+        for name, column in merged(earlier, later).items():
+            self._columns[name] = array("d", column.tolist())
 
     def tradeoff(self) -> Tradeoff:
         """Steps against examples for what the run reached, see `Tradeoff.from_run`.
 
-        Each stretch of the run counts with the noise scale of its own time, see `Stretches.of`;
-        what is not resolved takes the next value. `predict` has the bounds, too.
+        Each block of the run counts with the noise scale of its own time, see `Stretches.of`.
+        `predict` has the bounds, too.
 
         Raises:
-            ValueError: If no row is resolved yet.
+            ValueError: If the noise scale of the run is not resolved.
         """
+        from noisescale.prediction.run_law import tradeoff_of
         from noisescale.prediction.stretches import Stretches
 
-        run = Stretches.of(self)
-        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
+        return tradeoff_of(Stretches.of(self))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         return np.array(self._columns[column], dtype=np.float64)
@@ -159,13 +188,20 @@ class History(Mapping[str, NDArray[np.float64]]):
             "stride": self._stride,
             "seen": self._seen,
             "last_step": self.last_step,
+            "pending": self._pending,
             "columns": columns,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Extra columns that it lacks are NaN up to there."""
+        """Continue from a `state_dict`. Columns that it lacks are NaN up to there."""
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
         columns = state["columns"]
+        self._pending = state.get("pending")  # earlier versions saved none
         unknown = [float("nan")] * len(columns["step"])
         self._columns = {name: array("d", columns.get(name, unknown)) for name in self}
+
+
+def _merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    rows = ({k: np.float64(row.get(k, "nan")) for k in INCREMENTS} for row in (first, second))
+    return {name: float(value) for name, value in merged(*rows).items()}  # type: ignore[arg-type]

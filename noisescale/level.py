@@ -10,7 +10,7 @@ from noisescale.moments import GradientMoments
 STEPS = 8
 """Steps in the trailing average."""
 
-LARGEST_STEP = 6.0
+LARGEST_STEP = 8.0
 """A step's |g|² counts for at most this many times the level.
 
 The cut uses the step's own |g|², so it biases the ratio of averages wherever it acts. Noise in two

@@ -105,7 +105,6 @@ class Measurement:
             "efficiency": estimate.efficiency(meter.batch_size),
             "step": float(meter.last_measured_step),
             "examples": meter.examples,
-            **meter.sums._asdict(),
             "devices": float(meter.devices),
             "accumulation": float(meter.accumulation),
             "seconds_per_step": seconds_per_step,
@@ -120,10 +119,12 @@ class Measurement:
         metrics |= {f"group/{name}": of_group.value for name, of_group in groups.items()}
         unknown |= {f"group/{name}" for name, of_group in groups.items() if not of_group.resolved}
         if self.advanced:
+            metrics |= meter.take_increments()
             self.history.append(
                 noise_scale=estimate.value,
                 low=estimate.low,
                 high=estimate.high,
+                **meter.sums._asdict(),
                 **{
                     column: metrics[column]
                     for column in self.history

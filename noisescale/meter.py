@@ -216,6 +216,11 @@ class NoiseScaleMeter:
         self._settle()
         return self._estimates.sums
 
+    def take_increments(self) -> dict[str, float]:
+        """Return what was measured since the last call, for a row of a `History`."""
+        self._settle()
+        return self._estimates.increments.take()
+
     @property
     def accumulation(self) -> int:
         """Micro-batches (backward passes) of this rank in the last measured step."""

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from noisescale import History
+from noisescale import GradientMoments, History
 from noisescale.history import COLUMNS
+from noisescale.increments import Increments
 
 
 def filled(rows: int, most_rows: int = 4096) -> History:
@@ -73,6 +74,42 @@ def test_resuming_continues_every_row_also_while_thinning() -> None:
         second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
 
     np.testing.assert_equal(second.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize(("most_rows", "every"), [(8, 1), (9, 3), (64, 7)])
+def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(
+    most_rows: int, every: int
+) -> None:
+    """Sums and squares are those of all steps, taken at once."""
+    rng = np.random.default_rng(0)
+    increments, history = Increments(), History(most_rows)
+    drawn = []
+    for step in range(1, 402):
+        moments = GradientMoments(rng.normal(1.0, 0.3), rng.normal(50.0, 9.0))
+        increments.add(moments, 32.0)
+        drawn.append(moments)
+        if step % every == 0 or step == 401:
+            history.append(step=step, examples=32 * step, **increments.take())
+
+    level, relative = drawn[0].grad_sq_norm + drawn[0].noise_trace / 32, []
+    for q, s in drawn[1:]:
+        relative.append((s / level, q / level))
+        level = (7 * level + 2 * (q + s / 32)) / 9
+    ends = [int(step) for step in history["step"]]
+    for k, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        row = np.array(relative[max(start - 1, 0) : end - 1])
+        apart = row - row.mean(axis=0) if len(row) else np.zeros((0, 2))
+        assert history["increment_measured_steps"][k] == len(row)
+        assert history["increment_weight"][k] == 32 * len(row)
+        for column, expected in (
+            ("noise_trace", 32 * row[:, 0].sum()),
+            ("grad_sq_norm", 32 * row[:, 1].sum()),
+            ("noise_trace_squares", 32**2 * (apart[:, 0] ** 2).sum()),
+            ("products", 32**2 * (apart[:, 0] * apart[:, 1]).sum()),
+            ("grad_sq_norm_squares", 32**2 * (apart[:, 1] ** 2).sum()),
+        ):
+            assert history[f"increment_{column}"][k] == pytest.approx(expected, rel=1e-9), column
+    assert len(ends) <= most_rows
 
 
 def test_an_unknown_column_is_refused() -> None:

@@ -45,7 +45,7 @@ def test_estimate_agrees_with_sums_written_out() -> None:
     level, scaled, cut = 0.0, [], 0
     for (q, s), weight in zip(moments, weights, strict=True):
         if level:
-            over = max(level, (q + s / weight) / 6)
+            over = max(level, (q + s / weight) / 8)
             cut += over > level
             scaled.append((weight, s / over, q / over))
         level = (7 * level + 2 * (q + s / weight)) / 9 if level else q + s / weight

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from noisescale.band import Band
+from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Stretches
 from noisescale.sweep import TradeoffFit
-from noisescale.tradeoff import Floats, Tradeoff
+from noisescale.tradeoff import Floats
 
 UNCALIBRATED = (
     "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
@@ -82,10 +83,16 @@ class Calibration:
             ValueError: If the run has no resolved noise scale.
         """
         run = Stretches.of(history)
-        if np.isnan(run.noise_scale).all():
+        law = RunLaw.of(run, Band(1.0, 1.0, 1.0))
+        if math.isnan(law.middle.critical_batch_size):
             raise ValueError(
                 "`history` must have a resolved noise scale to be calibrated, got none."
                 " Train longer, or at a larger batch size."
+            )
+        if law.middle.critical_batch_size == 0:
+            raise ValueError(
+                "`history` must have a positive noise scale to be calibrated, got 0: no factor"
+                " changes that. Train at a smaller batch size."
             )
         swept = fit.critical_batch_size_band(confidence)
         kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
@@ -167,16 +174,17 @@ class Calibration:
 
 
 def _kappa(run: Stretches, critical_batch_size: float) -> float:
-    """The factor that gives the run this critical batch size."""
+    """The factor that gives the run this critical batch size, which rises with it."""
     if critical_batch_size in (0.0, math.inf):
         return critical_batch_size
 
     def excess(log_kappa: float) -> float:
-        scaled = math.exp(log_kappa) * run.noise_scale
-        tradeoff = Tradeoff.from_run(scaled, run.batch_size, run.steps)
-        return math.log(tradeoff.critical_batch_size / critical_batch_size)
+        kappa = math.exp(log_kappa)
+        critical = RunLaw.of(run, Band(kappa, kappa, kappa)).middle.critical_batch_size
+        return math.log(critical / critical_batch_size)
 
-    # B_crit lies between kappa times the least and kappa times the largest noise scale.
-    least, most = run.noise_scale.min(), run.noise_scale.max()
-    ends = math.log(critical_batch_size / most) - 1e-9, math.log(critical_batch_size / least) + 1e-9
-    return math.exp(brentq(excess, *ends, xtol=1e-12))
+    # Both lie between kappa times the least and kappa times the largest noise scale of the run.
+    start, width = -excess(0.0), 1.0
+    while excess(start - width) > 0 or excess(start + width) < 0:
+        width *= 2
+    return math.exp(brentq(excess, start - width, start + width, xtol=1e-12))

@@ -12,7 +12,7 @@ from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Array, Stretches
 
 MANY_UNRESOLVED = 0.1
-"""Share of a run's steps without a resolved noise scale from which on it is worth a warning."""
+"""Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
 
 
 def warnings_about(
@@ -28,7 +28,7 @@ def warnings_about(
     critical = law.critical_batch_size
     if not math.isfinite(critical.value):
         found.append(
-            "The noise scale was not resolved anywhere in this run: the critical batch size is at"
+            "The noise scale was not resolved in this run: the critical batch size is at"
             f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
             " a larger batch size."
         )
@@ -36,9 +36,15 @@ def warnings_about(
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
         if unresolved > MANY_UNRESOLVED:
             found.append(
-                f"In {100 * unresolved:.0f} % of the steps the noise scale was not resolved: values"
-                " there are those of steps where it was, the bounds allow for any."
+                f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
+                " itself: they count with what was measured there, and with its error."
             )
+    unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
+    if unmeasured > MANY_UNRESOLVED:
+        found.append(
+            f"In {100 * unmeasured:.0f} % of the steps nothing was measured: they are taken to be"
+            " like the steps nearest to them."
+        )
     if far := sorted({row.batch_size for row in rows if "batch size" in row.extrapolated}):
         sizes = "Batch sizes of" if len(far) > 1 else "A batch size of"
         found.append(
@@ -76,9 +82,9 @@ def assumptions_of(
         )
     if run.as_logged:
         found.append(
-            "The noise scale is that which was logged, an average over the steps before: where it"
-            " rises it lags behind, and the critical batch size reads low. Sums that tell what it"
-            " was at each time were not logged, in too few rows, or resolve nothing."
+            "The noise scale is the logged one, an average over the steps before: where it rises it"
+            " lags behind, and the critical batch size reads low. The history does not hold what"
+            " was measured between its rows."
         )
     if devices_of(history) is None:
         found.append("The run's number of devices was not recorded: it is taken to be 1.")

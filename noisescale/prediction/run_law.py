@@ -48,20 +48,25 @@ class _Parts(NamedTuple):
 class RunLaw:
     """S(B) = S_min + E_min/B of one run, with bounds from the intervals of its noise scale.
 
-    The run's blocks have independent estimates, each with its interval. A sum over blocks
-    t = Σ t_k, each monotone in its block's noise scale and so within l_k to u_k, has the bounds
+    With the progress p = 1/(1 + b/B) of a step at noise scale b and batch size B,
+
+        S_min = Σ steps·p        E_min = Σ steps·B·(1 - p)
+
+    Both are linear in p, and blocks of the run have independent estimates of it. A sum over
+    blocks t = Σ t_k, with each t_k within l_k to u_k, has the bounds
 
         t - √(Σ (t_k - l_k)²)   to   t + √(Σ (u_k - t_k)²)
 
-    (Zou & Donner's recovery of variance estimates, which keeps lopsided intervals lopsided). The
-    error of kappa is common to all blocks: the sum with kappa at its ends adds one term to each
-    root. A block that is not resolved has no upper end: there its examples are all that is known,
-    and at that end it counts nothing for S_min. Where nothing is resolved the bounds are simply
-    the sums at both ends.
+    Measured blocks have symmetric ends of one quantile: the bounds are then those of a sum of
+    independent normal estimates, and the bounds of B_crit = E_min/S_min Fieller's. Other ends,
+    those of a calibration or of logged intervals, may be lopsided and stay so (Zou & Donner's
+    recovery of variance estimates). The error of kappa is common to all blocks: the sum with kappa
+    at its ends adds one term to each root. Where the noise scale is not resolved the bounds are
+    simply the sums at both ends.
 
     References:
-        Zou & Donner 2008, "Construction of confidence limits about effect measures", Statistics
-        in Medicine 27.
+        McCandlish et al. 2018, arXiv:1812.06162, appendix D. Zou & Donner 2008, "Construction of
+        confidence limits about effect measures", Statistics in Medicine 27.
     """
 
     _middle: _Parts
@@ -71,35 +76,37 @@ class RunLaw:
     """With the noise scale at its ends, and kappa at its value."""
     _kappa_ends: tuple[_Parts, _Parts]
     """With kappa at its ends, and the noise scale at its value."""
+    _extremes: tuple[_Parts, _Parts]
+    """Without any noise, and without any progress."""
     gamma: float
-    """See `Tradeoff.gamma`; NaN where nothing is resolved."""
+    """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
     @classmethod
     def of(cls, run: Stretches, kappa: Band) -> RunLaw:
-        """Sum over the stretches of a run whose noise scale is multiplied by kappa.
+        """Sum over the stretches of a run whose noise scale is multiplied by kappa."""
 
-        d(progress) = 1/(1 + b/B) a step at noise scale b and batch size B, so that
+        def parts(progress: Array, factor: float) -> _Parts:
+            return _parts(run, _calibrated(progress, factor))
 
-            S_min = Σ steps·B/(B + b)        E_min = Σ steps·B·b/(B + b)
-
-        References:
-            McCandlish et al. 2018, arXiv:1812.06162, appendix D.
-        """
-        middle = kappa.value * run.noise_scale
-        gamma = math.nan
-        if not np.isnan(middle).any() and middle.any():
-            gamma = Tradeoff.from_run(middle, run.batch_size, run.steps).gamma
-
+        middle = _calibrated(run.progress, kappa.value)
+        if float((run.steps * run.batch_size * (1 - middle)).sum()) <= 0:
+            middle = np.ones_like(middle)  # no noise, but for the error of measuring it
         value = _parts(run, middle)
-        low, high = _parts(run, kappa.low * run.low), _parts(run, kappa.high * run.high)
-        if kappa.low == kappa.high:
-            return cls(value, low, high, (low, high), (value, value), gamma)
-        of_b = _parts(run, kappa.value * run.low), _parts(run, kappa.value * run.high)
-        of_kappa = (
-            _parts(run, kappa.low * run.noise_scale),
-            _parts(run, kappa.high * run.noise_scale),
+        # At all ends together progress is a share.
+        low, high = (end.clip(0.0, 1.0) for end in (run.progress_high, run.progress_low))
+        of_b = parts(run.progress_high, kappa.value), parts(run.progress_low, kappa.value)
+        of_kappa = value, value
+        if kappa.low != kappa.high:
+            of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
+        return cls(
+            value,
+            parts(low, kappa.low),
+            parts(high, kappa.high),
+            of_b,
+            of_kappa,
+            (_parts(run, np.ones_like(middle)), _parts(run, np.zeros_like(middle))),
+            _gamma(run, middle.clip(0.0, 1.0)),
         )
-        return cls(value, low, high, of_b, of_kappa, gamma)
 
     @property
     def middle(self) -> Sums:
@@ -165,16 +172,58 @@ class RunLaw:
         of_all = [float(of(part).sum()) - value for part in self._kappa_ends]
         down = np.append(np.minimum(*of_each), min(of_all)).clip(max=0)
         up = np.append(np.maximum(*of_each), max(of_all)).clip(min=0)
-        return Band(value, value - math.sqrt(down @ down), value + math.sqrt(up @ up))
+        least, most = sorted(float(of(part).sum()) for part in self._extremes)
+        low, high = value - math.sqrt(down @ down), value + math.sqrt(up @ up)
+        return Band(value, max(low, least), min(high, most))
 
 
-def _parts(run: Stretches, noise_scale: Array) -> _Parts:
-    unbounded = np.isinf(noise_scale)
-    finite = np.where(unbounded, 0.0, noise_scale)
-    progress = np.where(unbounded, 0.0, run.batch_size / (run.batch_size + finite))
-    processed = run.steps * run.batch_size
-    contributed = (run.steps * progress, processed * (1 - progress))
+def tradeoff_of(run: Stretches) -> Tradeoff:
+    """Return the trade-off of a run by the uncalibrated theory.
+
+    Raises:
+        ValueError: If the noise scale of the run is not resolved.
+    """
+    if run.as_logged:
+        return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
+    law = RunLaw.of(run, Band(1.0, 1.0, 1.0))
+    if law.tradeoff is None:
+        raise ValueError(
+            "`noise_scale` must be resolved, got a lower bound of"
+            f" {law.critical_batch_size.low:.3g} after {run.steps.sum():,.0f} steps. Train longer,"
+            " or at a larger batch size."
+        )
+    return law.tradeoff
+
+
+def _parts(run: Stretches, progress: Array) -> _Parts:
+    contributed = (run.steps * progress, run.steps * run.batch_size * (1 - progress))
     return _Parts(*(np.bincount(run.block, weights=x).astype(np.float64) for x in contributed))
+
+
+def _calibrated(progress: Array, kappa: float) -> Array:
+    """Progress where the noise scale is kappa times as large: 1/(1 + kappa·b/B).
+
+    Estimates outside 0 to 1 go on along the tangents, so that errors still cancel in sums.
+    """
+    if kappa == 1:
+        return progress
+    share = progress.clip(0.0, 1.0)
+    noise = 1 - share
+    if kappa == 0:
+        return np.where(np.isnan(progress), progress, 1.0)
+    if math.isinf(kappa):
+        return np.where(noise > 0, 0.0, progress)
+    below, above = np.minimum(progress, 0.0), np.maximum(progress - 1, 0.0)
+    return np.asarray(share / (share + kappa * noise) + below / kappa + above * kappa)
+
+
+def _gamma(run: Stretches, progress: Array) -> float:
+    """(Σ steps·p·√b)²/(S_min·E_min), with b = B·(1 - p)/p."""
+    root = run.steps * np.sqrt(run.batch_size * progress * (1 - progress))
+    product = _parts(run, progress).sums
+    size = product.min_steps * product.min_examples
+    # At most 1, by Cauchy-Schwarz, but for rounding.
+    return min(float(root.sum()) ** 2 / size, 1.0) if size > 0 else math.nan
 
 
 def _zero(falling: Callable[[float], float], start: float, factor: float) -> float:
@@ -185,8 +234,8 @@ def _zero(falling: Callable[[float], float], start: float, factor: float) -> flo
     sign = 1 if factor > 1 else -1
     if sign * falling(start) <= 0:  # no wider than rounding
         return start
-    end = start
-    for _ in range(20):
+    end = start or 1e-6  # without noise, a millionth of an example
+    for _ in range(20 if start else 60):
         end *= factor
         if sign * falling(end) <= 0:
             return float(brentq(falling, *sorted((start, end)), rtol=1e-12))

@@ -5,26 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from noisescale.band import Band
-from noisescale.fieller import fieller_interval
+from noisescale.prediction.blocks import Blocks
+from noisescale.prediction.rows import Rows
 
 Array = NDArray[np.float64]
 
-MOST_BLOCKS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-"""Into so many blocks of consecutive rows a run is cut, the largest number that is good enough."""
-
-FEWEST_ROWS = 8
-"""Of a block, as its interval comes from their scatter."""
-
-ENOUGH_RESOLVED = 0.75
-"""Share of the blocks that have to be resolved."""
+LARGEST_ROUNDING = 0.01
+"""Of the examples between two rows: a total that float32 rounds more coarsely is not used."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,8 @@ class Stretches:
         >>> run = Stretches.of(history)
         >>> run.steps, run.batch_size, run.noise_scale
         (array([40., 60.]), array([30., 30.]), array([10., 20.]))
-        >>> run.high
-        array([15., inf])
+        >>> run.progress
+        array([0.75, 0.6 ])
     """
 
     steps: Array
@@ -47,15 +41,27 @@ class Stretches:
     batch_size: Array
     """Mean global batch size, in examples."""
     noise_scale: Array
-    """B_simple; where not resolved the next resolved one, within the bounds; NaN without any."""
+    """B_simple of the block; NaN where |G|² came out negative."""
     low: Array
     """Lower end of its interval; 0 where nothing was measured."""
     high: Array
     """Upper end of its interval, infinite where it is not resolved."""
     resolved: Array
-    """1 where the stretch's own estimate is resolved, else 0."""
+    """1 where the block's own estimate is resolved, else 0."""
     block: NDArray[np.intp]
     """Which of the independent estimates a stretch has its noise scale from."""
+    progress: Array
+    """Progress of a step, as a share of a noise-free one's: 1/(1 + b/B), see `Blocks.progress`.
+
+    Of single blocks it may be negative or above 1 by chance. NaN where the noise scale of the run
+    as a whole is not resolved.
+    """
+    progress_low: Array
+    """Its lower end, at the upper end of the noise scale."""
+    progress_high: Array
+    """Its upper end. Blocks err independently: their errors add as squares."""
+    measured: Array
+    """1 where something was measured, else 0: there the block's estimate stands in."""
     as_logged: bool = False
     """Whether the estimates are those that were logged, which lag, for want of better ones."""
 
@@ -64,14 +70,13 @@ class Stretches:
         """Cut a history into stretches, each with the noise scale of its own time.
 
         The estimates that are logged average over what has been: while |G|² falls, often a
-        hundredfold in the first steps, they lag and read low. Here the sums of the moments are
-        differenced, and blocks of consecutive rows averaged anew, each with Fieller's interval
-        from the scatter of its rows: as many blocks as still leave three quarters of them
-        resolved. A history without sums, or of fewer than eight rows, is taken as it is, and its
-        errors as going together.
+        hundredfold in the first steps, they lag and read low. Here blocks of consecutive rows are
+        averaged anew, from what each row adds, see `Blocks`. A history that holds nothing but
+        estimates is taken as it is, and its errors as going together.
 
         Raises:
-            ValueError: If the history has no rows, or its steps do not rise.
+            ValueError: If the history has no rows, its steps do not rise, or its sums are too
+                coarse to be used.
         """
         step = history["step"]
         steps = np.diff(step, prepend=0)
@@ -82,27 +87,64 @@ class Stretches:
                 f"`history` must have rows of rising `step`, got {step.size} rows{where}."
                 " Measure a run with NoiseScaleMonitor first."
             )
-        rows = _Rows.of(history)
-        block = np.zeros(step.size, dtype=np.intp)
+        batch_size = _batch_size(history, steps)
+        rows = Rows.of(history, batch_size)
+        if rows is None:
+            return cls._as_logged(history, steps, batch_size)
+        confidence = float(getattr(history, "confidence", 0.95))
+        blocks = Blocks.of(rows)
+        block = blocks.of_row
+        value, low, high = (x[block] for x in blocks.intervals(confidence))
+        progress, progress_low, progress_high = _progress(blocks, steps, batch_size, confidence)
+        return cls(
+            steps=steps,
+            batch_size=batch_size,
+            noise_scale=value,
+            low=low,
+            high=high,
+            resolved=(np.isfinite(high) & np.isfinite(value)).astype(np.float64),
+            block=block,
+            progress=progress,
+            progress_low=progress_low,
+            progress_high=progress_high,
+            measured=(rows.units > 0).astype(np.float64),
+        )
+
+    @classmethod
+    def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Stretches:
+        """Take the logged estimates; where one is not resolved, the next that is."""
         value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
-        as_logged = True
-        if rows is not None and step.size >= FEWEST_ROWS:
-            own, bands = _blocks(rows, getattr(history, "confidence", 0.95))
-            if np.isfinite(bands[2]).any():  # else what was logged may still be resolved
-                block, (value, low, high) = own, (x[own] for x in bands)
-                as_logged = False
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
+        value = np.clip(_next_resolved(value, resolved), low, high)
+        block = np.zeros(steps.size, dtype=np.intp)
+        run = cls.within(steps, batch_size, value, low, high, block)
+        return replace(run, resolved=resolved.astype(np.float64), as_logged=True)
+
+    @classmethod
+    def within(
+        cls,
+        steps: Array,
+        batch_size: Array,
+        noise_scale: Array,
+        low: Array,
+        high: Array,
+        block: NDArray[np.intp],
+    ) -> Stretches:
+        """Return stretches whose noise scale is known within bounds; for arguments see above."""
         return cls(
             steps=steps,
-            batch_size=np.diff(history["examples"], prepend=0) / steps,
-            noise_scale=np.clip(_next_resolved(value, resolved), low, high),
+            batch_size=batch_size,
+            noise_scale=noise_scale,
             low=low,
             high=high,
-            resolved=resolved.astype(np.float64),
+            resolved=np.isfinite(high).astype(np.float64),
             block=block,
-            as_logged=as_logged,
+            progress=batch_size / (batch_size + noise_scale),
+            progress_low=batch_size / (batch_size + high),
+            progress_high=batch_size / (batch_size + low),
+            measured=np.ones(steps.size),
         )
 
 
@@ -121,62 +163,40 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Band:
     return Band(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))
 
 
-class _Rows(NamedTuple):
-    """Sums of what was measured between rows: weights w, and moments times weights."""
-
-    weight: Array
-    noise_trace: Array
-    grad_sq_norm: Array
-
-    @classmethod
-    def of(cls, history: Mapping[str, Array]) -> _Rows | None:
-        names = ("sum_weight", "sum_noise_trace", "sum_grad_sq_norm")
-        if not all(name in history and np.isfinite(history[name]).all() for name in names):
-            return None
-        rows = cls(*(np.diff(history[name], prepend=0) for name in names))
-        return rows if (rows.weight >= 0).all() else None
+def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
+    """Examples a step between rows; of the measured steps where a total in float32 lost them."""
+    added = np.diff(history["examples"], prepend=0)
+    rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
+    unknown = np.full(steps.size, math.nan)
+    measured = history.get("increment_measured_steps", unknown)
+    weight = history.get("increment_weight", unknown)
+    lost = (rounding > LARGEST_ROUNDING * added) & (measured > 0)
+    return np.where(lost, weight / np.where(measured > 0, measured, 1.0), added / steps)
 
 
-def _blocks(rows: _Rows, confidence: float) -> tuple[NDArray[np.intp], tuple[Array, Array, Array]]:
-    """The block of each row, and value, low and high of each block."""
-    count = len(rows.weight)
-    for number in MOST_BLOCKS:
-        block = np.arange(count) * number // count
-        if count < number * FEWEST_ROWS and number > 1:
-            continue
-        bands = _bands(rows, block, confidence)
-        if np.isfinite(bands[2]).mean() >= ENOUGH_RESOLVED:
-            break
-    return block, bands
-
-
-def _bands(rows: _Rows, block: NDArray[np.intp], confidence: float) -> tuple[Array, Array, Array]:
-    """The ratio of means in each block, with Fieller's interval from the scatter of its rows.
-
-    The estimator's interval, with rows for steps: see `NoiseScaleEstimator.estimate`.
-    """
-
-    def total(values: Array) -> Array:
-        return np.bincount(block, weights=values).astype(np.float64)
-
-    weight = np.maximum(total(rows.weight), 1e-300)
-    share = rows.weight / weight[block]
-    s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
-    # Residuals times shares; rows without weight (nothing comparable in them) have none.
-    rs = rows.noise_trace / weight[block] - share * s[block]
-    rq = rows.grad_sq_norm / weight[block] - share * q[block]
-    squares, fourths = total(share**2), total(share**4)
-    value, low, high = np.full_like(s, math.nan), np.zeros_like(s), np.full_like(s, math.inf)
-    covariances = np.stack([total(rs * rs), total(rs * rq), total(rq * rq)], axis=1)
-    for k in range(len(s)):
-        freedom = squares[k] ** 2 / fourths[k] - 1 if fourths[k] else 0.0
-        if freedom < 1:
-            continue
-        covariance = covariances[k] / (1 - squares[k])
-        quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-        low[k], high[k] = fieller_interval(float(s[k]), float(q[k]), covariance, quantile)
-        value[k] = s[k] / q[k] if q[k] > 0 else math.nan
-    return value, low, high
+def _progress(
+    blocks: Blocks, steps: Array, batch_size: Array, confidence: float
+) -> tuple[Array, Array, Array]:
+    """Progress of each stretch with ends that hold for sums over the run, see `RunLaw`."""
+    progress, error = blocks.progress(batch_size)
+    of_block = np.bincount(blocks.of_row, weights=steps * error)
+    total = math.sqrt(float((of_block**2).sum()))
+    quantile = math.inf
+    if math.isfinite(total):
+        # Satterthwaite's, of a sum of independent blocks.
+        known = blocks.freedom > 0
+        spread = (of_block[known] ** 4 / blocks.freedom[known]).sum()
+        freedom = total**4 / spread if spread else math.inf
+        quantile = float(stdtrit(min(max(freedom, 1e-9), 1e9), 0.5 + confidence / 2))
+    margin = quantile * total if total else 0.0
+    if float((steps * progress).sum()) > margin:
+        return progress, progress - quantile * error, progress + quantile * error
+    # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
+    # progress of all blocks together, to which each adds in proportion to its variance.
+    highest = np.ones_like(progress)
+    if math.isfinite(margin):
+        highest = progress + quantile * error * of_block[blocks.of_row] / total
+    return np.full_like(progress, math.nan), np.zeros_like(progress), highest.clip(0.0, 1.0)
 
 
 def _next_resolved(value: Array, resolved: NDArray[np.bool_]) -> Array:

@@ -204,6 +204,9 @@ def _finding(p: Prediction, resolved: NDArray[np.bool_]) -> str:
         beside = f", batch size {count(own)}" if own else ""
         known = f": at least {number(least)} {unit}" if least else ""
         return f"Noise scale not resolved{known}{beside}"
-    typical = float(np.median(p.run.noise_scale[resolved]))
+    # What is not resolved is above its bound: without it the median would be one of low values.
+    typical = float(np.median(np.where(np.isnan(p.run.noise_scale), math.inf, p.run.noise_scale)))
+    if math.isinf(typical):
+        return f"Noise scale mostly not resolved{f', batch size {count(own)}' if own else ''}"
     beside = f", {number(typical / own)} times the batch size" if own else ""
     return f"Noise scale {number(typical)} {unit} (median){beside}"

@@ -458,7 +458,7 @@ def test_a_run_is_read_back_from_where_the_trainer_reports_it(tmp_path: Path) ->
     read = read_run(tmp_path)
     assert read["step"].tolist() == callback.history["step"].tolist() == list(range(1, 8))
     assert read["examples"].tolist() == callback.history["examples"].tolist()
-    for column in ("low", "sum_noise_trace", "accumulation"):
+    for column in ("low", "increment_noise_trace", "accumulation"):
         assert read[column] == pytest.approx(callback.history[column], rel=1e-6)
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.increments import INCREMENTS
 from noisescale.lightning import host
 
 KEYS = {
@@ -31,9 +32,7 @@ KEYS = {
         "efficiency",
         "seconds_per_step",
         "skipped_steps",
-        "sum_weight",
-        "sum_grad_sq_norm",
-        "sum_noise_trace",
+        *INCREMENTS,
         "step",
         "examples",
         "devices",
@@ -126,7 +125,10 @@ def test_every_logger_gets_the_documented_keys_at_lightnings_own_steps(tmp_path:
     assert [event.value for event in logged["noise_scale/batch_size"]] == [60, 60, 40]
     assert [event.value for event in logged["noise_scale/examples"]] == [180, 360, 400]
     assert [event.value for event in logged["noise_scale/step"]] == [3, 6, 7]
-    assert [event.value for event in logged["noise_scale/sum_weight"]] == [180, 360, 400]
+    # The first step only sets the level of the next ones.
+    measured = [event.value for event in logged["noise_scale/increment_measured_steps"]]
+    assert measured == [2, 3, 1]
+    assert [e.value for e in logged["noise_scale/increment_weight"]] == [120, 180, 40]
     assert all(math.isfinite(event.value) for tag in logged for event in logged[tag])
     header = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert set(header) >= KEYS

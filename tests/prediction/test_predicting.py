@@ -157,8 +157,8 @@ def test_what_is_not_resolved_stays_a_bound() -> None:
     assert row.steps.low == pytest.approx(250)  # perfect scaling
     assert row.steps.high == pytest.approx(500)
     assert prediction.warnings[0] == (
-        "The noise scale was not resolved anywhere in this run: the critical batch size is at least"
-        " 128 examples, and steps and hours are bounds. Train longer, or at a larger batch size."
+        "The noise scale was not resolved in this run: the critical batch size is at least 128"
+        " examples, and steps and hours are bounds. Train longer, or at a larger batch size."
     )
 
 
@@ -182,8 +182,8 @@ def test_many_unresolved_steps_are_told() -> None:
     prediction = predict(history(high=high), devices=[2], batch_sizes=[64])
 
     assert prediction.warnings == (
-        "In 30 % of the steps the noise scale was not resolved: values there are those of steps"
-        " where it was, the bounds allow for any.",
+        "In 30 % of the steps the noise scale is not resolved by itself: they count with what was"
+        " measured there, and with its error.",
     )
 
 
@@ -202,7 +202,7 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
 
 
 def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
-    lags = "The noise scale is that which was logged, an average over the steps before: where it"
+    lags = "The noise scale is the logged one, an average over the steps before: where it rises"
     rng = np.random.default_rng(0)
     sums = {
         "sum_weight": 64 * STEP,

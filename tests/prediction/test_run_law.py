@@ -19,7 +19,7 @@ def run(
     steps = np.arange(1.0, count + 1) * 100
     block = np.arange(count) if independent else np.zeros(count, dtype=int)
     bands = (np.array(x) for x in (value, low, high))
-    return Stretches(steps, np.full(count, 64.0), *bands, np.ones(count), block)
+    return Stretches.within(steps, np.full(count, 64.0), *bands, block)
 
 
 def test_the_middle_is_the_tradeoff_of_the_run() -> None:
@@ -29,7 +29,7 @@ def test_the_middle_is_the_tradeoff_of_the_run() -> None:
 
     expected = Tradeoff.from_run(one.noise_scale, one.batch_size, one.steps)
     assert law.tradeoff is not None
-    assert law.tradeoff.gamma == expected.gamma
+    assert law.tradeoff.gamma == pytest.approx(expected.gamma, rel=1e-12)
     for batch_size in (1, 64, 5000):
         assert law.tradeoff.steps(batch_size) == pytest.approx(expected.steps(batch_size))
     assert law.critical_batch_size.value == pytest.approx(expected.critical_batch_size)
@@ -100,9 +100,13 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
     assert law.critical_batch_size.value == pytest.approx(
         Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
     )
-    assert law.tradeoff == Tradeoff.from_run([30, 120], one.batch_size, one.steps)
-    assert law.low == RunLaw.of(run([16, 60], [16, 60], [1e9, 1e9]), ONE).low
-    assert law.high == RunLaw.of(run([56, 240], [1, 1], [56, 240]), ONE).high
+    expected = Tradeoff.from_run([30, 120], one.batch_size, one.steps)
+    assert law.tradeoff is not None
+    assert law.tradeoff.min_steps == pytest.approx(expected.min_steps, rel=1e-12)
+    assert law.tradeoff.gamma == pytest.approx(expected.gamma, rel=1e-12)
+    low, high = ([16, 60], [16, 60], [1e9, 1e9]), ([56, 240], [1, 1], [56, 240])
+    assert law.low == pytest.approx(RunLaw.of(run(*low), ONE).low, rel=1e-12)
+    assert law.high == pytest.approx(RunLaw.of(run(*high), ONE).high, rel=1e-12)
 
 
 def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
@@ -145,9 +149,9 @@ def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_one
 
 def test_errors_of_independent_stretches_partly_cancel() -> None:
     """Two alike stretches: half-widths of their sum are √2, not 2, times those of one."""
-    alike = Stretches(*(np.array(x) for x in ([100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2,
-                                              [60.0] * 2, [1.0] * 2, [0, 1])))  # fmt: skip
-    one = Stretches(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [1.0], [0])))
+    alike = Stretches.within(*(np.array(x) for x in (
+        [100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2, [60.0] * 2, [0, 1])))  # fmt: skip
+    one = Stretches.within(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0])))
 
     two, single = (RunLaw.of(x, ONE).steps(640) for x in (alike, one))
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count how often the interval of a run's critical batch size holds the truth.
+
+Arithmetic only: gradients are drawn along a run whose noise scale is known at every step, their
+norms go through what the monitor keeps (`Increments`, `History`), and `predict` answers from rows
+of the history, one every so many steps. All runs count: an interval without an upper end covers
+the truth where truth >= low.
+
+    python benchmarks/prediction_coverage.py [--runs 1000] [--processes 2] [--only NAME] [--save]
+
+Exits 1 if a setting's coverage leaves 92 to 98.5 %, or its median is off by more than 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+
+import numpy as np
+from _results import write_results
+from numpy.typing import NDArray
+
+from noisescale import GradientMoments, History, Tradeoff, predict
+from noisescale.estimates import MomentSums
+from noisescale.increments import Increments
+
+Array = NDArray[np.float64]
+
+LOWEST, HIGHEST = 0.92, 0.985
+LARGEST_BIAS = 0.1
+CHUNK = 10
+RANKS = 4
+BATCH_SIZE = 32.0
+
+
+def constant(ratio: float) -> Callable[[Array], tuple[Array, Array]]:
+    """Noise scale, in batches, and |G|² that stay."""
+    return lambda u: (np.full_like(u, ratio), np.ones_like(u))
+
+
+def rising(first: float, last: float, fall: float) -> Callable[[Array], tuple[Array, Array]]:
+    """The noise scale rises from one to the other, in batches, while |G|² falls by a factor."""
+    return lambda u: (first * (last / first) ** u, fall**-u)
+
+
+RUNS: dict[str, Callable[[Array], tuple[Array, Array]]] = {
+    "b = B/10": constant(0.1),
+    "b = 2 B": constant(2.0),
+    "b = 20 B": constant(20.0),
+    "b B/2 -> 5 B, |G|²/10": rising(0.5, 5.0, 10.0),
+    "b 20 B -> 200 B, |G|²/100": rising(20.0, 200.0, 100.0),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    run: str
+    steps: int
+    every: int
+    """Steps between rows of the history."""
+    directions: int = 100
+    kappa: float = 1.0
+    running_sums: bool = False
+    """Rows as earlier versions logged them."""
+
+    @property
+    def name(self) -> str:
+        more = f", {self.directions} directions" if self.directions != 100 else ""
+        more += f", kappa {self.kappa:g}" if self.kappa != 1 else ""
+        more += ", running sums" if self.running_sums else ""
+        return f"{self.run}, {self.steps:,} steps, rows of {self.every}{more}"
+
+
+SETTINGS = (
+    *(Setting(run, 1000, 10) for run in RUNS),
+    *(Setting(run, 200, 50) for run in RUNS),
+    *(Setting(run, 1000, 10, kappa=4.0) for run in RUNS if run != "b = B/10"),
+    *(Setting(run, 1000, 10, running_sums=True) for run in RUNS),
+    Setting("b = 2 B", 1000, 10, directions=2),
+    Setting("b = 2 B", 1000, 10, directions=5),
+)
+
+
+def moments_along(setting: Setting, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Draw |G|² and tr(Σ) as each step estimates them; and return the true noise scale."""
+    ratio, signal = RUNS[setting.run](np.arange(setting.steps) / setting.steps)
+    noise_scale = ratio * BATCH_SIZE
+    variance = noise_scale * signal / setting.directions
+    along = np.sqrt(signal) + rng.normal(size=setting.steps) * np.sqrt(variance / BATCH_SIZE)
+    across = rng.chisquare(setting.directions - 1, setting.steps) * variance / BATCH_SIZE
+    spread = rng.chisquare((RANKS - 1) * setting.directions, setting.steps) * variance / BATCH_SIZE
+    big = along**2 + across
+    noise_trace = spread / (RANKS / BATCH_SIZE - 1 / BATCH_SIZE)
+    return big - noise_trace / BATCH_SIZE, noise_trace, noise_scale
+
+
+def history_of(setting: Setting, grad_sq_norm: Array, noise_trace: Array) -> History:
+    increments, sums, history = Increments(), MomentSums(0.0, 0.0, 0.0), History()
+    for step, pair in enumerate(zip(grad_sq_norm, noise_trace, strict=True), start=1):
+        moments = GradientMoments(*map(float, pair))
+        increments.add(moments, BATCH_SIZE)
+        sums = sums.plus(moments, BATCH_SIZE)
+        if step % setting.every == 0 or step == setting.steps:
+            added = sums._asdict() if setting.running_sums else increments.take()
+            size = {"examples": step * BATCH_SIZE, "batch_size": BATCH_SIZE}
+            history.append(step=step, **size, **added)
+    return history
+
+
+def run(setting: Setting, seed: int) -> tuple[float, float, float, float]:
+    """One training run; returns truth, value, low and high of the critical batch size."""
+    rng = np.random.default_rng([seed, SETTINGS.index(setting)])
+    *moments, noise_scale = moments_along(setting, rng)
+    size, one = np.full_like(noise_scale, BATCH_SIZE), np.ones_like(noise_scale)
+    truth = Tradeoff.from_run(setting.kappa * noise_scale, size, one).critical_batch_size
+    history = history_of(setting, *moments)
+    found = predict(history, [BATCH_SIZE], [1], calibration=setting.kappa).critical_batch_size
+    return truth, found.value, found.low, found.high
+
+
+def chunk(setting: Setting, start: int) -> list[tuple[float, float, float, float]]:
+    return [run(setting, seed) for seed in range(start, start + CHUNK)]
+
+
+def measure(setting: Setting, runs: int, processes: int) -> dict[str, float]:
+    with get_context("spawn").Pool(processes) as pool:
+        rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
+    truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
+    resolved = np.isfinite(high)
+    width = (high - low)[resolved] / truth[resolved]
+    return {
+        "runs": len(truth),
+        "coverage": float(np.mean((low <= truth) & (truth <= high))),
+        "truth_below": float(np.mean(truth < low)),
+        "truth_above": float(np.mean(truth > high)),
+        "resolved": float(resolved.mean()),
+        "median_relative_width": float(np.median(width)) if resolved.any() else math.nan,
+        # What is not resolved has no value: it is above all others.
+        "median_value_over_truth": float(np.median(np.where(resolved, value / truth, math.inf))),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--save", action="store_true", help="write the figures")
+    arguments = parser.parse_args()
+
+    print(f"{'run':62} coverage  below  above  resolved  width  median/truth")
+    rows, failed = [], False
+    for setting in SETTINGS:
+        if arguments.only not in setting.name:
+            continue
+        started = time.perf_counter()
+        row = measure(setting, arguments.runs, arguments.processes)
+        biased = abs(row["median_value_over_truth"] - 1) > LARGEST_BIAS
+        good = LOWEST <= row["coverage"] <= HIGHEST and not (biased and row["resolved"] > 0.9)
+        failed |= not good
+        figures = {k: x if math.isfinite(x) else None for k, x in row.items()}
+        rows.append({**asdict(setting), **figures, "passed": good})
+        print(
+            f"{setting.name:62} {row['coverage']:8.1%} {row['truth_below']:6.1%}"
+            f" {row['truth_above']:6.1%} {row['resolved']:9.1%}"
+            f" {row['median_relative_width']:6.2f} {row['median_value_over_truth']:13.2f}"
+            f"{'' if good else '   MISSED'}   ({time.perf_counter() - started:.0f} s)",
+            flush=True,
+        )
+    if arguments.save:
+        write_results("prediction_coverage", rows)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
