@@ -71,6 +71,30 @@ def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> No
     assert np.isfinite(read["increment_grad_sq_norm_squares"]).all()
 
 
+def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
+    """Of running totals in float32 TensorBoard's read 9.95 where the CSV file's read 519."""
+    loggers = [
+        TensorBoardLogger(tmp_path, name="board", version=""),
+        CSVLogger(tmp_path, name="csv", version=""),
+    ]
+    (result, _) = fit(
+        NoiseScaleMonitor(), train_loader=loader(30, 6000), logger=loggers, log_every_n_steps=7
+    )
+    columns = {name: np.array(values) for name, values in result["history"].items()}
+
+    own, board, csv = (
+        predict(run, [8, 64], [1]) for run in (columns, tmp_path / "board", tmp_path / "csv")
+    )
+
+    assert own.resolved
+    assert csv.critical_batch_size == own.critical_batch_size
+    for ours, theirs in zip(board.rows, own.rows, strict=True):
+        assert (ours.steps.value, ours.steps.low, ours.steps.high) == pytest.approx(
+            (theirs.steps.value, theirs.steps.low, theirs.steps.high), rel=1e-5
+        )
+    assert not own.run.as_logged
+
+
 @pytest.mark.parametrize("host", ["", "train/"])
 def test_what_a_host_puts_before_the_names_is_no_part_of_them(tmp_path: Path, host: str) -> None:
     names = [f"{host}noise_scale/{name}" for name in ("step", "examples", "batch_size")]
