@@ -79,7 +79,8 @@ class Calibration:
             confidence: Coverage of that interval.
 
         Raises:
-            ValueError: If the run has no resolved noise scale.
+            ValueError: If the run has no resolved noise scale, or one that is 0 throughout or in
+                so much of the run that no factor gives it the sweep's critical batch size.
         """
         run = Stretches.of(history)
         if np.isnan(run.noise_scale).all():
@@ -88,7 +89,20 @@ class Calibration:
                 " Train longer, or at a larger batch size."
             )
         swept = fit.critical_batch_size_band(confidence)
+        if not run.noise_scale.any():
+            raise ValueError(
+                "`history` must have a noise scale above 0 to be calibrated, got 0 throughout: no"
+                " factor gives it a critical batch size. Check that the batches of the run differ,"
+                " or train longer."
+            )
         kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
+        if math.isinf(kappas[0]):
+            share = float(run.steps[run.noise_scale == 0].sum() / run.steps.sum())
+            raise ValueError(
+                f"`history` must allow for the sweep's critical batch size, {swept.value:.3g}, got"
+                f" a noise scale of 0 in {share:.0%} of its steps, which no factor makes up for."
+                " Train longer, or calibrate with another run."
+            )
         return cls(
             Band(*kappas),
             f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
@@ -167,7 +181,7 @@ class Calibration:
 
 
 def _kappa(run: Stretches, critical_batch_size: float) -> float:
-    """The factor that gives the run this critical batch size."""
+    """The factor that gives the run this critical batch size; infinite where none is enough."""
     if critical_batch_size in (0.0, math.inf):
         return critical_batch_size
 
@@ -176,7 +190,10 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
         tradeoff = Tradeoff.from_run(scaled, run.batch_size, run.steps)
         return math.log(tradeoff.critical_batch_size / critical_batch_size)
 
-    # B_crit lies between kappa times the least and kappa times the largest noise scale.
-    least, most = run.noise_scale.min(), run.noise_scale.max()
-    ends = math.log(critical_batch_size / most) - 1e-9, math.log(critical_batch_size / least) + 1e-9
-    return math.exp(brentq(excess, *ends, xtol=1e-12))
+    # B_crit lies below kappa times the largest noise scale. It rises with kappa, to a limit where
+    # some stretches have the noise scale 0: they need steps at any kappa.
+    least = math.log(critical_batch_size / run.noise_scale.max()) - 1e-9
+    for width in (1.0, 4.0, 16.0, 64.0):
+        if excess(least + width) > 0:
+            return math.exp(brentq(excess, least, least + width, xtol=1e-12))
+    return math.inf
