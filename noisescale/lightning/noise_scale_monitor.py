@@ -44,7 +44,8 @@ class NoiseScaleMonitor(host.Callback):
     accumulates each micro-batch's with their sum, in one that does not each example's with the
     batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
     steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
-    them. Those of a noise scale are logged only where it is resolved, the lower bound always.
+    them. Those of a noise scale are logged only where it is resolved, the lower bound always. Where
+    every step since the last log was left out, none of them is logged: they are NaN.
 
     | key | meaning |
     |---|---|
@@ -336,6 +337,9 @@ class NoiseScaleMonitor(host.Callback):
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(reading.known, step=step)
+        # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
+        # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
+        # missing makes both raise, and one that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
