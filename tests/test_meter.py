@@ -392,7 +392,7 @@ def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
 
 def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
     """Steps of 2, 1, 1 and 2 micro-batches in one process."""
-    model = nn.Linear(4, 2)
+    model = torch.nn.Linear(4, 2)
     meter = NoiseScaleMeter(model)
     seen = []
 
