@@ -34,7 +34,7 @@ class NoiseScale:
     """
 
     value: float
-    """B_simple in `unit`; NaN while the averaged |G|² is not positive."""
+    """B_simple in `unit`, within its interval; NaN while the averaged |G|² is not positive."""
     low: float
     """Lower end of the confidence interval, in `unit`."""
     high: float
@@ -42,7 +42,7 @@ class NoiseScale:
     grad_sq_norm: float
     """|G|², averaged over steps; may be negative while not resolved."""
     noise_trace: float
-    """tr(Σ), averaged over steps."""
+    """tr(Σ), averaged over steps; may be negative where it is small."""
     steps: float
     """Effective number of measured steps in the averages, 1/Σw² of their weights."""
     confidence: float = 0.95
@@ -58,6 +58,8 @@ class NoiseScale:
 
         B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
         """
+        if self.value == batch_size == 0:
+            return math.nan
         return self.value / (self.value + batch_size)
 
     def short(self) -> str:
@@ -186,7 +188,8 @@ class NoiseScaleEstimator:
             covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
             quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
             low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        value = noise_trace / grad_sq_norm if grad_sq_norm > 0 else math.nan
+        # The interval ends at 0, where tr(Σ) does, and so does the value. The moments stay signed.
+        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
         return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
 
     def _answer(

@@ -19,9 +19,14 @@ def fieller_interval(
         (S - rQ)² <= t²·(v_SS - 2r·v_SQ + r²·v_QQ)      or      A·r² - 2B·r + C <= 0
         A = Q² - t²·v_QQ      B = S·Q - t²·v_SQ      C = S² - t²·v_SS
 
-    Where Q differs from zero (A > 0) that is the interval between the roots (B ∓ √(B² - AC))/A.
-    Where it does not, no ratio is too large; the test then bounds the ratio from below if at
-    least S differs from zero (C > 0).
+    The ratio sought is not negative. By the signs of A and C, "differs" being what the test says:
+
+    - Q differs from zero and is positive (A > 0): the interval between the roots (B ∓ √D)/A, with
+      D = B² - AC. Both ends are floored at 0, where tr(Σ) ends.
+    - Q does not differ (A <= 0), S does and is positive (C > 0): no ratio is too large, and the
+      root C/(B + √D) is the smallest that passes; at A = 0 it is C/2B. At A = 0 and B <= 0, which
+      takes a Q that is zero at every step, no finite ratio passes. That bounds nothing.
+    - Else nothing is known: neither differs, or one of them is negative.
 
     Args:
         noise_trace: S, the averaged tr(Σ).
@@ -44,9 +49,15 @@ def fieller_interval(
     ss, sq, qq = (quantile**2 * float(v) for v in covariance)
     a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
     root = math.sqrt(max(b * b - a * c, 0.0))
+    # C = A·low·high: of the two roots, the one whose sum cancels comes from the other, so that
+    # the low end is continuous at A = 0.
     if a > 0 and grad_sq_norm > 0:
-        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
-    if a <= 0 < c and noise_trace > 0 and b + root > 0:
-        # C/(B + √D) is the root (B - √D)/A, without its cancellation as A goes to zero.
-        return c / (b + root), math.inf
+        if b > 0:
+            return max(c / (b + root), 0.0), (b + root) / a
+        return 0.0, max(c / (b - root), 0.0) if root > b else 0.0
+    if a <= 0 < c and noise_trace > 0:
+        if b > 0:
+            return c / (b + root), math.inf
+        if a < 0:
+            return (b - root) / a, math.inf
     return 0.0, math.inf

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from noisescale.collectors.choosing import SmallBatch, check_small_batch
@@ -72,6 +74,9 @@ class Measurement:
         )
         self._prefix = prefix
         self._timer = StepTimer()
+        self._measured_by_last_row = 0
+        self._in_force = False
+        self._warned = False
 
     @property
     def advanced(self) -> bool:
@@ -92,9 +97,15 @@ class Measurement:
         self._timer.step()
 
     def read(self) -> Reading:
-        """Return the metrics, and add a row to the history if a step was measured."""
+        """Return the metrics, and add a row to the history if a step was to be measured.
+
+        Where all such steps since the last row were left out (not finite, nothing to compare), the
+        noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
+        none has been due since, with `every_n_steps` above 1, the last values are in force.
+        """
         meter = self.meter
-        estimate = meter.noise_scale
+        self._look_for_measured_steps()
+        estimate = self._current(meter.noise_scale)
         seconds_per_step = self._timer.mean_since_last_read()
         metrics = {
             **_interval("simple", estimate),
@@ -112,10 +123,11 @@ class Measurement:
         }
         # TensorBoard draws a band only where value, low and high have been logged together.
         unknown = set() if estimate.resolved else {*_interval("simple", estimate), "efficiency"}
-        if (preconditioned := meter.preconditioned_noise_scale) is not None:
+        if (of_adam := meter.preconditioned_noise_scale) is not None:
+            preconditioned = self._current(of_adam)
             metrics |= (interval := _interval("preconditioned", preconditioned))
             unknown |= set() if preconditioned.resolved else interval.keys()
-        groups = meter.group_noise_scales
+        groups = {name: self._current(x) for name, x in meter.group_noise_scales.items()}
         metrics |= {f"group/{name}": of_group.value for name, of_group in groups.items()}
         unknown |= {f"group/{name}" for name, of_group in groups.items() if not of_group.resolved}
         if self.advanced:
@@ -141,14 +153,56 @@ class Measurement:
             estimate=estimate,
         )
 
+    def _look_for_measured_steps(self) -> None:
+        """Find out whether the averages have taken in a step since the last row."""
+        if not self.advanced:
+            return
+        measured = self.meter.measured_steps
+        self._in_force = measured > self._measured_by_last_row
+        self._measured_by_last_row = measured
+        since = self.meter.lone_since
+        if self._in_force or since is None or not measured or self._warned:
+            return
+        # One such step may be the short last window of an epoch.
+        if self.meter.last_measured_step - since >= self.meter.every_n_steps:
+            self._warned = True
+            warnings.warn(
+                f"From step {since} on each step has one micro-batch, in one process, which has"
+                " nothing to be compared with: no noise scale is logged from there on. Accumulate"
+                " two or more, use more devices, or compare single examples:"
+                ' `small_batch="example"`.',
+                stacklevel=2,
+            )
+
+    def _current(self, estimate: NoiseScale) -> NoiseScale:
+        """The estimate while it is in force, else one of which nothing is known."""
+        if self._in_force:
+            return estimate
+        unknown = math.nan
+        return replace(
+            estimate,
+            value=unknown,
+            low=unknown,
+            high=unknown,
+            grad_sq_norm=unknown,
+            noise_trace=unknown,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs, in builtins; see `NoiseScaleMeter.state_dict`."""
-        return {"meter": self.meter.state_dict(), "history": self.history.state_dict()}
+        return {
+            "meter": self.meter.state_dict(),
+            "history": self.history.state_dict(),
+            "measured_by_last_row": self._measured_by_last_row,
+            "in_force": self._in_force,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self.meter.load_state_dict(state["meter"])
         self.history.load_state_dict(state["history"])
+        self._measured_by_last_row = state.get("measured_by_last_row", 0)
+        self._in_force = state.get("in_force", False)
 
 
 def _interval(name: str, estimate: NoiseScale) -> dict[str, float]:

@@ -131,7 +131,9 @@ class NoiseScaleMeter:
         self._warned: set[str] = set()
         self._steps = 0
         self._last_measured_step = 0
+        self._measured_steps = 0
         self._skipped_steps = 0
+        self._lone_since: int | None = None
         self._examples = 0.0
         self._batch_size = math.nan
         self._accumulation = 1
@@ -197,6 +199,20 @@ class NoiseScaleMeter:
         """Measured steps left out: a gradient was not finite, or had nothing to compare with."""
         self._settle()
         return self._skipped_steps
+
+    @property
+    def measured_steps(self) -> int:
+        """Measured steps that are in the averages: those that were not left out."""
+        self._settle()
+        return self._measured_steps
+
+    @property
+    def lone_since(self) -> int | None:
+        """The step since which all measured ones had too few micro-batches; None: the last had not.
+
+        See `least_micro_batches`: such steps are left out, as there is nothing to compare.
+        """
+        return self._lone_since
 
     @property
     def examples(self) -> float:
@@ -304,6 +320,10 @@ class NoiseScaleMeter:
             self._unmeasured_examples = 0.0
             self._last_measured_step = self._steps
             self._accumulation = len(sizes) or self._accumulation
+            if len(sizes) >= self.least_micro_batches:
+                self._lone_since = None
+            elif self._lone_since is None:
+                self._lone_since = self._steps
         else:
             self._unmeasured_examples += sum(sizes)
         self._passes = []
@@ -423,6 +443,7 @@ class NoiseScaleMeter:
         else:
             moments = [entry.moments() for entry in entries]
             self._estimates.update(norms.moments(), moments, weight=norms.examples)
+            self._measured_steps += 1
 
     def _warn(self, message: str) -> None:
         if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
@@ -445,6 +466,7 @@ class NoiseScaleMeter:
             "estimates": self._estimates.state_dict(),
             "steps": self._steps,
             "last_measured_step": self._last_measured_step,
+            "measured_steps": self._measured_steps,
             "skipped_steps": self._skipped_steps,
             "examples": self._examples,
             "unmeasured_examples": self._unmeasured_examples,
@@ -460,6 +482,7 @@ class NoiseScaleMeter:
         self._last_measured_step = state["last_measured_step"]
         if self._collector is not None:
             self._collector.wanted = self._measures
+        self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
         self._skipped_steps = state["skipped_steps"]
         self._examples = state["examples"]
         self._unmeasured_examples = state["unmeasured_examples"]

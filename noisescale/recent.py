@@ -106,7 +106,8 @@ class RecentSteps:
         covariance = np.array([product.sum() for product in products]) / (1 - sum_sq)
         quantile = float(stdtrit(max(sum_sq**2 / fourth - 1, 1e-9), 0.5 + self._confidence / 2))
         low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        value = noise_trace / grad_sq_norm if grad_sq_norm > 0 else math.nan
+        # Within its interval, as in NoiseScaleEstimator.
+        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
         moments_now = grad_sq_norm, noise_trace
         return NoiseScale(value, low, high, *moments_now, 1 / sum_sq, self._confidence, self._unit)
 

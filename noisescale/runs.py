@@ -23,7 +23,7 @@ _COLUMN_OF = {
 }
 """From what is logged, without its prefix, to the history's column."""
 
-_ALWAYS = ("step", "examples", "batch_size", "low")
+_ALWAYS = ("step", "examples", "batch_size")
 """Columns without which a row says nothing."""
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")

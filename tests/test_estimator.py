@@ -2,6 +2,7 @@
 import io
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator
 from noisescale.estimator import AUTO_WINDOWS
 from noisescale.fieller import fieller_interval
+from noisescale.recent import RecentSteps
 
 
 def estimator_after(
@@ -258,3 +260,27 @@ def test_an_impossible_weight_is_refused(weight: float) -> None:
 def test_a_unit_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^`unit` must be a word, got 5"):
         NoiseScaleEstimator(unit=5)
+
+
+@pytest.mark.parametrize("make", [lambda: NoiseScaleEstimator(window=50), RecentSteps])
+@pytest.mark.parametrize("noise", [-0.3, -5.0, 0.0])
+def test_a_negative_noise_reads_as_no_noise_within_the_interval(make: Any, noise: float) -> None:
+    """Averages of tr(Σ) are signed; B_simple and its interval end at 0."""
+    generator = np.random.default_rng(0)
+    estimator = make()
+    add = getattr(estimator, "update", None) or estimator.add
+    for scatter in generator.normal(0, 1, 60):
+        add(GradientMoments(grad_sq_norm=2.0 + 0.1 * scatter, noise_trace=noise + scatter), 32.0)
+
+    estimate = estimator.estimate()
+
+    assert estimate.resolved
+    assert estimate.low <= estimate.value <= estimate.high
+    assert 0 <= estimate.efficiency(32) <= 1
+    if noise < 0:
+        assert estimate.noise_trace < 0
+        assert estimate.value == 0
+
+
+def test_the_efficiency_of_no_noise_at_an_empty_batch_is_not_known() -> None:
+    assert math.isnan(NoiseScale(0.0, 0.0, 1.0, 1.0, -0.1, 10).efficiency(0))

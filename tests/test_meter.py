@@ -388,3 +388,22 @@ def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
     assert meter.skipped_steps == 0
     assert scale.low < noise * 1.02
     assert scale.high > noise * 0.98
+
+
+def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
+    """Steps of 2, 1, 1 and 2 micro-batches in one process."""
+    model = torch.nn.Linear(4, 2)
+    meter = NoiseScaleMeter(model)
+    seen = []
+
+    for micro_batches in (2, 1, 1, 2):
+        model.zero_grad()
+        for _ in range(micro_batches):
+            meter.backward(model(torch.randn(8, 4)).square().mean(), local_batch_size=8)
+        meter.step()
+        seen.append((meter.measured_steps, meter.skipped_steps, meter.lone_since))
+
+    assert seen == [(1, 0, None), (1, 1, 2), (1, 2, 2), (2, 2, None)]
+    restored = NoiseScaleMeter(model)
+    restored.load_state_dict(meter.state_dict())
+    assert restored.measured_steps == 2

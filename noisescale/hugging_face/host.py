@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerState
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
+from noisescale.batch_size import examples_in
 from noisescale.collectors.choosing import unwrapped
 
 
@@ -107,18 +108,35 @@ def _shifts_labels(model: nn.Module) -> bool:
     return not encodes and LOSS_MAPPING.get(getattr(inner, "loss_type", "")) is ForCausalLMLoss
 
 
-def batch_size_of(inputs: Mapping[str, Any]) -> int:
-    """Examples in a batch: the first dimension of its tensors, of the first one if they differ."""
-    sizes = [len(t) for t in inputs.values() if isinstance(t, Tensor) and t.dim()]
-    if not sizes:
-        raise ValueError(
-            "`batch_size_fn` must be given for batches whose size cannot be inferred, got one of"
-            f" {', '.join(inputs) or 'no keyword arguments'}. Pass a function from the model's"
-            " keyword arguments to the number of examples this rank has in them."
-        )
-    if len(set(sizes)) > 1:
-        _warn_that_sizes_differ()
-    return sizes[0]
+class BatchCounter:
+    """Count the examples in the batches of one run; warn once where their number is in doubt."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def __call__(self, inputs: Mapping[str, Any]) -> int:
+        """Return the examples in a batch.
+
+        Args:
+            inputs: Keyword arguments of the model's forward pass.
+
+        Raises:
+            ValueError: If there is nothing to count.
+        """
+        count = examples_in(inputs)
+        if count.examples is None:
+            raise ValueError(
+                "`batch_size_fn` must be given for batches whose size cannot be inferred, got one"
+                f" of {', '.join(inputs) or 'no keyword arguments'}. Pass a function from the"
+                " model's keyword arguments to the number of examples this rank has in them."
+            )
+        if count.doubt and not self._warned:
+            self._warned = True
+            warn(
+                f"{count.doubt} NoiseScaleCallback counts {count.examples} examples. If that is"
+                " not so, pass `batch_size_fn`."
+            )
+        return count.examples
 
 
 def go_first(callback: TrainerCallback) -> None:
@@ -137,14 +155,6 @@ def warn(message: str) -> None:
     """Warn on one rank."""
     if PartialState().is_main_process:
         warnings.warn(message, stacklevel=2)
-
-
-@cache
-def _warn_that_sizes_differ() -> None:
-    warn(
-        "The tensors of a batch differ in their first dimension. NoiseScaleCallback takes that of"
-        " the first one for the number of examples. If that is not so, pass `batch_size_fn`."
-    )
 
 
 @cache

@@ -65,8 +65,9 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
             examples this rank has in them, in `unit`; of the first pass where a loss takes
-            several. Default: the first dimension of its tensors. Packed or flattened sequences
-            and tokens need one.
+            several. Default: the first dimension that its tensors share, or the length of a list
+            of examples; where both are possible a warning says which is taken. Flattened
+            sequences and tokens need one.
         unit: What `batch_size_fn` counts, for display.
         groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
@@ -258,7 +259,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
         """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
-        batch_size_of = self._batch_size_fn or host.batch_size_of
+        batch_size_of = self._batch_size_fn or host.BatchCounter()
 
         def on_forward(
             called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any

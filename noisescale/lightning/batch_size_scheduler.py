@@ -142,6 +142,7 @@ class BatchSizeScheduler(host.Callback):
         self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
+        self._counter = host.BatchCounter()
         self._controller: BatchSizeController | None = None
         self._loaders: ResizedLoaders | None = None
         self._schedules: ClockedSchedules | None = None
@@ -192,6 +193,7 @@ class BatchSizeScheduler(host.Callback):
         self._loaded = None
         self._goes_on = goes_on
         self._controller = None
+        self._counter = host.BatchCounter(trainer, "BatchSizeScheduler")
         self._logged_step = -1
         check_schedulable(trainer, self)
         if self._arguments["max_device_batch_size"] is not None:
@@ -397,7 +399,7 @@ class BatchSizeScheduler(host.Callback):
 
     def _examples_in(self, batch: Any) -> float:
         if self._monitor is None:
-            return float(host.batch_size_of(batch))
+            return float(self._counter(batch))
         return float(self._monitor.examples_in(batch))
 
     @staticmethod

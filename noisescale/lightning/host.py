@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core import rank_zero
-from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
+
+from noisescale.batch_size import Count, examples_in, examples_of_loaders
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
 _logger = getattr(rank_zero, "log", None)
@@ -51,27 +51,47 @@ if _logger is not None:
     rank_zero.log = _logger
 
 
-def batch_size_of(batch: Any) -> int:
-    """Examples in a batch: the first dimension of its tensors, of the first one if they differ."""
-    sizes: list[int] = []
-    apply_to_collection(batch, torch.Tensor, lambda t: sizes.append(len(t)) if t.dim() else None)
-    if not sizes:
-        raise MisconfigurationException(
-            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
-            f" of type {type(batch).__name__}. Pass a function from a batch to the number of"
-            " examples this rank has in it."
-        )
-    if len(set(sizes)) > 1:
-        _warn_that_sizes_differ()
-    return sizes[0]
+class BatchCounter:
+    """Count the examples in the batches of one fit; warn once where their number is in doubt.
+
+    Args:
+        trainer: Whose batches they are; it knows from how many data loaders a step takes one.
+        name: Of the callback that counts, for the warning.
+    """
+
+    def __init__(self, trainer: pl.Trainer | None = None, name: str = "NoiseScaleMonitor") -> None:
+        self._trainer = trainer
+        self._name = name
+        self._warned = False
+
+    def __call__(self, batch: Any) -> int:
+        """Return the examples that this rank has in a batch.
+
+        Raises:
+            MisconfigurationException: If there is nothing to count.
+        """
+        count = count_examples(self._trainer, batch)
+        if count.examples is None:
+            raise MisconfigurationException(
+                "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
+                f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
+                " of examples this rank has in it."
+            )
+        if count.doubt and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"{count.doubt} {self._name} counts {count.examples} examples. If that is not so,"
+                " pass `batch_size_fn`."
+            )
+        return count.examples
 
 
-@cache
-def _warn_that_sizes_differ() -> None:
-    rank_zero_warn(
-        "The tensors of a batch differ in their first dimension. NoiseScaleMonitor takes that of"
-        " the first one for the number of examples. If that is not so, pass `batch_size_fn`."
-    )
+def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
+    """Count the examples in a batch, which may be made up of batches of several loaders."""
+    loaders = None if trainer is None else trainer.fit_loop._combined_loader
+    if loaders is None or len(loaders.flattened) < 2:
+        return examples_in(batch)
+    return examples_of_loaders(loaders.iterables, batch)
 
 
 def is_compiled(module: pl.LightningModule) -> bool:

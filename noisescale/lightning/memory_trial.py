@@ -42,7 +42,11 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
     failure = None
     with host.isolate_rng():  # has no `finally` of its own, so nothing may leave it raised
         try:
-            of_batch = host.batch_size_of(batch)
+            of_batch = host.count_examples(trainer, batch).examples
+            rows: set[int] = set()
+            apply_to_collection(batch, Tensor, lambda t: rows.update(t.shape[:1]))
+            if of_batch is None or of_batch not in rows:  # a list of examples, for one
+                raise ValueError(f"no tensor has the batch's {of_batch} examples for its rows")
             _forward_and_backward(
                 trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
             )

@@ -44,7 +44,8 @@ class NoiseScaleMonitor(host.Callback):
     accumulates each micro-batch's with their sum, in one that does not each example's with the
     batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
     steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
-    them. Those of a noise scale are logged only where it is resolved, the lower bound always.
+    them. Those of a noise scale are logged only where it is resolved, the lower bound always. Where
+    every step since the last log was left out, none of them is logged: they are NaN.
 
     | key | meaning |
     |---|---|
@@ -77,8 +78,9 @@ class NoiseScaleMonitor(host.Callback):
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
-            the first dimension of its tensors. Graphs, packed sequences and tokens need one, and
-            so do batches with several augmented copies of an example, which count once.
+            the first dimension that its tensors share, or the length of a list of examples; where
+            both are possible a warning says which is taken. Tokens need one, and so do batches
+            with several augmented copies of an example, which count once.
         unit: What `batch_size_fn` counts, for display.
         groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
@@ -140,7 +142,8 @@ class NoiseScaleMonitor(host.Callback):
         self._preconditioned = preconditioned
         self._report = report
         self._follow: float | None = None
-        self._batch_size_fn = batch_size_fn or host.batch_size_of
+        self._batch_size_fn = batch_size_fn
+        self._counter = host.BatchCounter()
         self._measurements: list[Measurement] = []
         self._measuring = False
         self._loaded: dict[str, Any] | None = None
@@ -196,7 +199,7 @@ class NoiseScaleMonitor(host.Callback):
 
     def examples_in(self, batch: Any) -> float:
         """What `batch_size_fn` counts in a batch."""
-        size = self._batch_size_fn(batch)
+        size = (self._batch_size_fn or self._counter)(batch)
         check_batch_size(size, "What `batch_size_fn` returns")
         return float(size)
 
@@ -217,6 +220,7 @@ class NoiseScaleMonitor(host.Callback):
             state = self.state_dict() if trainer.global_step else {}
         self._loaded = None
         self._handed_on = state
+        self._counter = host.BatchCounter(trainer)
         self._measurements = []
         check_supported(trainer)
         self._measurements = measurements_for(
@@ -312,6 +316,7 @@ class NoiseScaleMonitor(host.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
+        self._counter = host.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
     def on_exception(
@@ -332,6 +337,9 @@ class NoiseScaleMonitor(host.Callback):
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(reading.known, step=step)
+        # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
+        # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
+        # missing makes both raise, and one that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())

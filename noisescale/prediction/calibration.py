@@ -80,7 +80,8 @@ class Calibration:
             confidence: Coverage of that interval.
 
         Raises:
-            ValueError: If the run has no resolved noise scale.
+            ValueError: If the run has no resolved noise scale, or one that is 0 throughout or in
+                so much of the run that no factor gives it the sweep's critical batch size.
         """
         run = Stretches.of(history)
         law = RunLaw.of(run, Band(1.0, 1.0, 1.0))
@@ -89,13 +90,21 @@ class Calibration:
                 "`history` must have a resolved noise scale to be calibrated, got none."
                 " Train longer, or at a larger batch size."
             )
+        swept = fit.critical_batch_size_band(confidence)
         if law.middle.critical_batch_size == 0:
             raise ValueError(
-                "`history` must have a positive noise scale to be calibrated, got 0: no factor"
-                " changes that. Train at a smaller batch size."
+                "`history` must have a noise scale above 0 to be calibrated, got 0 throughout: no"
+                " factor gives it a critical batch size. Check that the batches of the run differ,"
+                " or train longer."
             )
-        swept = fit.critical_batch_size_band(confidence)
         kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
+        if math.isinf(kappas[0]):
+            share = float(run.steps[run.noise_scale == 0].sum() / run.steps.sum())
+            raise ValueError(
+                f"`history` must allow for the sweep's critical batch size, {swept.value:.3g}, got"
+                f" a noise scale of 0 in {share:.0%} of its steps, which no factor makes up for."
+                " Train longer, or calibrate with another run."
+            )
         return cls(
             Band(*kappas),
             f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
@@ -174,7 +183,7 @@ class Calibration:
 
 
 def _kappa(run: Stretches, critical_batch_size: float) -> float:
-    """The factor that gives the run this critical batch size, which rises with it."""
+    """The factor that gives the run this critical batch size; infinite where none is enough."""
     if critical_batch_size in (0.0, math.inf):
         return critical_batch_size
 
@@ -183,8 +192,11 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
         critical = RunLaw.of(run, Band(kappa, kappa, kappa)).middle.critical_batch_size
         return math.log(critical / critical_batch_size)
 
-    # Both lie between kappa times the least and kappa times the largest noise scale of the run.
-    start, width = -excess(0.0), 1.0
-    while excess(start - width) > 0 or excess(start + width) < 0:
-        width *= 2
-    return math.exp(brentq(excess, start - width, start + width, xtol=1e-12))
+    # B_crit rises with kappa, to a limit where some stretches have the noise scale 0: they need
+    # steps at any kappa.
+    middle = -excess(0.0)
+    least = next(middle - width for width in (1.0, 4.0, 16.0, 30.0) if excess(middle - width) < 0)
+    for width in (1.0, 4.0, 16.0, 64.0):
+        if excess(middle + width) > 0:
+            return math.exp(brentq(excess, least, middle + width, xtol=1e-12))
+    return math.inf

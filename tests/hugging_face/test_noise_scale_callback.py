@@ -17,7 +17,14 @@ from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.tensorboard import SummaryWriter
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BatchEncoding,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.integrations import TensorBoardCallback
 
 from noisescale.hugging_face import NoiseScaleCallback, host
@@ -534,12 +541,32 @@ def test_the_batch_size_cannot_always_be_inferred() -> None:
         " has in them."
     )
     with pytest.raises(ValueError, match="batch_size_fn") as error:
-        host.batch_size_of({"text": ["one", "two"]})
+        host.BatchCounter()({"text": ["one", "two"]})
     assert str(error.value) == message
 
-    host._warn_that_sizes_differ.cache_clear()
-    with pytest.warns(UserWarning, match="The tensors of a batch differ in their first dimension."):
-        assert host.batch_size_of({"a": torch.zeros(3), "b": torch.zeros(2, 2)}) == 3
+
+def test_a_batch_in_doubt_is_told_of_once() -> None:
+    count = host.BatchCounter()
+    message = (
+        "The tensors of a batch differ in their first dimension. NoiseScaleCallback counts 3"
+        " examples. If that is not so, pass `batch_size_fn`."
+    )
+
+    with pytest.warns(UserWarning, match="differ in their first") as warned:
+        counted = [count({"a": torch.zeros(3), "b": torch.zeros(2, 2)}) for _ in range(2)]
+
+    assert counted == [3, 3]
+    assert [str(w.message) for w in warned] == [message]
+
+
+def test_a_batch_that_transformers_encoded_counts_its_sequences() -> None:
+    encoded = BatchEncoding({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4, 7)})
+    detection = {
+        "pixel_values": torch.zeros(4, 3, 8, 8),
+        "labels": [{"boxes": torch.zeros(2, 4)}] * 4,
+    }
+
+    assert [host.BatchCounter()(batch) for batch in (encoded, detection)] == [4, 4]
 
 
 def test_one_process_whose_examples_cannot_be_told_apart_trains_on() -> None:

@@ -17,7 +17,6 @@ from torch.utils.data import DistributedSampler
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.increments import INCREMENTS
-from noisescale.lightning import host
 
 KEYS = {
     f"noise_scale/{key}"
@@ -425,21 +424,6 @@ def test_one_process_that_accumulates_trains_as_without_the_monitor() -> None:
     with_it, without = parameters_after(NoiseScaleMonitor()), parameters_after()
 
     assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
-
-
-def test_batches_whose_tensors_differ_are_told_of_once() -> None:
-    host._warn_that_sizes_differ.cache_clear()
-
-    batches = [
-        {"x": torch.zeros(6, 2), "offsets": torch.zeros(3)},
-        [torch.tensor(1.0), torch.zeros(7), torch.zeros(5)],
-    ]
-
-    with pytest.warns(UserWarning, match="If that is not so, pass `batch_size_fn`") as warned:
-        sizes = [host.batch_size_of(batch) for batch in batches]
-
-    assert sizes == [6, 7]
-    assert len(warned) == 1
 
 
 def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Any) -> None:

@@ -126,3 +126,29 @@ def test_what_calibrates_nothing_is_refused() -> None:
     unresolved = {**HISTORY, "high": np.full(50, math.inf)}
     with pytest.raises(ValueError, match=r"^`history` must have a resolved noise scale to be cal"):
         Calibration.from_sweep(unresolved, fit_tradeoff([8, 32], [100, 30]))
+
+
+def test_a_sweep_calibrates_a_run_whose_noise_scale_is_0_at_first() -> None:
+    noise_scale = np.where(STEP <= 200, 0.0, NOISE_SCALE)
+    history = {**HISTORY, "noise_scale": noise_scale, "low": 0.8 * noise_scale}
+    history["high"] = 1.3 * noise_scale
+    truth = Tradeoff.from_run(0.7 * noise_scale, np.full(50, 64), np.full(50, 20))
+    sizes = np.array([8.0, 2048.0])
+
+    calibration = Calibration.from_sweep(history, fit_tradeoff(sizes, truth.steps(sizes)))
+
+    assert calibration.kappa.value == pytest.approx(0.7)
+
+
+def test_a_run_whose_noise_scale_is_0_is_not_calibrated() -> None:
+    zero = np.zeros(50)
+    fit = fit_tradeoff([8, 2048], [1000.0, 100.0])
+    nothing = {**HISTORY, "noise_scale": zero, "low": zero, "high": zero + 1}
+    half = {**HISTORY, "noise_scale": np.where(STEP <= 500, 0.0, NOISE_SCALE), "low": zero}
+    critical = fit_tradeoff([8, 2048], [1000.0, 8.0])
+
+    with pytest.raises(ValueError, match="`history` must have a noise scale above 0") as error:
+        Calibration.from_sweep(nothing, fit)
+    assert "Check that the batches of the run differ, or train longer." in str(error.value)
+    with pytest.raises(ValueError, match="got a noise scale of 0 in 50% of its steps"):
+        Calibration.from_sweep(half, critical)

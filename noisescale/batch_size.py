@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many examples a batch holds, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from numbers import Number
+from typing import Any, NamedTuple, TypeGuard
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+_MOST_FIELDS = 8
+"""More tensors than this of one shape are hardly the fields of one batch."""
+
+_MOST_CHANNELS = 4
+"""Tensors with a first dimension up to this and two more may each be an image."""
+
+_ONE_DIFFERS = "The tensors of a batch differ in their first dimension."
+
+
+class Count(NamedTuple):
+    """How many examples a batch holds."""
+
+    examples: int | None
+    """None: there is nothing to count."""
+    doubt: str | None = None
+    """Why it may be another number, in a whole sentence; None: there is no doubt."""
+
+
+class _Part(NamedTuple):
+    """A tensor (or what counts like one) of a batch."""
+
+    size: int
+    """First dimension, sequences of a packed one, graphs of a batch of graphs."""
+    shape: tuple[int, ...]
+    """Shape after the first dimension."""
+
+
+def examples_in(batch: Any) -> Count:
+    """Count the examples in a batch by its structure. Reads shapes, never values.
+
+    1. A tensor has its first dimension of them, a PackedSequence its sequences, and an object
+       with `num_graphs` (PyTorch Geometric) its graphs.
+    2. Mappings, dataclasses and named tuples are records of fields, and so is a list or tuple:
+       the examples are the first dimension that its tensors share.
+    3. A list counts its length where it plainly is a list of examples: its tensors are of one
+       rank and differ in their first dimension; it is a list of records, as detection models
+       take them; or it stands beside lists of its own length, each of one kind of elements, as
+       `tuple(zip(*batch))` makes them. (A list of tuples, one of each example, is the same list
+       the other way round.)
+
+    Scalars, text, None and numbers have no first dimension and do not count.
+
+    Args:
+        batch: What a data loader gives.
+
+    Returns:
+        The number, with a doubt where the structure allows for another one.
+
+    Example:
+        >>> import torch
+        >>> examples_in([torch.zeros(16, 8), torch.zeros(16, 8)])
+        Count(examples=16, doubt=None)
+        >>> examples_in([torch.zeros(7), torch.zeros(5), torch.zeros(9)])
+        Count(examples=3, doubt=None)
+        >>> images, targets = [torch.zeros(3, 8, 9)] * 2, [{"boxes": torch.zeros(5, 4)}] * 2
+        >>> examples_in((tuple(images), tuple(targets)))
+        Count(examples=2, doubt=None)
+    """
+    if (size := _size(batch)) is not None:
+        return Count(size)
+    if _is_list(batch) and batch and all(_is_record(x) for x in batch) and _is_uniform(batch):
+        return _of_records(batch)
+    top = list(_fields(batch))
+    lists = [field for field in top if _is_list(field) and field]
+    parts = [part for field in top if not _is_list(field) for part in _parts(field)]
+    if not lists:
+        return _of_tensors(batch, parts)
+    if parts:
+        return _beside_tensors(parts, lists)
+    if len(lists) == 1:
+        return examples_in(lists[0])
+    return _of_lists(lists, alone=len(lists) == len(top) and _is_list(batch))
+
+
+def examples_of_loaders(iterables: Any, batch: Any) -> Count:
+    """Count the examples of a step that takes one batch from each of several data loaders.
+
+    All of them take part in the loss, and how it weighs them is not known. Where every loader's
+    batch holds the same number, that is the number of examples; where they differ the first
+    one's is taken, in doubt. Loaders that have run out (None) do not count.
+
+    Args:
+        iterables: The loaders, in a mapping or a sequence.
+        batch: A batch of each of them, in the same structure. Any other batch is counted as the
+            batch of one loader.
+
+    Example:
+        >>> import torch
+        >>> loaders = {"a": object(), "b": object()}
+        >>> examples_of_loaders(loaders, {"a": torch.zeros(16, 8), "b": torch.zeros(16, 3)})
+        Count(examples=16, doubt=None)
+    """
+    batches = _batch_of_each(iterables, batch)
+    if batches is None or len(batches) < 2:
+        return examples_in(batch)
+    counts = [count for count in map(examples_in, batches) if count.examples is not None]
+    if len({count.examples for count in counts}) < 2:
+        return next((c for c in counts if c.doubt), counts[0] if counts else Count(None))
+    sizes = ", ".join(str(count.examples) for count in counts)
+    return Count(
+        counts[0].examples,
+        f"The data loaders of a step give batches of different sizes ({sizes}).",
+    )
+
+
+def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
+    """The examples in a record of tensors, or in a plain list of them."""
+    if not parts:
+        return Count(None)
+    shared = _agree(parts)
+    # Named fields are fields: only the elements of a list may be something else.
+    if not (_is_list(batch) and all(isinstance(x, Tensor) and x.dim() for x in batch)):
+        return Count(parts[0].size, None if shared else _ONE_DIFFERS)
+    shapes = {part.shape for part in parts}
+    of_one_rank = len({len(shape) for shape in shapes}) == 1
+    if not shared:
+        return Count(len(parts)) if of_one_rank else Count(parts[0].size, _ONE_DIFFERS)
+    size, length = parts[0].size, len(parts)
+    if length > 1 and of_one_rank and _may_be_examples(parts, length):
+        doubt = f"A batch is a list of {length} tensors with the same first dimension, {size}:"
+        if len(shapes) == 1:
+            return Count(size, f"{doubt} fields of one batch, or one tensor an example.")
+        # Several sizes, as of images: fields of so few examples are rarer.
+        return Count(length, f"{doubt} one tensor an example, or fields of one batch.")
+    return Count(size)
+
+
+def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
+    """The tensors' first dimension; a list has to have as many elements, or to share it."""
+    size = parts[0].size
+    if not _agree(parts):
+        return Count(size, _ONE_DIFFERS)
+    for listed in lists:
+        if len(listed) != size and any(part.size != size for part in _parts(listed)):
+            return Count(size, _ONE_DIFFERS)
+    return Count(size)
+
+
+def _of_records(batch: Sequence[Any]) -> Count:
+    """The examples in a list of records of one kind: one of each example, or of each batch."""
+    parts_of_each = [list(_parts(record)) for record in batch]
+    parts = [part for of_one in parts_of_each for part in of_one]
+    if not parts:
+        return Count(None)
+    by_rank = {len(part.shape) for part in parts}
+    if _agree(parts):
+        if len(by_rank) > 1 or parts[0].size == len(batch):
+            return Count(parts[0].size)  # several ranks do not share it by chance
+        if any(_is_scalar(field) for field in _fields(batch[0])):
+            return Count(len(batch))
+        return Count(
+            parts[0].size,
+            f"A batch is a list of {len(batch)} records whose tensors have the same first"
+            f" dimension, {parts[0].size}: batches, or one record an example.",
+        )
+    if len(by_rank) > 1 and all(map(_agree, parts_of_each)):
+        return Count(
+            len(batch),
+            f"A batch is a list of {len(batch)} records, each with a first dimension of its own:"
+            " one record an example, or batches.",
+        )
+    return Count(len(batch))
+
+
+def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
+    """The examples in several lists: a list a field, a list an example, or lists of fields."""
+    parts_of_each = [list(_parts(listed)) for listed in lists]
+    parts = [part for of_one in parts_of_each for part in of_one]
+    if not parts:
+        return Count(None)
+    length = len(lists[0])
+    of_one_length = all(len(listed) == length for listed in lists)
+    a_list_a_field = of_one_length and all(map(_is_uniform, lists))
+    plain = all(isinstance(x, Tensor) and x.dim() for listed in lists for x in listed)
+    like_examples = any(_may_be_examples(of_one, length) for of_one in parts_of_each)
+    doubt = (
+        f"A batch is {len(lists)} lists of {length} tensors: fields of one tensor an example, or"
+        " batches."
+    )
+    if plain and _agree(parts):
+        if a_list_a_field and length > 1 and like_examples:
+            return Count(length, doubt)
+        return Count(parts[0].size)
+    if a_list_a_field:
+        as_batches = plain and all(map(_agree, parts_of_each)) and not like_examples
+        return Count(length, doubt if as_batches else None)
+    if alone and of_one_length and all(map(_is_uniform, zip(*lists, strict=True))):
+        as_batches = plain and all(map(_agree, parts_of_each))
+        return Count(
+            len(lists),
+            f"A batch is {len(lists)} lists, each with a first dimension of its own: a list an"
+            " example, or batches."
+            if as_batches
+            else None,
+        )
+    return Count(parts[0].size, None if _agree(parts) else _ONE_DIFFERS)
+
+
+def _agree(parts: Sequence[_Part]) -> bool:
+    """Whether all have the same first dimension."""
+    return len({part.size for part in parts}) < 2
+
+
+def _may_be_examples(parts: Sequence[_Part], length: int) -> bool:
+    """Whether so many tensors of one first dimension may as well be so many examples."""
+    return length > _MOST_FIELDS or (
+        parts[0].size <= _MOST_CHANNELS and all(len(part.shape) >= 2 for part in parts)
+    )
+
+
+def _batch_of_each(iterables: Any, batch: Any) -> list[Any] | None:
+    """The batch of every loader; None where `batch` is not made up like the loaders."""
+    if isinstance(iterables, Mapping):
+        if not (isinstance(batch, Mapping) and iterables.keys() == batch.keys()):
+            return None
+        pairs = [(iterables[name], batch[name]) for name in iterables]
+    elif isinstance(iterables, (list, tuple)):
+        if not (isinstance(batch, (list, tuple)) and len(iterables) == len(batch)):
+            return None
+        pairs = list(zip(iterables, batch, strict=True))
+    else:
+        return [batch]
+    found = [_batch_of_each(loaders, of_them) for loaders, of_them in pairs]
+    if any(batches is None for batches in found):
+        return None
+    return [one for batches in found if batches is not None for one in batches]
+
+
+def _size(value: Any) -> int | None:
+    """The examples in what is one tensor, or counts like one."""
+    if isinstance(value, Tensor):
+        return value.size(0) if value.dim() else None
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])  # which is always on the host
+    if isinstance(value, (list, tuple, dict, str)):
+        return None
+    graphs = getattr(value, "num_graphs", None)
+    return graphs if isinstance(graphs, int) and not isinstance(graphs, bool) else None
+
+
+def _parts(value: Any) -> Iterator[_Part]:
+    """All that has a first dimension, however deep, in order."""
+    if (size := _size(value)) is not None:
+        yield _Part(size, tuple(value.shape[1:]) if isinstance(value, Tensor) else ())
+        return
+    inner = value if _is_list(value) else _values(value) if _is_record(value) else ()
+    for one in inner:
+        yield from _parts(one)
+
+
+def _fields(value: Any) -> Iterator[Any]:
+    """The fields of a record or list; those of records within it are its own."""
+    for one in value if _is_list(value) else _values(value) if _is_record(value) else ():
+        if _is_record(one):
+            yield from _fields(one)
+        else:
+            yield one
+
+
+def _values(record: Any) -> Iterator[Any]:
+    if isinstance(record, Mapping):
+        yield from record.values()
+    elif isinstance(record, tuple):
+        yield from record
+    else:
+        for field in fields(record):
+            yield getattr(record, field.name)
+
+
+def _is_record(value: Any) -> bool:
+    if isinstance(value, (Tensor, PackedSequence, str)):
+        return False
+    if isinstance(value, tuple):
+        return hasattr(value, "_fields")
+    return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    if isinstance(value, tuple):
+        return not hasattr(value, "_fields")
+    return isinstance(value, list) or (
+        isinstance(value, Sequence) and not isinstance(value, (str, bytes, Tensor))
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (str, bytes, Number)) or (
+        isinstance(value, Tensor) and not value.dim()
+    )
+
+
+def _is_uniform(values: Sequence[Any]) -> bool:
+    """Whether all elements are of one kind: tensors of one rank, records of the same fields."""
+    return len({_kind(value) for value in values}) == 1
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Tensor, value.dim()
+    if isinstance(value, Mapping):
+        return Mapping, frozenset(value)
+    return type(value)
