@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.level import Level
+from noisescale.moments import GradientMoments
+
+FEWEST_PAIRS = 7.0
+"""Differences, each weighted by its decay, that a scatter is taken from: 8 steps' worth."""
+
 # The three distinct entries (SS, SQ, QQ) of a symmetric 2x2 matrix over S = tr(Σ), Q = |G|².
 _ROW = [0, 0, 1]
 _COL = [0, 1, 1]
+
+_OF_STEPS, _OF_LEVELS = slice(7), slice(7, 9)  # columns of Scatter.sums
 
 
 class Averages(NamedTuple):
@@ -67,33 +76,83 @@ class Averages(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Scatter of single steps from successive differences, over the longest window.
+    """How precise a window is expected to be, whatever its own interval says; one window a row.
 
-    A step of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's
-    own spread rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its
-    square estimates C.
+    Raw averages are ruled by the steps of large |G|². For the scatter of a step each one is taken
+    on its own level of |g|², see `Level`: then all count alike, and what was found holds after the
+    noise scale has risen.
+
+    Scatter is taken from successive differences, which a drift of the moments leaves alone. A step
+    of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's own spread
+    rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its square estimates
+    C.
     """
 
-    last: NDArray[np.float64]
-    last_weight: float
-    pairs: float
-    squares: NDArray[np.float64]
+    level: Level
+    last: tuple[float, float, float]
+    """Weight w, S and Q of the latest step, S and Q over their level L; w is 0 before the first."""
+    sums: NDArray[np.float64]
+    """Exponential sums, shape (windows, 9).
+
+    Over steps w·S, w·Q and w; over differences 1 and w₁w₂/(w₁ + w₂) times their squares SS, SQ and
+    QQ; over steps w·L, and w·L² with the decay squared.
+    """
 
     @classmethod
-    def empty(cls) -> Scatter:
-        """Return the scatter of no steps."""
-        return cls(np.zeros(2), 0.0, 0.0, np.zeros(3))
+    def empty(cls, windows: int) -> Scatter:
+        """Return the sums over no steps."""
+        return cls(Level(), (0.0, 0.0, 0.0), np.zeros((windows, 9)))
 
-    def after(self, step: NDArray[np.float64], weight: float, decay: float) -> Scatter:
-        """Add one step."""
-        if self.last_weight == 0:
-            return self._replace(last=step, last_weight=weight)
-        difference = step - self.last
-        pair_weight = weight * self.last_weight / (weight + self.last_weight)
-        squares = decay * self.squares + pair_weight * difference[_ROW] * difference[_COL]
-        return Scatter(step, weight, decay * self.pairs + 1, squares)
+    @staticmethod
+    def decays(decay: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what `after` multiplies the sums by, from the decay of each window."""
+        columns = np.repeat(decay[:, None], 9, axis=1)
+        columns[:, -1] **= 2
+        return columns
 
-    def covariance(self, weight: float) -> tuple[float, float, float]:
-        """Covariance (SS, SQ, QQ) of one step of this weight."""
-        ss, sq, qq = (self.squares / (self.pairs * weight)).tolist()
-        return ss, sq, qq
+    def after(
+        self, moments: GradientMoments, weight: float, decays: NDArray[np.float64]
+    ) -> Scatter:
+        """Add one step. The first one only sets the level."""
+        moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
+        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
+        relative = self.level.relative(moments, sq_norm)
+        if relative is None:
+            return self._replace(level=self.level.after(sq_norm))
+        signal, noise = relative
+        last_weight, last_noise, last_signal = self.last
+        differences = [0.0] * 4
+        if last_weight:
+            pair = weight * last_weight / (weight + last_weight)
+            of_noise, of_signal = noise - last_noise, signal - last_signal
+            squares = of_noise * of_noise, of_noise * of_signal, of_signal * of_signal
+            differences = [1.0, *(pair * square for square in squares)]
+        share = weight * self.level.sq_norm
+        levels = share, share * self.level.sq_norm
+        row = [weight * noise, weight * signal, weight, *differences, *levels]
+        sums = decays * self.sums + np.array(row)
+        return Scatter(self.level.after(sq_norm), (weight, noise, signal), sums)
+
+    def squared_variation(self, window: int) -> float:
+        """Return cv² over that window's steps, for a step of weight 1.
+
+        cv is the standard deviation of S - R·Q over the mean of S, R being the ratio of the means.
+        Infinite while the ratio is not known.
+        """
+        of_steps: list[float] = self.sums[window, _OF_STEPS].tolist()
+        noise, signal, weight, pairs, noise_sq, product, signal_sq = of_steps
+        if pairs < FEWEST_PAIRS or noise <= 0 or signal <= 0:
+            return math.inf
+        ratio, mean_noise = noise / signal, noise / weight
+        variance = (noise_sq - 2 * ratio * product + ratio * ratio * signal_sq) / pairs
+        return max(variance, 0.0) / mean_noise / mean_noise
+
+    def effective_weight(self, window: int) -> float:
+        """Return the weight of all steps in a window of raw averages.
+
+        A step of level L enters with w·L and has the variance L²/w, so the weight is
+        (Σ w·L)²/Σ w·L². Where |G|² falls a window of n steps forgets late: what it has of old steps
+        is larger than what has come since.
+        """
+        levels, sq_levels = (float(x) for x in self.sums[window, _OF_LEVELS])
+        return levels * levels / sq_levels if sq_levels > 0 else 0.0
