@@ -15,9 +15,6 @@ from noisescale.moments import GradientMoments
 FEWEST_PAIRS = 7.0
 """Differences, each weighted by its decay, that a scatter is taken from: 8 steps' worth."""
 
-# The three distinct entries (SS, SQ, QQ) of a symmetric 2x2 matrix over S = tr(Σ), Q = |G|².
-_ROW = [0, 0, 1]
-_COL = [0, 1, 1]
 
 _OF_STEPS, _OF_LEVELS = slice(7), slice(7, 9)  # columns of Scatter.sums
 
@@ -31,46 +28,45 @@ class Averages(NamedTuple):
     """Σw², shape (windows,)."""
     fourth_weight: NDArray[np.float64]
     """Σw⁴, shape (windows,)."""
-    length: NDArray[np.float64]
-    """Σ of the decays alone, shape (windows,): Σw of steps of weight 1."""
     mean: NDArray[np.float64]
     """Σwx/Σw, shape (windows, 2)."""
     offset: NDArray[np.float64]
     """Σw²(x - mean), shape (windows, 2)."""
     scatter: NDArray[np.float64]
-    """Σw²(x - mean)(x - mean)ᵀ, shape (windows, 3)."""
+    """Σw²(x - mean)(x - mean)ᵀ, its distinct entries SS, SQ and QQ, shape (windows, 3)."""
 
     @classmethod
     def empty(cls, windows: int) -> Averages:
         """Return the sums over no steps."""
         zero, two, three = np.zeros(windows), np.zeros((windows, 2)), np.zeros((windows, 3))
-        return cls(zero, zero, zero, zero, two, two, three)
+        return cls(zero, zero, zero, two, two, three)
 
     def after(
         self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
     ) -> Averages:
         """Add one step. Sums stay centred on the moving mean: raw squares would cancel."""
-        decay_sq = decay**2
+        decay_sq, sq_weight = decay * decay, weight * weight
         total = decay * self.weight + weight
-        shift = (step - self.mean) * (weight / total)[:, None]
-        mean = self.mean + shift
-        residual = step - mean
-        earlier = (decay_sq * self.sq_weight)[:, None]
+        share = weight / total
+        difference = step - self.mean
+        shift = difference * share[:, None]
+        earlier = decay_sq * self.sq_weight
         offset = decay_sq[:, None] * self.offset
-        scatter = (
-            decay_sq[:, None] * self.scatter
-            - offset[:, _ROW] * shift[:, _COL]
-            - shift[:, _ROW] * offset[:, _COL]
-            + earlier * shift[:, _ROW] * shift[:, _COL]
-            + weight**2 * residual[:, _ROW] * residual[:, _COL]
-        )
+        # The step's own square and what earlier steps add as the mean moves away from them, by
+        # columns: numpy is slow at picking them by lists of indices.
+        squared = earlier * share * share + sq_weight * (1 - share) * (1 - share)
+        (of_noise, of_signal), (noise, signal) = difference.T, offset.T
+        scatter = decay_sq[:, None] * self.scatter
+        scatter[:, 0] += of_noise * (squared * of_noise - 2 * share * noise)
+        scatter[:, 1] += squared * of_noise * of_signal
+        scatter[:, 1] -= share * (noise * of_signal + of_noise * signal)
+        scatter[:, 2] += of_signal * (squared * of_signal - 2 * share * signal)
         return Averages(
             weight=total,
-            sq_weight=earlier[:, 0] + weight**2,
-            fourth_weight=decay_sq**2 * self.fourth_weight + weight**4,
-            length=decay * self.length + 1,
-            mean=mean,
-            offset=offset - earlier * shift + weight**2 * residual,
+            sq_weight=earlier + sq_weight,
+            fourth_weight=decay_sq * decay_sq * self.fourth_weight + sq_weight * sq_weight,
+            mean=self.mean + shift,
+            offset=offset - earlier[:, None] * shift + sq_weight * (difference - shift),
             scatter=scatter,
         )
 

@@ -246,7 +246,8 @@ class NoiseScaleEstimator:
                 f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
                 " the averages anew."
             )
-        self._averages = Averages(**{k: np.array(v) for k, v in state["averages"].items()})
+        averages = state["averages"]
+        self._averages = Averages(**{name: np.array(averages[name]) for name in Averages._fields})
         scatter = state["scatter"]
         if "sums" in scatter:
             weight, noise, signal = scatter["last"]
