@@ -2,11 +2,14 @@
 """Count how often the 95 % interval holds the true noise scale.
 
 Arithmetic only: gradients are drawn around a known |G|² with a known tr(Σ), their norms go
-through `gradient_moments` and `NoiseScaleEstimator`, and the answer is compared with the truth.
-All runs count: an interval without an upper end covers the truth where truth >= low. Counting
-the resolved runs alone would select for luck.
+through `gradient_moments` and `NoiseScaleEstimator` or `RecentSteps`, and the answer is compared
+with the truth. Where the noise scale rises along the run, the truth is the ratio of the true
+moments, averaged with the weights of the window that answered. All runs count: an interval without
+an upper end covers the truth where truth >= low. Counting the resolved runs alone would select for
+luck.
 
     python benchmarks/coverage.py [--runs 4000] [--processes 2]
+    python benchmarks/coverage.py --only recent --largest-step 2
 
 Exits 1 if a setting's coverage leaves 93 to 98.5 %.
 """
@@ -21,12 +24,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from typing import Literal
 
 import numpy as np
-from _results import write_results
+from _results import saved_rows, write_results
 
-from noisescale import NoiseScaleEstimator, gradient_moments
+from noisescale import GradientMoments, NoiseScaleEstimator, gradient_moments, level
+from noisescale.estimator import AUTO_WINDOWS
+from noisescale.recent import RecentSteps
 
 LOWEST, HIGHEST = 0.93, 0.985
 CHUNK = 50
@@ -39,7 +45,8 @@ class Setting:
     """B_simple/B, B the global batch (of the first steps where it changes)."""
     ranks: int
     steps: int
-    window: int | Literal["auto"]
+    window: int | Literal["auto", "recent"]
+    """Of `NoiseScaleEstimator`; "recent" is `RecentSteps`."""
     rank_batches: tuple[int, ...] = (8,)
     """Examples a rank, held for equal stretches of the run one after the other."""
     dimensions: int = 100
@@ -47,6 +54,14 @@ class Setting:
     """Student's t for every coordinate of every example's gradient; None: Gaussian."""
     last_batch: int | None = None
     """Examples a rank in every 20th step, as at the end of an epoch."""
+    fall: float = 1
+    """By what |G|² is divided along the run, by the same factor every step."""
+    rise: float = 1
+    """By what the noise scale is multiplied along the run, likewise."""
+
+    @property
+    def first_noise_scale(self) -> float:
+        return self.ratio * self.ranks * self.rank_batches[0]
 
     def batches(self) -> Iterator[int]:
         for t in range(self.steps):
@@ -54,6 +69,35 @@ class Setting:
             stretch = t * len(self.rank_batches) // self.steps
             yield self.last_batch if short and self.last_batch else self.rank_batches[stretch]
 
+    def moments(self) -> Iterator[GradientMoments]:
+        """The true ones of each step."""
+        for t in range(self.steps):
+            progress = t / (self.steps - 1)
+            signal = self.fall**-progress
+            yield GradientMoments(signal, signal * self.first_noise_scale * self.rise**progress)
+
+
+RECENT = (
+    *tuple(
+        Setting(
+            f"recent, {ratio} B, {directions} dim." + (", falling" if fall > 1 else ""),
+            ratio,
+            ranks=4,
+            steps=200,
+            window="recent",
+            dimensions=directions,
+            fall=fall,
+        )
+        for directions, falls in ((2, (1, 100)), (5, (100,)), (100, (100,)))
+        for ratio in (2, 8, 30)
+        for fall in falls
+    ),
+    Setting("recent, 8 B, 2 dim., 1000 steps", 8, 4, 1000, "recent", dimensions=2),
+    Setting("recent, 8 B, 2 dim., t_3", 8, 4, 200, "recent", (4,), 2, 3),
+    Setting("recent, 8 B, 2 dim., t_3, falling", 8, 4, 200, "recent", (4,), 2, 3, fall=100),
+    Setting("recent, 8 B, 100 dim., t_3", 8, 4, 100, "recent", (4,), 100, 3, fall=100),
+)
+"""Noise in few directions is skewed: it is where a cut of large steps shows."""
 
 SETTINGS = (
     Setting("B_simple = B/2, 2 ranks", 0.5, 2, 60, 30),
@@ -73,49 +117,72 @@ SETTINGS = (
     Setting("auto, B_simple = 70 B, 8 ranks", 70, 8, 600, "auto"),
     Setting("auto, Student-t, 5 degrees", 5, 4, 150, "auto", (4,), 32, degrees_of_freedom=5),
     Setting("auto, batch size x 4 x 4", 8, 4, 360, "auto", (4, 16, 64)),
+    Setting("auto, 70 B, 10,000 dimensions", 70, 8, 200, "auto", dimensions=10_000),
+    Setting("auto, 2 to 20 B", 2, 4, 300, "auto", fall=100, rise=10),
+    Setting("auto, 7 to 70 B", 7, 8, 300, "auto", dimensions=5000, fall=100, rise=10),
+    *RECENT,
 )
 
 
-def step_norms(setting: Setting, rng: np.random.Generator, batch: int) -> tuple[float, float]:
-    """Draw mean |g_rank|² and |g|² of one step around |G|² = 1."""
-    first_global_batch = setting.ranks * setting.rank_batches[0]
-    variance = setting.ratio * first_global_batch / setting.dimensions
+def step_norms(
+    setting: Setting, truth: GradientMoments, rng: np.random.Generator, batch: int
+) -> tuple[float, float]:
+    """Draw mean |g_rank|² and |g|² of one step around its true moments."""
+    variance = truth.noise_trace / setting.dimensions
+    length = math.sqrt(truth.grad_sq_norm)
     if setting.degrees_of_freedom is not None:
         k = setting.degrees_of_freedom
         shape = (setting.ranks, batch, setting.dimensions)
         gradients = rng.standard_t(k, shape).mean(axis=1) * math.sqrt(variance * (k - 2) / k)
-        gradients[:, 0] += 1
+        gradients[:, 0] += length
         mean = gradients.mean(axis=0)
         return float((gradients**2).sum()) / setting.ranks, float(mean @ mean)
     # The mean gradient and the spread of the ranks around it are independent Gaussians.
-    along = 1 + rng.normal() * math.sqrt(variance / batch / setting.ranks)
+    along = length + rng.normal() * math.sqrt(variance / batch / setting.ranks)
     across = rng.chisquare(setting.dimensions - 1) * variance / batch / setting.ranks
     spread = rng.chisquare((setting.ranks - 1) * setting.dimensions) * variance / batch
     big = along**2 + across
     return big + spread / setting.ranks, big
 
 
+@functools.cache
+def true_averages(setting: Setting) -> dict[float, float]:
+    """The ratio of the averaged true moments, by the effective steps of each window."""
+    averages = [NoiseScaleEstimator(window) for window in AUTO_WINDOWS]
+    for truth, batch in zip(setting.moments(), setting.batches(), strict=True):
+        for average in averages:
+            average.update(truth, weight=batch * setting.ranks)
+    return {answer.steps: answer.value for answer in (a.estimate() for a in averages)}
+
+
 def run(setting: Setting, seed: int) -> tuple[float, float, float, float]:
     """One training run; returns truth, value, low and high."""
     rng = np.random.default_rng([seed, SETTINGS.index(setting)])
-    estimator = NoiseScaleEstimator(window=setting.window)
-    for batch in setting.batches():
-        small, big = step_norms(setting, rng, batch)
+    recent = RecentSteps()
+    estimator = NoiseScaleEstimator("auto" if setting.window == "recent" else setting.window)
+    add = recent.add if setting.window == "recent" else estimator.update
+    for truth, batch in zip(setting.moments(), setting.batches(), strict=True):
+        small, big = step_norms(setting, truth, rng, batch)
         global_batch = batch * setting.ranks
         moments = gradient_moments(small, big, small_batch=batch, big_batch=global_batch)
-        estimator.update(moments, weight=global_batch)
-    answer = estimator.estimate()
-    truth = setting.ratio * setting.ranks * setting.rank_batches[0]
-    return truth, answer.value, answer.low, answer.high
+        add(moments, weight=global_batch)
+    answer = recent.estimate() if setting.window == "recent" else estimator.estimate()
+    expected = setting.first_noise_scale
+    if setting.rise != 1:
+        expected = true_averages(setting)[answer.steps]
+    return expected, answer.value, answer.low, answer.high
 
 
 def chunk(setting: Setting, start: int) -> list[tuple[float, float, float, float]]:
     return [run(setting, seed) for seed in range(start, start + CHUNK)]
 
 
-def measure(setting: Setting, runs: int, processes: int) -> dict[str, float]:
-    with get_context("spawn").Pool(processes) as pool:
-        rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
+def use(largest_step: float) -> None:
+    level.LARGEST_STEP = largest_step
+
+
+def measure(setting: Setting, runs: int, pool: Pool) -> dict[str, float]:
+    rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
     truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
     resolved = np.isfinite(high)
     width = (high - low)[resolved] / value[resolved]
@@ -136,17 +203,26 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/coverage.json"
+        "--save",
+        action="store_true",
+        help="into benchmarks/results/coverage.json, for the settings run",
+    )
+    parser.add_argument(
+        "--largest-step", type=float, help="another cut of |g|² than `noisescale.level` has"
     )
     arguments = parser.parse_args()
+    if arguments.save and arguments.largest_step:
+        parser.error("`--save` is of the package as it is: leave out `--largest-step`.")
+    largest_step = arguments.largest_step or level.LARGEST_STEP
 
     print(f"{'setting':34} coverage  below  above  resolved  width  median/truth")
+    pool = get_context("spawn").Pool(arguments.processes, use, (largest_step,))
     rows, failed = [], False
     for setting in SETTINGS:
         if arguments.only not in setting.name:
             continue
         started = time.perf_counter()
-        row = measure(setting, arguments.runs, arguments.processes)
+        row = measure(setting, arguments.runs, pool)
         good = LOWEST <= row["coverage"] <= HIGHEST
         failed |= not good
         rows.append({**asdict(setting), **row, "passed": good})
@@ -158,8 +234,11 @@ def main() -> int:
             f"{remark}   ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
+    pool.terminate()
     if arguments.save:
-        write_results("coverage", rows)
+        known = {row["name"]: row for row in (*saved_rows("coverage"), *rows)}
+        names = [setting.name for setting in SETTINGS if setting.name in known]
+        write_results("coverage", [known[name] for name in names])
     return int(failed)
 
 

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# The three distinct entries (SS, SQ, QQ) of a symmetric 2x2 matrix over S = tr(Σ), Q = |G|².
-_ROW = [0, 0, 1]
-_COL = [0, 1, 1]
+from noisescale.level import Level
+from noisescale.moments import GradientMoments
+
+FEWEST_PAIRS = 7.0
+"""Differences, each weighted by its decay, that a scatter is taken from: 8 steps' worth."""
+
+
+_OF_STEPS, _OF_LEVELS = slice(7), slice(7, 9)  # columns of Scatter.sums
 
 
 class Averages(NamedTuple):
@@ -22,78 +28,127 @@ class Averages(NamedTuple):
     """Σw², shape (windows,)."""
     fourth_weight: NDArray[np.float64]
     """Σw⁴, shape (windows,)."""
-    length: NDArray[np.float64]
-    """Σ of the decays alone, shape (windows,): Σw of steps of weight 1."""
     mean: NDArray[np.float64]
     """Σwx/Σw, shape (windows, 2)."""
     offset: NDArray[np.float64]
     """Σw²(x - mean), shape (windows, 2)."""
     scatter: NDArray[np.float64]
-    """Σw²(x - mean)(x - mean)ᵀ, shape (windows, 3)."""
+    """Σw²(x - mean)(x - mean)ᵀ, its distinct entries SS, SQ and QQ, shape (windows, 3)."""
 
     @classmethod
     def empty(cls, windows: int) -> Averages:
         """Return the sums over no steps."""
         zero, two, three = np.zeros(windows), np.zeros((windows, 2)), np.zeros((windows, 3))
-        return cls(zero, zero, zero, zero, two, two, three)
+        return cls(zero, zero, zero, two, two, three)
 
     def after(
         self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
     ) -> Averages:
         """Add one step. Sums stay centred on the moving mean: raw squares would cancel."""
-        decay_sq = decay**2
+        decay_sq, sq_weight = decay * decay, weight * weight
         total = decay * self.weight + weight
-        shift = (step - self.mean) * (weight / total)[:, None]
-        mean = self.mean + shift
-        residual = step - mean
-        earlier = (decay_sq * self.sq_weight)[:, None]
+        share = weight / total
+        difference = step - self.mean
+        shift = difference * share[:, None]
+        earlier = decay_sq * self.sq_weight
         offset = decay_sq[:, None] * self.offset
-        scatter = (
-            decay_sq[:, None] * self.scatter
-            - offset[:, _ROW] * shift[:, _COL]
-            - shift[:, _ROW] * offset[:, _COL]
-            + earlier * shift[:, _ROW] * shift[:, _COL]
-            + weight**2 * residual[:, _ROW] * residual[:, _COL]
-        )
+        # The step's own square and what earlier steps add as the mean moves away from them, by
+        # columns: numpy is slow at picking them by lists of indices.
+        squared = earlier * share * share + sq_weight * (1 - share) * (1 - share)
+        (of_noise, of_signal), (noise, signal) = difference.T, offset.T
+        scatter = decay_sq[:, None] * self.scatter
+        scatter[:, 0] += of_noise * (squared * of_noise - 2 * share * noise)
+        scatter[:, 1] += squared * of_noise * of_signal
+        scatter[:, 1] -= share * (noise * of_signal + of_noise * signal)
+        scatter[:, 2] += of_signal * (squared * of_signal - 2 * share * signal)
         return Averages(
             weight=total,
-            sq_weight=earlier[:, 0] + weight**2,
-            fourth_weight=decay_sq**2 * self.fourth_weight + weight**4,
-            length=decay * self.length + 1,
-            mean=mean,
-            offset=offset - earlier * shift + weight**2 * residual,
+            sq_weight=earlier + sq_weight,
+            fourth_weight=decay_sq * decay_sq * self.fourth_weight + sq_weight * sq_weight,
+            mean=self.mean + shift,
+            offset=offset - earlier[:, None] * shift + sq_weight * (difference - shift),
             scatter=scatter,
         )
 
 
 class Scatter(NamedTuple):
-    """Scatter of single steps from successive differences, over the longest window.
+    """How precise a window is expected to be, whatever its own interval says; one window a row.
 
-    A step of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's
-    own spread rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its
-    square estimates C.
+    Raw averages are ruled by the steps of large |G|². For the scatter of a step each one is taken
+    on its own level of |g|², see `Level`: then all count alike, and what was found holds after the
+    noise scale has risen.
+
+    Scatter is taken from successive differences, which a drift of the moments leaves alone. A step
+    of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's own spread
+    rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its square estimates
+    C.
     """
 
-    last: NDArray[np.float64]
-    last_weight: float
-    pairs: float
-    squares: NDArray[np.float64]
+    level: Level
+    last: tuple[float, float, float]
+    """Weight w, S and Q of the latest step, S and Q over their level L; w is 0 before the first."""
+    sums: NDArray[np.float64]
+    """Exponential sums, shape (windows, 9).
+
+    Over steps w·S, w·Q and w; over differences 1 and w₁w₂/(w₁ + w₂) times their squares SS, SQ and
+    QQ; over steps w·L, and w·L² with the decay squared.
+    """
 
     @classmethod
-    def empty(cls) -> Scatter:
-        """Return the scatter of no steps."""
-        return cls(np.zeros(2), 0.0, 0.0, np.zeros(3))
+    def empty(cls, windows: int) -> Scatter:
+        """Return the sums over no steps."""
+        return cls(Level(), (0.0, 0.0, 0.0), np.zeros((windows, 9)))
 
-    def after(self, step: NDArray[np.float64], weight: float, decay: float) -> Scatter:
-        """Add one step."""
-        if self.last_weight == 0:
-            return self._replace(last=step, last_weight=weight)
-        difference = step - self.last
-        pair_weight = weight * self.last_weight / (weight + self.last_weight)
-        squares = decay * self.squares + pair_weight * difference[_ROW] * difference[_COL]
-        return Scatter(step, weight, decay * self.pairs + 1, squares)
+    @staticmethod
+    def decays(decay: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what `after` multiplies the sums by, from the decay of each window."""
+        columns = np.repeat(decay[:, None], 9, axis=1)
+        columns[:, -1] **= 2
+        return columns
 
-    def covariance(self, weight: float) -> tuple[float, float, float]:
-        """Covariance (SS, SQ, QQ) of one step of this weight."""
-        ss, sq, qq = (self.squares / (self.pairs * weight)).tolist()
-        return ss, sq, qq
+    def after(
+        self, moments: GradientMoments, weight: float, decays: NDArray[np.float64]
+    ) -> Scatter:
+        """Add one step. The first one only sets the level."""
+        moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
+        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
+        relative = self.level.relative(moments, sq_norm)
+        if relative is None:
+            return self._replace(level=self.level.after(sq_norm))
+        signal, noise = relative
+        last_weight, last_noise, last_signal = self.last
+        differences = [0.0] * 4
+        if last_weight:
+            pair = weight * last_weight / (weight + last_weight)
+            of_noise, of_signal = noise - last_noise, signal - last_signal
+            squares = of_noise * of_noise, of_noise * of_signal, of_signal * of_signal
+            differences = [1.0, *(pair * square for square in squares)]
+        share = weight * self.level.sq_norm
+        levels = share, share * self.level.sq_norm
+        row = [weight * noise, weight * signal, weight, *differences, *levels]
+        sums = decays * self.sums + np.array(row)
+        return Scatter(self.level.after(sq_norm), (weight, noise, signal), sums)
+
+    def squared_variation(self, window: int) -> float:
+        """Return cv² over that window's steps, for a step of weight 1.
+
+        cv is the standard deviation of S - R·Q over the mean of S, R being the ratio of the means.
+        Infinite while the ratio is not known.
+        """
+        of_steps: list[float] = self.sums[window, _OF_STEPS].tolist()
+        noise, signal, weight, pairs, noise_sq, product, signal_sq = of_steps
+        if pairs < FEWEST_PAIRS or noise <= 0 or signal <= 0:
+            return math.inf
+        ratio, mean_noise = noise / signal, noise / weight
+        variance = (noise_sq - 2 * ratio * product + ratio * ratio * signal_sq) / pairs
+        return max(variance, 0.0) / mean_noise / mean_noise
+
+    def effective_weight(self, window: int) -> float:
+        """Return the weight of all steps in a window of raw averages.
+
+        A step of level L enters with w·L and has the variance L²/w, so the weight is
+        (Σ w·L)²/Σ w·L². Where |G|² falls a window of n steps forgets late: what it has of old steps
+        is larger than what has come since.
+        """
+        levels, sq_levels = (float(x) for x in self.sums[window, _OF_LEVELS])
+        return levels * levels / sq_levels if sq_levels > 0 else 0.0

@@ -13,10 +13,14 @@ from scipy.special import stdtrit
 
 from noisescale.averages import Averages, Scatter
 from noisescale.fieller import fieller_interval
+from noisescale.level import Level
 from noisescale.moments import GradientMoments
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 """Steps in the windows that `window="auto"` keeps side by side."""
+
+_LEAST_MEMORY = AUTO_WINDOWS.index(64)
+"""Index of the shortest window that "auto" takes the scatter of single steps over."""
 
 AUTO_RELATIVE_WIDTH = 0.5
 """The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
@@ -98,8 +102,9 @@ class NoiseScaleEstimator:
         window: Measured steps to average over, at least 2; or "auto": averages over 2³ to
             2¹⁴ steps are kept, and the answer comes from the shortest that is long enough
             for an interval of relative width 0.5. How long that is is judged from the
-            scatter of single steps over the longest window: choosing by the interval itself
-            would favour windows that are narrow by luck, and cover too rarely.
+            scatter of single steps over the last 64 steps or more, always more than the window
+            has: choosing by the interval itself would favour windows that are narrow by luck,
+            and cover too rarely.
         confidence: Coverage of the interval, between 0 and 1.
         unit: What a batch size counts, for display: "examples", "sequences", "tokens".
 
@@ -143,7 +148,8 @@ class NoiseScaleEstimator:
         # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
         self._decay = (self._lengths - 1) / (self._lengths + 1)
         self._averages = Averages.empty(len(lengths))
-        self._scatter = Scatter.empty()
+        self._scatter = Scatter.empty(len(lengths))
+        self._scatter_decays = Scatter.decays(self._decay)
 
     def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
         """Add one step's moments.
@@ -168,7 +174,7 @@ class NoiseScaleEstimator:
             return False
         step = np.array([moments.noise_trace, moments.grad_sq_norm])
         self._averages = self._averages.after(step, weight, self._decay)
-        self._scatter = self._scatter.after(step, weight, float(self._decay[-1]))
+        self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
         return True
 
     def estimate(self) -> NoiseScale:
@@ -198,22 +204,19 @@ class NoiseScaleEstimator:
         return NoiseScale(value, low, high, *moments, steps, self.confidence, self.unit)
 
     def _chosen_window(self) -> int:
-        """Index of the shortest window with (4·cv/width)² steps, else of the longest.
+        """Index of the shortest window that should do, else of the longest.
 
-        cv is the coefficient of variation of one step: the standard deviation of S - R·Q over
-        the mean of S, with R, S, Q the longest window's. By the delta method the ratio over n
-        such steps then has the interval R·(1 ± 2·cv/√n), of relative width 4·cv/√n. Scatter is
-        taken from differences of successive steps, which a drift of the moments leaves alone.
+        By the delta method a ratio R over n steps of variation cv has the interval
+        R·(1 ± 2·cv/√n), of relative width 4·cv/√n. For a window of n steps cv is taken over 2n
+        steps or 64, whichever is more, so that no window is chosen by itself.
         """
-        noise_trace, grad_sq_norm = self._averages.mean[-1]
-        if self._scatter.pairs == 0 or grad_sq_norm <= 0 or noise_trace <= 0:
-            return len(self._lengths) - 1
-        ratio = noise_trace / grad_sq_norm
-        mean_weight = float(self._averages.weight[-1] / self._averages.length[-1])
-        ss, sq, qq = self._scatter.covariance(mean_weight)
-        cv_squared = max(ss - 2 * ratio * sq + ratio**2 * qq, 0.0) / noise_trace**2
-        needed = 16 * cv_squared / AUTO_RELATIVE_WIDTH**2
-        return min(int(np.searchsorted(self._lengths, needed)), len(self._lengths) - 1)
+        last = len(self._lengths) - 1
+        for k in range(last):
+            memory = min(max(k + 1, _LEAST_MEMORY), last)
+            needed = 16 * self._scatter.squared_variation(memory) / AUTO_RELATIVE_WIDTH**2
+            if self._scatter.effective_weight(k) >= needed:
+                return k
+        return last
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in lists and floats only."""
@@ -222,8 +225,9 @@ class NoiseScaleEstimator:
             "unit": self.unit,
             "averages": {name: x.tolist() for name, x in self._averages._asdict().items()},
             "scatter": {
-                name: x.tolist() if isinstance(x, np.ndarray) else x
-                for name, x in self._scatter._asdict().items()
+                "level": self._scatter.level.sq_norm,
+                "last": list(self._scatter.last),
+                "sums": self._scatter.sums.tolist(),
             },
         }
 
@@ -245,14 +249,16 @@ class NoiseScaleEstimator:
                 f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
                 " the averages anew."
             )
-        self._averages = Averages(**{k: np.array(v) for k, v in state["averages"].items()})
+        averages = state["averages"]
+        self._averages = Averages(**{name: np.array(averages[name]) for name in Averages._fields})
         scatter = state["scatter"]
-        self._scatter = Scatter(
-            last=np.array(scatter["last"]),
-            last_weight=scatter["last_weight"],
-            pairs=scatter["pairs"],
-            squares=np.array(scatter["squares"]),
-        )
+        if "sums" in scatter:
+            weight, noise, signal = scatter["last"]
+            self._scatter = Scatter(
+                Level(scatter["level"]), (weight, noise, signal), np.array(scatter["sums"])
+            )
+        else:  # saved by 0.1, which sized the window from raw moments
+            self._scatter = Scatter.empty(len(self._lengths))
 
 
 def check_confidence(value: object) -> None:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 import math
+import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator
+from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
 from noisescale.estimator import AUTO_WINDOWS
 from noisescale.fieller import fieller_interval
 from noisescale.recent import RecentSteps
@@ -126,6 +129,80 @@ def test_auto_follows_a_drifting_noise_scale() -> None:
     assert estimate.value == pytest.approx(20, rel=0.2)
 
 
+def rising(steps: int, parts: int, seed: int = 0, directions: int = 50) -> NoiseScaleEstimator:
+    """The noise scale rises from 10 to 100 examples while |G|² falls a hundredfold.
+
+    Every step draws 16 examples' gradients; they are measured in that many equal parts.
+    """
+    rng = np.random.default_rng(seed)
+    progress = np.linspace(0, 1, steps)[:, None, None]
+    signal, noise_scale = 100.0**-progress, 10 ** (1 + progress)
+    gradients = rng.normal(size=(steps, 16, directions))
+    gradients *= np.sqrt(signal * noise_scale / directions)
+    gradients[:, :, :1] += np.sqrt(signal)
+    big = (gradients.mean(axis=1) ** 2).sum(axis=1)
+    means = gradients.reshape(steps, parts, 16 // parts, directions).mean(axis=2)
+    small = (means**2).sum(axis=2).mean(axis=1)
+    estimator = NoiseScaleEstimator()
+    for one, all_ in zip(small, big, strict=True):
+        moments = gradient_moments(one, all_, small_batch=16 / parts, big_batch=16)
+        estimator.update(moments, weight=16)
+    return estimator
+
+
+@pytest.mark.parametrize("steps", [300, 1000])
+@pytest.mark.parametrize("parts", [4, 16])
+def test_auto_keeps_its_width_after_the_noise_scale_has_risen(parts: int, steps: int) -> None:
+    """The window used to be sized from the run's early steps: widths were 1.3 to 3."""
+    answers = [rising(steps, parts, seed).estimate() for seed in range(12)]
+
+    widths = [(answer.high - answer.low) / answer.value for answer in answers]
+    assert 0.25 < np.median(widths) < 0.65, widths
+    assert max(widths) < 0.9, widths
+
+
+def test_two_ways_of_measuring_one_run_show_nearly_the_same() -> None:
+    """By 4 micro-batches and by 16 examples. With too short windows they differ 1.5-fold."""
+    ratios = [
+        rising(600, 4, seed).estimate().value / rising(600, 16, seed).estimate().value
+        for seed in range(12)
+    ]
+
+    apart = np.abs(np.log(ratios))
+    assert np.median(apart) < math.log(1.1), ratios
+    assert apart.max() < math.log(1.35), ratios
+
+
+def test_a_window_forgets_late_where_the_gradient_falls() -> None:
+    """|G|² falls by e² in 64 steps, and a window of 64 steps would average the whole run."""
+    rng = np.random.default_rng(0)
+    signal = np.exp(-np.arange(640) / 32)
+    noise_scale = np.geomspace(10, 40, 640)
+    estimator = estimator_after(
+        signal * noise_scale, signal * (1 + 0.8 * rng.normal(size=640)), np.full(640, 1e6)
+    )
+
+    estimate = estimator.estimate()
+
+    assert estimate.steps < 33
+    assert estimate.value > 36
+
+
+def test_auto_does_not_pick_windows_that_are_narrow_by_luck() -> None:
+    """At B_simple/B = 70; choosing by the interval itself reads 0.62 to 0.77 of the truth."""
+    answers = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        noise = 70 * (1 + 0.01 * rng.normal(size=300))
+        signal = 1 + 1.5 * rng.normal(size=300)
+        answers.append(estimator_after(noise, signal).estimate())
+
+    covered = np.mean([a.low <= 70 <= a.high for a in answers])
+    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 100), covered
+    assert np.median([a.value for a in answers]) == pytest.approx(70, rel=0.06)
+    assert np.median([a.steps for a in answers]) < 250
+
+
 def test_auto_falls_back_to_the_longest_window_while_nothing_is_known() -> None:
     estimator = estimator_after(np.full(300, 20.0), np.full(300, -0.1))
 
@@ -162,6 +239,55 @@ def test_resuming_continues_every_number_exactly() -> None:
 
     assert second.estimate() == whole.estimate()
     assert second.state_dict() == whole.state_dict()
+
+
+def test_a_state_of_version_0_1_goes_on_with_its_averages() -> None:
+    """It was saved with the scatter of raw moments: how long a window has to be is found anew."""
+    estimator = estimator_after(*draws(300))
+    state = estimator.state_dict()
+    state["averages"]["length"] = [7.5] * len(AUTO_WINDOWS)
+    state["scatter"] = {
+        "last": [20.0, 1.0],
+        "last_weight": 1.0,
+        "pairs": 297.3,
+        "squares": [2900.0, 10.0, 80.0],
+    }
+
+    resumed = NoiseScaleEstimator()
+    resumed.load_state_dict(state)
+
+    assert resumed.estimate().steps == pytest.approx(300, rel=1e-3)
+    for s, q in zip(*draws(100, seed=1), strict=True):
+        for each in (estimator, resumed):
+            each.update(GradientMoments(q, s))
+    assert resumed.estimate() == estimator.estimate()
+
+
+def test_auto_is_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
+    """Or ranks on unlike machines would not log the same. OpenBLAS takes its kernel by name."""
+    program = """if True:
+        import random
+        from noisescale import GradientMoments, NoiseScaleEstimator
+
+        random.seed(0)
+        estimator = NoiseScaleEstimator()
+        for step in range(200):
+            signal, noise = random.gauss(1, 1), random.gauss(20, 5)
+            estimator.update(GradientMoments(signal, noise), weight=random.randrange(8, 64))
+            print(repr(estimator.estimate()))
+        print(estimator.state_dict())
+    """
+
+    def estimates(**environment: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert estimates() == estimates(OPENBLAS_CORETYPE="Prescott")
 
 
 def test_a_state_of_another_window_is_refused() -> None:
