@@ -66,6 +66,16 @@ def batch_size_of(batch: Any) -> int:
     return sizes[0]
 
 
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, in an order that ranks share; none if it cannot be gone through."""
+    tensors: list[torch.Tensor] = []
+    try:
+        apply_to_collection(batch, torch.Tensor, tensors.append)
+    except Exception:  # frozen data classes, and what users make themselves
+        return []
+    return tensors
+
+
 @cache
 def _warn_that_sizes_differ() -> None:
     rank_zero_warn(
