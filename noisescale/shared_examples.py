@@ -186,8 +186,8 @@ def warning(share: float) -> str:
         f"Ranks train on the same examples: {share:.0%} of a rank's examples in the first"
         f" {BATCHES} batches were in another rank's batch of the same step, too. The noise scale"
         " reads too low, because it takes the batches of ranks to be independent. Give each rank"
-        " its own examples: by `Trainer(use_distributed_sampler=True)`, by a `DistributedSampler`,"
-        " or by seeding a stream with the rank."
+        " its own examples: by a `DistributedSampler`, which Lightning puts in with"
+        " `Trainer(use_distributed_sampler=True)`, or by seeding a stream with the rank."
     )
 
 

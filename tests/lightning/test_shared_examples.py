@@ -168,7 +168,10 @@ def test_shared_examples_are_reported_once_on_all_ranks(case: str) -> None:
     (message,) = on_ranks[0]
     assert message.startswith(f"Ranks train on the same examples: {share}")
     assert "The noise scale reads too low" in message
-    assert "use_distributed_sampler=True" in message
+    assert message.endswith(
+        " Give each rank its own examples: by a `DistributedSampler`, which Lightning puts in with"
+        " `Trainer(use_distributed_sampler=True)`, or by seeding a stream with the rank."
+    )
 
 
 @pytest.mark.parametrize("case", APART)
