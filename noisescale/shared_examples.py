@@ -82,9 +82,10 @@ class SharedExamples:
         if self.over:
             return None
         try:
-            self._seen.append(row_checksums(tensors))
+            checksums = row_checksums(tensors)
         except Exception:  # of an odd kind of tensor: no reason for training to end
-            self._seen.append(None)
+            checksums = None
+        self._seen.append(checksums)
         if len(self._seen) < BATCHES:
             return None
         self.over = True
@@ -94,10 +95,11 @@ class SharedExamples:
 
     def _largest_share(self) -> float:
         """The largest share of a rank's examples that another rank has, too; 0 if by chance."""
-        mine = [_smallest([one]) for one in self._seen]
+        units = [self._seen[i : i + 1] for i in range(BATCHES)]
         a = self._accumulation
         if a > 1 and a * _FEWEST_WINDOWS <= BATCHES:
-            mine += [_smallest(self._seen[i : i + a]) for i in range(0, BATCHES, a)]
+            units += [self._seen[i : i + a] for i in range(0, BATCHES, a)]
+        mine = [_smallest(batches) for batches in units]
         row = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
         for i, some in enumerate(mine):
             row[i, 0] = len(some)
@@ -109,8 +111,8 @@ class SharedExamples:
         for rank, other in enumerate(gathered):
             if rank != dist.get_rank():
                 theirs = [some[1 : 1 + some[0]] for some in other.cpu().numpy()]
-                for units in (slice(BATCHES), slice(BATCHES, None)):
-                    share = max(share, share_in_common(mine[units], theirs[units]))
+                for of_kind in (slice(BATCHES), slice(BATCHES, None)):
+                    share = max(share, share_in_common(mine[of_kind], theirs[of_kind]))
         largest = torch.tensor(share, device=self._device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
@@ -125,7 +127,7 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
     Args:
         tensors: Of one batch, examples in the first dimension.
     """
-    tensors = [t.detach() for t in tensors if t.dim() and not t.is_sparse]
+    tensors = [t.detach() for t in tensors if t.dim() and t.layout == torch.strided]
     if not tensors or not len(tensors[0]):
         return None
     rows = len(tensors[0])

@@ -188,10 +188,15 @@ def test_independent_batches_are_not_reported(case: str) -> None:
 def test_a_rank_whose_batches_are_of_no_known_kind_does_not_stop_the_others() -> None:
     """It takes part in the exchange, with nothing."""
 
+    class Broken(torch.Tensor):
+        def detach(self) -> Any:
+            raise RuntimeError("not this kind")
+
     class Odd(NoiseScaleMonitor):
         def _look_for_shared_examples(self, batch: Any) -> None:
-            odd = torch.zeros(8, dtype=torch.bool).to_sparse(), object()
-            super()._look_for_shared_examples(odd if dist.get_rank() else batch)
+            odd = [object(), torch.zeros(8).to_sparse(), torch.zeros(8).as_subclass(Broken)]
+            number = self.seen = getattr(self, "seen", -1) + 1
+            super()._look_for_shared_examples(odd[number % 3] if dist.get_rank() else batch)
 
     steps = fit(
         Odd(),
