@@ -349,7 +349,7 @@ class NoiseScaleMeter:
 
     @property
     def _found(self) -> dict[str, Any]:
-        """What the collector found out about the model in its first step."""
+        """What the collector found out about the model in its first steps."""
         if isinstance(self._collector, PerExampleCollector):
             return self._collector.state_dict()
         return self._found_before

@@ -9,8 +9,10 @@ A. One callback at the end of the backward pass. The autograd engine runs such c
    still reads this rank's gradients, all of them in one fused norm.
 B. A hook on every parameter, called when its gradient is accumulated and before DDP takes it.
    Some ten microseconds a parameter, but right where A is not: with `gradient_as_bucket_view`
-   (`p.grad` is the bucket being reduced), and under reentrant activation checkpointing, whose
-   nested backward makes DDP finish before the outer one ends.
+   (`p.grad` is the bucket being reduced), under reentrant activation checkpointing, whose
+   nested backward makes DDP finish before the outer one ends, and for sparse gradients, each of
+   which is a bucket of its own: DDP divides and reduces it in place. Parameters with sparse
+   gradients therefore keep their hooks when A takes over the others.
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
 (which DDP and FSDP use in the same way) and `torch._C._current_graph_task_id`.
@@ -23,7 +25,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -57,6 +59,7 @@ class DdpCollector:
         self._hooks: dict[int, RemovableHandle] = {}
         self._capture_by_hooks = True
         self._hooks_needed = bool(ddp.gradient_as_bucket_view)
+        self._sparse = sparse_gradients(ddp.module, norms.parameters)
         self._probes_left = _PROBING_BACKWARDS
         self._armed = False
         self._capture_average = False
@@ -115,12 +118,7 @@ class DdpCollector:
         self._probes_left -= 1
         if self._probes_left <= 0 and not self._hooks_needed and self._norms_of:
             self._leave_one_hook()
-        every_norm = self.norms.none()
-        # In the order of capture A, so that a resumed run rounds its first sums alike.
-        for _, norms in sorted(self._norms_of.items()):
-            for entry, pieces in enumerate(norms):
-                every_norm[entry].extend(pieces)
-        return self.norms.sums(every_norm)
+        return self.norms.sums(self._with_hooked(self.norms.none()))
 
     def big_sq_norms(self) -> Tensor:
         """This rank's share of |g|² of the averaged gradient."""
@@ -158,11 +156,11 @@ class DdpCollector:
         if self._capture_average:
             self._average.capture_at_backward_end()
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
-        if self._capture_by_hooks and self._ddp.find_unused_parameters:
+        if self._ddp.find_unused_parameters:
             # What a parameter gathered from earlier micro-batches counts, also where this pass
             # leaves it out and its hook stays silent.
             for index, p in enumerate(self.norms.parameters):
-                if p.grad is not None and p.requires_grad:
+                if self._normed_by_hook(index) and p.grad is not None and p.requires_grad:
                     self._norms_of[index] = self.norms.of([Piece(index, p.grad)])
 
     def _on_backward_end(self) -> None:
@@ -170,9 +168,9 @@ class DdpCollector:
             pieces = [
                 Piece(index, p.grad)
                 for index, p in enumerate(self.norms.parameters)
-                if p.grad is not None and p.requires_grad
+                if index not in self._sparse and p.grad is not None and p.requires_grad
             ]
-            self._local_sq_norms = self.norms.sums(self.norms.of(pieces))
+            self._local_sq_norms = self.norms.sums(self._with_hooked(self.norms.of(pieces)))
         self._armed = False
 
     def _on_accumulated(self, index: int, parameter: Parameter) -> None:
@@ -180,10 +178,21 @@ class DdpCollector:
             return
         if torch._C._current_graph_task_id() != self._graph_task:
             self._hooks_needed = True
-        if self._capture_by_hooks and parameter.grad is not None:
+        if self._normed_by_hook(index) and parameter.grad is not None:
             # Reinserted, so that the last one in the dict is the last one that was ready.
             self._norms_of.pop(index, None)
             self._norms_of[index] = self.norms.of([Piece(index, parameter.grad)])
+
+    def _normed_by_hook(self, index: int) -> bool:
+        return self._capture_by_hooks or index in self._sparse
+
+    def _with_hooked(self, every_norm: Norms) -> Norms:
+        """Add what the hooks normed to `every_norm`, and return it."""
+        # In the order of capture A, so that a resumed run rounds its first sums alike.
+        for _, norms in sorted(self._norms_of.items()):
+            for entry, pieces in enumerate(norms):
+                every_norm[entry].extend(pieces)
+        return every_norm
 
     def _install_hooks(self) -> None:
         self._capture_by_hooks = True
@@ -193,12 +202,26 @@ class DdpCollector:
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(hook)
 
     def _leave_one_hook(self) -> None:
-        """Go over to capture A. The parameter that is ready last stays on watch.
+        """Go over to capture A, but for sparse gradients. The last parameter ready stays on watch.
 
         It is there that DDP finishes: should its backward ever be nested (checkpointing that
         starts in mid-run), the step is left out and capture B comes back.
         """
         self._capture_by_hooks = False
         last_ready = next(reversed(self._norms_of))
-        for index in [i for i in self._hooks if i != last_ready]:
+        for index in self._hooks.keys() - self._sparse - {last_ready}:
             self._hooks.pop(index).remove()
+
+
+def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:
+    """Return the indices of the parameters for which DDP expects sparse gradients.
+
+    DDP asks the same modules, once, when it is made. It fails on any other sparse gradient, and
+    on a dense one where it expects a sparse one, so these parameters stay the same all along.
+    """
+    sparse = {
+        id(embedding.weight)
+        for embedding in module.modules()
+        if isinstance(embedding, (nn.Embedding, nn.EmbeddingBag)) and embedding.sparse
+    }
+    return frozenset(index for index, p in enumerate(parameters) if id(p) in sparse)

@@ -7,8 +7,9 @@ about the cost of a quarter of the backward pass, or next to nothing with the no
 alone, which in transformers show the same noise scale (Gray et al. 2024).
 
 The first measured step is a probe (`examples.probe`): it finds the parameters for which this is
-exact, warns about the others, and is not measured itself. From then on the noise scale, big
-batch included, is that of the parameters that are left.
+exact, warns about the others, and is not measured itself. Where some gradients are zero in it (a
+head or a gate that starts at zero) the next steps are probes, too. From then on the noise scale,
+big batch included, is that of the parameters that are left.
 
 Private attribute read here, as of torch 2.13: `Variable._execution_engine.queue_callback`.
 
@@ -148,8 +149,8 @@ class PerExampleCollector:
     def small_sq_norms(self) -> Tensor | None:
         """Sum over backward passes of rows · Σ_i |c_i|², c_i what row i added to `p.grad`.
 
-        None in the first step, which is a probe: there it runs a small collective. Also None if
-        a pass was not captured, or was in a way that cannot be relied on.
+        None in the first step or steps, which are probes: there it runs a small collective. Also
+        None if a pass was not captured, or was in a way that cannot be relied on.
         """
         if self._probe is not None:
             self._settle(self._probe)
@@ -216,7 +217,7 @@ class PerExampleCollector:
                 live.reliable = False
                 self._warn(
                     "Layers disagree on how many rows the batch has, which they did not in the"
-                    " first step: such steps are not measured. Have the batch in front everywhere"
+                    " first steps: such steps are not measured. Have the batch in front everywhere"
                     ' and pass positions as (batch, length), or choose small_batch="micro_batch"'
                     ' or "rank".'
                 )

@@ -21,6 +21,7 @@ from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
 from noisescale.measurement import Measurement, checked_options
 from noisescale.meter import NoiseScaleMeter, check_batch_size
+from noisescale.shared_examples import SharedExamples
 
 
 class NoiseScaleCallback(TrainerCallback, ExportableState):
@@ -129,6 +130,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
         self._start: BackwardStart | None = None
+        self._shared: SharedExamples | None = None
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -188,6 +190,10 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 self._measurement.load_state_dict(self._loaded)
             self._measurement.start()
             self._measuring = True
+            self._shared = None
+            if args.world_size > 1:
+                device = next(called.parameters()).device
+                self._shared = SharedExamples(device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options["small_batch"] == "example" else model
             hook = called.register_forward_hook(self._forward_hook(share_of), with_kwargs=True)
@@ -274,6 +280,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
             batch_size = batch_size_of(examples)
             check_batch_size(batch_size, "What `batch_size_fn` returns")
+            self._look_for_shared_examples(examples)
             self._measurement.meter.before_backward(
                 cast(Tensor, self._start),
                 batch_size,
@@ -282,6 +289,16 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             )
 
         return on_forward
+
+    def _look_for_shared_examples(self, inputs: Mapping[str, Any]) -> None:
+        """Say once if ranks have the same ones. Costs the first batches alone."""
+        if self._shared is None:
+            return
+        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+        if (message := self._shared.look(tensors)) is not None:
+            host.warn(message)
+        if self._shared.over:
+            self._shared = None
 
     def _interrupt(self) -> None:
         if self._measurement is not None:

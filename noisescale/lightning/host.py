@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core import rank_zero
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
@@ -92,6 +93,16 @@ def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
     if loaders is None or len(loaders.flattened) < 2:
         return examples_in(batch)
     return examples_of_loaders(loaders.iterables, batch)
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, in an order that ranks share; none if it cannot be gone through."""
+    tensors: list[torch.Tensor] = []
+    try:
+        apply_to_collection(batch, torch.Tensor, tensors.append)
+    except Exception:  # frozen data classes, and what users make themselves
+        return []
+    return tensors
 
 
 def is_compiled(module: pl.LightningModule) -> bool:

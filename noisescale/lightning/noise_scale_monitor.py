@@ -28,6 +28,7 @@ from noisescale.lightning.tensorboard_layout import charts, merged_into
 from noisescale.measurement import Measurement, checked_options
 from noisescale.meter import check_batch_size
 from noisescale.moments import GradientMoments
+from noisescale.shared_examples import SharedExamples
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -151,6 +152,7 @@ class NoiseScaleMonitor(host.Callback):
         self._local_batch_size: float = 0
         self._batch_idx = 0
         self._trained: set[int] = set()
+        self._shared: SharedExamples | None = None
         self._stepped = False
         self._layouts = ExitStack()
 
@@ -235,6 +237,11 @@ class NoiseScaleMonitor(host.Callback):
             measurement.load_state_dict(of_it)
         self._measuring = bool(self._measurements)
         self._trained = ids_of_trained(trainer)
+        self._shared = None
+        if trainer.world_size > 1:
+            self._shared = SharedExamples(
+                trainer.strategy.root_device, trainer.accumulate_grad_batches
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
@@ -256,6 +263,7 @@ class NoiseScaleMonitor(host.Callback):
                     " all of them."
                 )
             self._local_batch_size = self.examples_in(batch)
+            self._look_for_shared_examples(batch)
             self._batch_idx = batch_idx
             self._stepped = False
 
@@ -343,6 +351,15 @@ class NoiseScaleMonitor(host.Callback):
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
+
+    def _look_for_shared_examples(self, batch: Any) -> None:
+        """Say once a fit if ranks have the same ones. Costs the first batches alone."""
+        if self._shared is None:
+            return
+        if (message := self._shared.look(host.tensors_of(batch))) is not None:
+            host.rank_zero_warn(message)
+        if self._shared.over:
+            self._shared = None
 
     def _interrupt(self) -> None:
         for measurement in self._measurements:

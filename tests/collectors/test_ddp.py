@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from noisescale.collectors.averaged_gradient import share_of
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
 
 STEPS = 4
@@ -208,6 +209,98 @@ def test_reentrant_checkpointing_that_starts_later_costs_one_step() -> None:
         expected = [expected_locals[rank] for _, _, expected_locals, _ in result["rows"]]
         assert locals_[2] is None
         assert [*locals_[:2], locals_[3]] == pytest.approx([*expected[:2], expected[3]], rel=1e-6)
+
+
+class SparseNet(nn.Module):
+    """Two tables with sparse gradients; ids occur several times, also within an example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ids = nn.Embedding(20, 8, sparse=True)
+        self.bags = nn.EmbeddingBag(20, 8, mode="sum", sparse=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last((self.ids(ids).sum(1) + self.bags(ids)).tanh())
+
+
+def loss_of_ids(model: nn.Module, step: int, micro: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
+    loss: Tensor = model(torch.randint(20, (3 + rank, 6), generator=generator)).square().mean()
+    return loss
+
+
+def sparse_oracle(model: SparseNet, step: int, micros: int, ranks: int) -> list[list[Tensor]]:
+    """The dense gradient of every micro-batch of every rank, in float64, without DDP."""
+    gradients = []
+    for rank in range(ranks):
+        of_rank = []
+        for micro in range(micros):
+            plain = copy.deepcopy(model).double()
+            loss_of_ids(plain, step, micro, rank).backward()
+            dense = [p.grad.to_dense().flatten() for p in plain.parameters() if p.grad is not None]
+            of_rank.append(torch.cat(dense))
+        gradients.append(of_rank)
+    return gradients
+
+
+@pytest.mark.parametrize("by_micro_batch", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "micros", "options"),
+    [
+        (2, 1, {}),
+        (2, 3, {}),
+        (3, 2, {}),
+        (2, 2, {"gradient_as_bucket_view": True}),
+        (2, 2, {"find_unused_parameters": True}),
+        (2, 1, {"static_graph": True}),
+    ],
+)
+def test_norms_of_sparse_gradients_are_those_of_brute_force(
+    ranks: int, micros: int, options: dict[str, Any], by_micro_batch: bool
+) -> None:
+    """DDP divides and reduces sparse gradients in place while the backward pass still runs."""
+
+    def measured() -> list[tuple[float, float, float, float]]:
+        rank, model = dist.get_rank(), SparseNet()
+        ddp = DistributedDataParallel(model, **options)
+        norms = GradientNorms(trained_parameters(model.named_parameters(), None))
+        collector: Any = DdpCollector(ddp, norms)
+        if by_micro_batch:
+            collector = MicroBatchCollector(norms, ddp.process_group)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        rows = []
+        for step in range(6):
+            gradients = sparse_oracle(model, step, micros, ranks)
+            optimizer.zero_grad()
+            for micro in range(micros):
+                with nullcontext() if micro == micros - 1 else ddp.no_sync():
+                    loss = loss_of_ids(ddp, step, micro, rank)
+                    collector.before_backward(loss, 1, capture_average=step % 2 == 0)
+                    loss.backward()
+            small, share = collector.small_sq_norms(), collector.big_sq_norms()
+            dist.all_reduce(share)
+            parts = gradients[rank] if by_micro_batch else [torch.stack(gradients[rank]).sum(0)]
+            average = torch.stack([torch.stack(some).sum(0) for some in gradients]).mean(0)
+            rows.append(
+                (
+                    small.item(),
+                    sum(g.square().sum().item() for g in parts),
+                    share.item(),
+                    average.square().sum().item(),
+                )
+            )
+            collector.reset()
+            optimizer.step()
+        return rows
+
+    results = on_ranks(ranks, measured)
+
+    for rows in results:
+        for small, expected_small, big, expected_big in rows:
+            assert small == pytest.approx(expected_small, rel=1e-6)
+            assert big == pytest.approx(expected_big, rel=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

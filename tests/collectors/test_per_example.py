@@ -511,6 +511,155 @@ def test_what_cannot_be_measured_is_left_out_and_the_rest_is_exact(case: str) ->
     check(model, collector, [batch])
 
 
+class ReZero(nn.Module):
+    """A residual block behind a gate of zero. Its gradients are zero until the gate opens."""
+
+    def __init__(self, reused: bool, closed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.gate = nn.Parameter(torch.zeros(1), requires_grad=not closed)
+        self.reused = reused
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.inner(x.tanh())
+        if self.reused:
+            y = y + F.linear(x.cos(), self.inner.weight)
+        return self.last(x + self.gate * y)
+
+
+class LowRank(nn.Module):
+    """LoRA: two projections have one A, and a B of zeros each."""
+
+    def __init__(self, reused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.value = (nn.Linear(6, 3).requires_grad_(False) for _ in range(2))
+        self.a = nn.Linear(6, 2, bias=False)
+        self.b_query, self.b_value = (nn.Linear(2, 3, bias=False) for _ in range(2))
+        nn.init.zeros_(self.b_query.weight)
+        nn.init.zeros_(self.b_value.weight)
+        self.reused = reused
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(x.cos(), self.a.weight) if self.reused else x[:, :2]
+        query = self.query(x) + self.b_query(self.a(x))
+        return query.sin() + self.value(x) + self.b_value(low)
+
+
+class ZeroHead(nn.Module):
+    """The head starts at zero, and the embedding's weight may be used by a function, too."""
+
+    def __init__(self, reused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.body, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(11, 11)
+        nn.init.zeros_(self.head.weight)
+        self.reused = reused
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.body(self.wte(ids)).tanh()
+        return self.head(F.linear(x, self.wte.weight) if self.reused else F.pad(x, (0, 3)))
+
+
+OTHERWISE = "(used otherwise than by their module's forward alone)"
+ZERO_AT_FIRST: dict[str, tuple[Callable[[bool], nn.Module], Batch, dict[bool, str]]] = {
+    "ReZero": (
+        ReZero,
+        numbers(4, 6),
+        {
+            False: "gate (in layers without a formula for one example's gradient).",
+            True: f"inner.weight {OTHERWISE};"
+            " gate (in layers without a formula for one example's gradient).",
+        },
+    ),
+    "LoRA": (LowRank, numbers(4, 6), {False: "", True: f"a.weight {OTHERWISE}."}),
+    "head of zeros": (ZeroHead, tokens(4), {False: "", True: f"wte.weight {OTHERWISE}."}),
+}
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("case", ZERO_AT_FIRST)
+def test_what_has_a_gradient_of_zeros_is_judged_when_it_has_another(
+    case: str, reused: bool
+) -> None:
+    """The sum over examples and autograd's gradient agree where both are zero, whatever is used."""
+    make_model, batch, expected = ZERO_AT_FIRST[case]
+    model = make_model(reused)
+    collector = collector_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    measured = []
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            measured.append(step(model, collector, [batch])[0])
+            optimizer.step()
+
+    assert measured == [None, None]
+    assert [str(w.message).split("Left out: ")[1] for w in caught] == [
+        message for message in [expected[reused]] if message
+    ]
+    for _ in range(3):
+        check(model, collector, [batch])
+        optimizer.step()
+
+
+def test_what_stays_zero_is_left_out_in_the_end() -> None:
+    model, batch = ReZero(reused=False, closed=True), numbers(4, 6)
+    collector = collector_of(model)
+
+    with pytest.warns(UserWarning, match="Left out") as caught:
+        measured = [step(model, collector, [batch])[0] for _ in range(9)]
+
+    (warning,) = caught
+    assert [small is None for small in measured] == [True] * 8 + [False]
+    assert str(warning.message).endswith(
+        "Left out: inner.weight, inner.bias (whose gradient was zero in the first 8 measured"
+        " steps)."
+    )
+    check(model, collector, [batch])
+
+
+def test_steps_that_are_not_finite_are_none_of_those_looked_at() -> None:
+    model, batch = ReZero(reused=True), numbers(4, 6)
+    collector = collector_of(model)
+    infinite = batch[0] * torch.inf, batch[1]
+
+    step(model, collector, [batch])
+    for _ in range(10):
+        assert step(model, collector, [infinite])[0] is None
+    model.gate.data.fill_(0.3)
+
+    with pytest.warns(UserWarning, match=r"Left out: inner\.weight \(used otherwise"):
+        assert step(model, collector, [batch])[0] is None
+    check(model, collector, [batch])
+
+
+def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
+    def measured() -> tuple[int, list[str]]:
+        model = DistributedDataParallel(ReZero(reused=False))
+        model.module.gate.data.fill_(0.5)
+        collector = collector_of(model, group=model.process_group)
+        x, y = numbers(4, 6, seed=dist.get_rank())
+        steps = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while collector._probe is not None:
+                steps += 1
+
+                def loss(model: nn.Module, batch: Batch) -> Tensor:
+                    return mean_loss(model, batch) * dist.get_rank()
+
+                step(model, collector, [(x, y)], loss=loss)
+        return steps, collector.norms.names
+
+    for steps, names in on_ranks(2, measured):
+        assert steps == 1
+        assert "inner.weight" in names
+
+
 def test_tokens_counted_and_flattened_rows_are_told_apart() -> None:
     model, batch = Flattened(), tokens(4)
 

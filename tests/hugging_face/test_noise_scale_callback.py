@@ -3,6 +3,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from fits import FEATURES, Opaque, data, network
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     BatchEncoding,
@@ -645,3 +647,21 @@ def test_compiled_and_checkpointed_models_are_measured_alike(
     more = {"activation_checkpointing": "activation_checkpointing_kwargs" in more, **more}
 
     assert trace(**more) == pytest.approx(trace(), rel=1e-5)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_ranks_that_share_examples_are_warned_about(distributed: bool) -> None:
+    class OneForAll(Trainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(digits(), batch_size=4)
+
+    def said() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(NoiseScaleCallback(), kind=Trainer if distributed else OneForAll, max_steps=18)
+        return [str(w.message) for w in caught if "Ranks train" in str(w.message)]
+
+    first, second = on_ranks(2, as_torchrun(said))
+
+    assert len(first) == (not distributed)
+    assert second == []

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters' per-example norms can be trusted: found out in the first measured step.
+"""Which parameters' per-example norms can be trusted: found out in the first measured steps.
 
 A layer's hooks see one use of its parameters, and nothing of others: weights tied to another
 module or used by a function (`F.linear(x, embedding.weight)`), a module called twice, or whose
 forward is bypassed. So in the first step every parameter's gradients, summed over examples, are
 compared with the gradient that autograd computed; whatever does not agree is left out.
+
+A gradient of zeros agrees with anything that is multiplied by zero, as is all of a ReZero block,
+the A of LoRA, and what is below a head of zeros, until the first update. Such a parameter is
+looked at again in the next steps, `LOOKS` at most, and then left out.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch.nn import Parameter
 
 from noisescale.collectors.examples.hooks import Use
 from noisescale.collectors.examples.layers import ConvLayer, GroupNormLayer, Layer
-from noisescale.collectors.examples.verdicts import Verdict
+from noisescale.collectors.examples.verdicts import LOOKS, Verdict
 
 # Of the gradient's norm. The hooks' sums and autograd's differ by rounding alone; a second use of
 # a parameter that adds less than this goes unnoticed, and matters as little.
@@ -62,6 +66,8 @@ class Probe:
         self._constants = {_address(c) for c in constants if c.numel()}
         candidates = [index for layer in layers for index in layer.indices.values()]
         self._candidates = candidates
+        self._compared = [False] * len(parameters)
+        self._looks_left = LOOKS
         self._handles = [
             parameters[index].register_hook(lambda g, index=index: self._on_gradient(index, g))
             for index in candidates
@@ -144,28 +150,44 @@ class Probe:
         """Return the verdicts that all ranks agree on; None: look at another step.
 
         Runs one collective and waits for the device. A step with infinite gradients, as a loss
-        scale that is still too large makes, tells nothing.
+        scale that is still too large makes, says nothing. One in which a parameter's gradient is
+        zero on all ranks says nothing of that parameter.
         """
         conclusive = self._any_gradient
         checks = torch.stack([c for *_, c in self._checks]).tolist() if self._checks else []
         checked = set()
+        compared = list(self._compared)
         for (index, noise, _), (off, norm, spread) in zip(self._checks, checks, strict=True):
             conclusive &= math.isfinite(off) and math.isfinite(norm)
             checked.add(index)
+            compared[index] |= norm > 0
             if not off <= _TOLERANCE * norm + noise * spread:
                 self._judge(index, Verdict.USED_ELSEWHERE)
         for index in self._candidates:
             if index not in checked:
                 self._judge(index, Verdict.NO_GRADIENT)
         found = [max(v, self._found.get(i, v)) for i, v in enumerate(self._before)]
-        votes = torch.tensor([not conclusive, *found], device=self._parameters[0].device)
+        votes = torch.tensor([not conclusive, *found, *compared], device=self._parameters[0].device)
         if group is not None:
             dist.all_reduce(votes, dist.ReduceOp.MAX, group)
-        undecided, *agreed = votes.tolist()
-        if undecided:
-            self.begin_step()
+        inconclusive, *rest = votes.tolist()
+        self.begin_step()
+        if inconclusive:
             return None
-        return [Verdict(v) for v in agreed]
+        agreed = [Verdict(v) for v in rest[: len(found)]]
+        self._compared = [bool(c) for c in rest[len(found) :]]
+        zero = [
+            index
+            for index in self._candidates
+            if agreed[index] == Verdict.MEASURED and not self._compared[index]
+        ]
+        self._looks_left -= 1
+        if zero and self._looks_left > 0:
+            self._before = agreed
+            return None
+        for index in zero:
+            agreed[index] = Verdict.ZERO_GRADIENT
+        return agreed
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""

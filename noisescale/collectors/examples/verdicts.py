@@ -15,6 +15,10 @@ from noisescale.collectors.examples.layers import ALL, NORMALIZATION, Layer, kin
 
 _NAMES = 4  # named for every reason in a message
 
+# Measured steps that are looked at for a gradient that is not zero. A gate of zeros takes two, a
+# warm-up that starts at a learning rate of zero one more.
+LOOKS = 8
+
 
 class Verdict(IntEnum):
     """What is to become of a parameter. The greatest of several, over passes and ranks, counts."""
@@ -27,10 +31,12 @@ class Verdict(IntEnum):
     TIED = 5
     NO_FORMULA = 6
     NOT_ASKED_FOR = 7
+    ZERO_GRADIENT = 8  # found last, of what nothing else is known of; states hold these numbers
 
 
 REASONS = {
     Verdict.NO_GRADIENT: "without a gradient in the first measured step",
+    Verdict.ZERO_GRADIENT: f"whose gradient was zero in the first {LOOKS} measured steps",
     Verdict.USED_ELSEWHERE: "used otherwise than by their module's forward alone",
     Verdict.NOT_BATCH_FIRST: "in layers whose input has not one row for each of the batch",
     Verdict.USED_TWICE: "in modules called more than once",
