@@ -30,17 +30,15 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 if len(cells) not in (0, width):
                     raise ValueError(
                         f"`{printable(path)}` must have {width} cells in each line, got"
-                        f" {len(cells)} in line"
-                        f" {reader.line_num}. Mend or remove that line: it may have a comma within"
-                        " a number, be damaged, or still be written."
+                        f" {len(cells)} in line {reader.line_num}. Mend or remove that line: it"
+                        " may have a comma within a number, be damaged, or still be written."
                     )
                 if cells:
                     yield reader.line_num, cells
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(
                 f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
-                f" {reader.line_num}."
-                " Name another file, or save it as CSV."
+                f" {reader.line_num}. Name another file, or save it as CSV."
             ) from error
 
 

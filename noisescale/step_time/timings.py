@@ -99,9 +99,7 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
         except ValueError as reason:
             raise ValueError(
                 f"`{printable(path)}` must have positive numbers, whole ones of accumulation,"
-                " devices and"
-                f" nodes, got {cells!r} in line {number}."
-                " Mend or remove that line."
+                f" devices and nodes, got {cells!r} in line {number}. Mend or remove that line."
             ) from reason
     if not timings:
         raise ValueError(
