@@ -15,6 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.util.tensor_util import make_ndarray
 
 from noisescale.logged_tags import name_in
+from noisescale.printable import printable
 
 FRAME = 16
 """Bytes around each record in a file: its length, and two checksums."""
@@ -71,14 +72,14 @@ def _scalars(
             others |= {value.tag: None for value in Event.FromString(record).summary.value}
     if not whole:
         raise ValueError(
-            f"`{path}` must hold events, got {size} bytes without a whole one."
+            f"`{printable(path)}` must hold events, got {size} bytes without a whole one."
             " Name the folder of a run that was logged."
         )
     if whole < size and not allow_truncated:
         raise ValueError(
-            f"`{path}` must end with a whole record, got {size - whole:,} bytes after the last one"
-            f" that can be read (step {last_step}). If it is still being written, or what follows"
-            " may be lost, read on with `allow_truncated=True` (`--allow-truncated`)."
+            f"`{printable(path)}` must end with a whole record, got {size - whole:,} bytes after"
+            f" the last one that can be read (step {last_step}). If it is still being written, or"
+            " what follows may be lost, read on with `allow_truncated=True`."
         )
 
 
@@ -104,7 +105,8 @@ def _number(value: Summary.Value, path: Path, step: int) -> float:
     )
     if not np.isfinite(number):
         raise ValueError(
-            f"`{value.tag}` must be finite, got {number} at step {step} of {path}."
+            f"`{printable(value.tag)}` must be finite, got {number} at step {step} of"
+            f" {printable(path)}."
             " NoiseScaleMonitor never logs that: mend what wrote it."
         )
     return number

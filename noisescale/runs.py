@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisescale.csv_files import csv_lines
 from noisescale.history import COLUMNS, History
 from noisescale.logged_tags import ROOT, name_in, prefix_of
+from noisescale.printable import printable
 
 _COLUMN_OF = {
     "simple": "noise_scale",
@@ -61,7 +62,7 @@ def read_run(
         columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
     else:
         columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
-    return _history(columns, str(path), prefix, others)
+    return _history(columns, printable(path), prefix, others)
 
 
 def history_from_scalars(
@@ -96,7 +97,7 @@ def history_from_scalars(
         columns[tag] = np.full(len(rows), math.nan)
         known = np.isin(steps, rows)
         columns[tag][np.searchsorted(rows, steps[known])] = values[known]
-    return _history(columns, source, prefix, list(scalars))
+    return _history(columns, printable(source), prefix, list(scalars))
 
 
 def _run_in(path: Path) -> Path:
@@ -104,7 +105,9 @@ def _run_in(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise FileNotFoundError(f"`run` must be a folder or a file, got {path}, which is neither.")
+        raise FileNotFoundError(
+            f"`run` must be a folder or a file, got {printable(path)}, which is neither."
+        )
     if any(True for pattern in _FILES for _ in path.glob(pattern)):
         return path
     runs = sorted({file.parent for pattern in _FILES for file in path.rglob(pattern)})
@@ -112,12 +115,14 @@ def _run_in(path: Path) -> Path:
         return runs[0]
     if not runs:
         raise ValueError(
-            f"`{path}` must hold a run, got no event file of TensorBoard and no metrics.csv in it."
+            f"`{printable(path)}` must hold a run, got no event file of TensorBoard and no"
+            " metrics.csv in it."
             " Name the folder that the logger wrote to, such as lightning_logs/version_0."
         )
-    shown = ", ".join(str(run.relative_to(path)) for run in runs[:5])
+    shown = ", ".join(printable(run.relative_to(path)) for run in runs[:5])
     raise ValueError(
-        f"`{path}` must hold one run, got {len(runs)}: {shown}{', ...' if len(runs) > 5 else ''}."
+        f"`{printable(path)}` must hold one run, got {len(runs)}:"
+        f" {shown}{', ...' if len(runs) > 5 else ''}."
         " Name one of them."
     )
 
@@ -128,6 +133,13 @@ def _read_csv(path: Path, prefix: str) -> tuple[dict[str, NDArray[np.float64]], 
     named = ((k, name_in(tag, prefix)) for k, tag in enumerate(names))
     ours = {k: name for k, name in named if name is not None}
     values: dict[str, list[float]] = {name: [] for name in ours.values()}
+    if len(values) < len(ours):
+        twice = next(name for name in values if list(ours.values()).count(name) > 1)
+        alike = ", ".join(names[k] for k, name in ours.items() if name == twice)
+        raise ValueError(
+            f"`{printable(path)}` must have one column of each metric, got {printable(alike)}."
+            " Remove those of another run."
+        )
     for number, line in lines:
         if not any(line[k] for k in ours):
             continue  # another callback's metrics
@@ -146,7 +158,7 @@ def _cell(text: str, path: Path, line: int, name: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(
-            f"`{name}` must be finite, got {text!r} in line {line} of {path}."
+            f"`{printable(name)}` must be finite, got {text!r} in line {line} of {printable(path)}."
             " NoiseScaleMonitor never logs that: mend what wrote it."
         )
     return value
@@ -167,7 +179,7 @@ def _history(
                 f"`optimizer` must be one that was measured in {source}, got {number}."
                 " Leave it out for the first."
             )
-        has = f"{', '.join(others[:5])}" if others else "nothing else"
+        has = printable(", ".join(others[:5])) if others else "nothing else"
         raise ValueError(
             f"`{source}` must be a run with NoiseScaleMonitor, got no {prefix}{missing[0]} in it"
             f" (but {has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer."

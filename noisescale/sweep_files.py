@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from noisescale.csv_files import csv_lines
+from noisescale.printable import printable
 
 
 class Sweep(NamedTuple):
@@ -46,13 +47,16 @@ def read_sweeps(
     lines = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows]
     if not lines:
         raise ValueError(
-            f"`{path}` must have a line of column names and lines of numbers, got"
+            f"`{printable(path)}` must have a line of column names and lines of numbers, got"
             f" {len(names)} names and no numbers. Give columns batch_size and {measured}."
         )
     size_name = _column(path, names, "batch_size", batch_size_column)
     measured_name = _column(path, names, measured, measured_column)
     if by is not None and by not in names:
-        raise ValueError(f"`by` must be a column of {path}, got {by!r}. It has {', '.join(names)}.")
+        raise ValueError(
+            f"`by` must be a column of {printable(path)}, got {by!r}."
+            f" It has {printable(', '.join(names))}."
+        )
     if by is None:
         _refuse_several_curves(path, names, [line for _, line in lines])
     sweeps: dict[str, Sweep] = {}
@@ -71,7 +75,8 @@ def _column(path: Path, names: Sequence[str], begins: str, given: str | None) ->
         return matching[0]
     wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
     raise ValueError(
-        f"`{path}` must have one column {wanted}, got {', '.join(names) or 'none'}."
+        f"`{printable(path)}` must have one column {wanted}, got"
+        f" {printable(', '.join(names)) or 'none'}."
         f" Name the one that is meant {begins!r}, with commas between columns."
     )
 
@@ -83,8 +88,9 @@ def _refuse_several_curves(
         values = {line[name] for line in lines}
         if len(values) > 1 and not any(_is_number(value) for value in values):
             raise ValueError(
-                f"`by` must tell the curves of {path} apart, got none for {len(values)} values of"
-                f" {name!r}. Give a file of one curve, or pass `--by {name}` to `noisescale fit`."
+                f"`by` must tell the curves of {printable(path)} apart, got none for"
+                f" {len(values)} values of {name!r}. Give a file of one curve, or pass"
+                f" `--by {printable(name)}` to `noisescale fit`."
             )
 
 
@@ -99,7 +105,8 @@ def _is_number(text: str) -> bool:
 def _number(path: Path, line: int, name: str, text: str) -> float:
     if not _is_number(text):
         raise ValueError(
-            f"`{name}` must be a number, got {text!r} in line {line} of {path}."
+            f"`{printable(name)}` must be a number, got {text!r} in line {line} of"
+            f" {printable(path)}."
             " Leave out runs that did not reach the goal."
         )
     return float(text)

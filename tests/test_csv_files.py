@@ -42,12 +42,32 @@ def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
             "`{path}` must be a CSV file in UTF-8, got field larger than field limit (131072) after"
             " line 2. Name another file, or save it as CSV.",
         ),
+        (
+            b"steps,batch_size,steps,steps\n1,8,2,3\n",
+            "`{path}` must name each column once, got 'steps' in columns 1, 3 and 4. Remove or"
+            " rename all but one of them.",
+        ),
     ],
-    ids=["more cells", "fewer cells", "no text", "one endless cell"],
+    ids=["more cells", "fewer cells", "no text", "one endless cell", "one name for three columns"],
 )
 def test_files_that_are_no_table_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content)
 
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
+        list(csv_lines(path))
+
+
+def test_columns_without_a_name_may_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("batch_size,,\n8,,\n")
+
+    assert list(csv_lines(path)) == [(1, ["batch_size", "", ""]), (2, ["8", "", ""])]
+
+
+def test_a_path_cannot_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31m.csv"
+    path.write_text("a,a\n")
+
+    with pytest.raises(ValueError, match=r"\\x1b\[31m.csv` must name each column once"):
         list(csv_lines(path))

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `noisescale predict`, `fit`, `profile`.
 
-A bad argument or file ends with one line that names it and its remedy, and exit code 2.
+A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 import typer
 
 from noisescale.cli import fit, predict, profile
+from noisescale.printable import printable
 
 app = typer.Typer(
     name="noisescale",
@@ -24,11 +27,29 @@ app.command("predict")(predict.predict_run)
 app.command("fit")(fit.fit_sweep)
 app.command("profile")(profile.profile_steps)
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of click, which newer versions of typer have a copy of and do not export."""
+
 
 def main() -> None:
-    """Run the command line; errors about values and files become one line and exit code 2."""
+    """Run the command line; errors about options, values and files become one line and code 2."""
     try:
-        app()
+        code = app(prog_name=app.info.name, standalone_mode=False)
+    except _UsageError as error:
+        if not sys.argv[1:]:
+            error.show()  # the help
+            sys.exit(2)
+        command = error.ctx.command_path if error.ctx else app.info.name
+        _refuse(f"{error.format_message().rstrip()} See `{command} --help`.")
     except (ValueError, OSError) as error:
-        print(f"noisescale: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except typer.Abort:
+        _refuse("Aborted.", code=1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str, code: int = 2) -> None:
+    """End with one line. Lightning's errors have several; names in files cannot add any."""
+    line = re.sub(r"\s*\n\s*", " ", message)
+    print(f"noisescale: {printable(line)}", file=sys.stderr)
+    sys.exit(code)

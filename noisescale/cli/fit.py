@@ -5,10 +5,18 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from noisescale.cli.values import flags_of
+from noisescale.printable import printable_json
+from noisescale.renamed import renamed
+
+if TYPE_CHECKING:
+    from noisescale.sweep import TradeoffFit
 
 
 def fit_sweep(
@@ -36,12 +44,27 @@ def fit_sweep(
     from noisescale.sweep import fit_tradeoff
     from noisescale.sweep_files import read_sweeps
 
-    curves = read_sweeps(
-        sweep, batch_size_column=batch_size_column, measured_column=steps_column, by=by
-    )
-    with warnings.catch_warnings():
+    flags = flags_of(fit_sweep)
+    with renamed(flags):
+        curves = read_sweeps(
+            sweep, batch_size_column=batch_size_column, measured_column=steps_column, by=by
+        )
+    columns = {"batch_sizes": batch_size_column or "batch_size", "steps": steps_column or "steps"}
+    with warnings.catch_warnings(), renamed(columns):
         warnings.simplefilter("ignore")  # the tables have them
         fits = {name: fit_tradeoff(*curve) for name, curve in curves.items()}
+    with renamed(flags):
+        _show(fits, by, as_json, unit, optimal_batch_size, confidence)
+
+
+def _show(
+    fits: Mapping[str, TradeoffFit],
+    by: str | None,
+    as_json: bool,
+    unit: str,
+    optimal_batch_size: float | None,
+    confidence: float,
+) -> None:
     if as_json:
         from noisescale.report.records import fit_as_dict
 
@@ -51,7 +74,8 @@ def fit_sweep(
             )
             for name, fit in fits.items()
         }
-        print(json.dumps(records if by else records[""], indent=2, ensure_ascii=False))
+        shown = records if by else records[""]
+        print(printable_json(json.dumps(shown, indent=2, ensure_ascii=False)))
         return
     from noisescale.report.text import print_fit
 

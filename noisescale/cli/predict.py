@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisescale.cli.values import numbers
+from noisescale.cli.values import flags_of, numbers
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
     from noisescale.history import History
@@ -72,29 +74,36 @@ def predict_run(
     from noisescale.runs import read_run
     from noisescale.step_time import fit_step_time, read_timings
 
-    history = read_run(run, optimizer=optimizer, allow_truncated=allow_truncated)
-    prediction = predict(
-        history,
-        numbers("batch-sizes", batch_sizes),
-        numbers("devices", devices),
-        price_per_device_hour,
-        hour_worth=hour_worth,
-        calibration=_calibration(history, calibration, sweep, branches, branch_step),
-        step_time=None if step_times is None else fit_step_time(read_timings(step_times)),
-        max_device_batch_size=max_device_batch_size,
-        devices_per_node=devices_per_node,
-        unit=unit,
-    )
+    flags = flags_of(predict_run)
+    with renamed(flags):
+        history = read_run(run, optimizer=optimizer, allow_truncated=allow_truncated)
+    kappa = _calibration(history, calibration, sweep, branches, branch_step)
+    step_time = None if step_times is None else fit_step_time(read_timings(step_times))
+    others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
+    with renamed(flags | others):
+        prediction = predict(
+            history,
+            numbers("batch-sizes", batch_sizes),
+            numbers("devices", devices),
+            price_per_device_hour,
+            hour_worth=hour_worth,
+            calibration=kappa,
+            step_time=step_time,
+            max_device_batch_size=max_device_batch_size,
+            devices_per_node=devices_per_node,
+            unit=unit,
+        )
     if html is not None:
-        prediction.to_html(html)
+        with renamed({"path": "--html"}):
+            prediction.to_html(html)
     if as_json:
-        print(prediction.to_json())
+        print(printable_json(prediction.to_json()))
         return
     from noisescale.report.text import print_report
 
     print_report(prediction)
     if html is not None:
-        print(f"Report: {html}")
+        print(f"Report: {printable(html)}")
 
 
 def _calibration(
@@ -121,7 +130,8 @@ def _calibration(
         )
     if sweep is not None:
         (curve,) = read_sweeps(sweep).values()
-        with warnings.catch_warnings():
+        names = {"batch_sizes": "batch_size", "history": "run", "kappa": "--sweep"}
+        with warnings.catch_warnings(), renamed(names):
             warnings.simplefilter("ignore")  # they are among those of the prediction
             return Calibration.from_sweep(history, fit_tradeoff(*curve))
     if branches is not None:
@@ -131,5 +141,9 @@ def _calibration(
                 " Give the step of the run that the branches started from."
             )
         (curve,) = read_sweeps(branches, measured="loss").values()
-        return Calibration.from_branches(noise_scale_at(history, branch_step), *curve)
+        with renamed({"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}):
+            noise_scale = noise_scale_at(history, branch_step)
+        names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "--branches"}
+        with renamed(names):
+            return Calibration.from_branches(noise_scale, *curve)
     return kappa

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from noisescale.cli.values import numbers
+from noisescale.cli.values import flags_of, numbers
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +68,9 @@ def profile_steps(
     if output.exists():
         read_timings(output)  # fails now, not after the timing, if it is no file of timings
     elif not output.parent.is_dir():
-        raise FileNotFoundError(f"`{output}` must be in a folder that is there. Make it first.")
+        raise FileNotFoundError(
+            f"`--output` must be in a folder that is there, got {str(output)!r}. Make it first."
+        )
     module, examples = _module_and_data(target, data)
 
     from noisescale.lightning.profiling import examples_per_second, profile_step_times
@@ -84,7 +88,7 @@ def profile_steps(
                 f" {examples_per_second(timing):,.0f} examples/s. Timing more..."
             )
 
-        with _told_in_a_line():
+        with renamed(flags_of(profile_steps)), _told_in_a_line():
             timings = profile_step_times(
                 module,
                 examples,
@@ -102,7 +106,7 @@ def profile_steps(
     if not _first():
         return
     for reason in reasons:
-        console.print(reason)
+        console.print(printable(reason), markup=False)
     if not timings:
         raise ValueError(
             "`--device-batch-sizes` must begin with one that fits in memory, got none that does."
@@ -111,10 +115,12 @@ def profile_steps(
     knee = _knee(timings)
     if as_json:
         rows = [asdict(timing) for timing in timings]
-        print(json.dumps({"step_times": rows, "knee": knee, "stopped": reasons}, indent=1))
+        found = {"step_times": rows, "knee": knee, "stopped": reasons}
+        print(printable_json(json.dumps(found, indent=1)))
     else:
         Console(highlight=False).print(_table(timings, knee))
-    console.print(f"Next: noisescale predict RUN --step-times {output}")
+    said = f"Next: noisescale predict RUN --step-times {printable(output)}"
+    console.print(said, markup=False, soft_wrap=True)
 
 
 def _module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
@@ -127,12 +133,13 @@ def _module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
         examples = made(data, load(data))
     if not hasattr(module, "training_step"):
         raise ValueError(
-            f"`{target}` must be a LightningModule, or return one with its data, got"
+            f"`{printable(target)}` must be a LightningModule, or return one with its data, got"
             f" {type(module).__name__}. Name a function that returns both."
         )
     if examples is None:
         raise ValueError(
-            f"`{target}` must come with data, got a LightningModule alone. Give `--data`."
+            f"`{printable(target)}` must come with data, got a LightningModule alone."
+            " Give `--data`."
         )
     return module, examples
 

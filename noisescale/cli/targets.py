@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from noisescale.printable import printable
+
 
 def load(target: str) -> Any:
     """Return the object that `target` names. Modules are looked for in the working folder, too.
@@ -24,21 +26,26 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise ValueError(
-            f"`{target}` must be like package.module:name or file.py:name, got no name in it."
-            " Name a function, class or object after a colon."
+            f"`{printable(target)}` must be like package.module:name or file.py:name, got no name"
+            " in it. Name a function, class or object after a colon."
+        )
+    if place.startswith(".") and not place.endswith(".py"):
+        raise ValueError(
+            f"`{printable(target)}` must be like package.module:name or file.py:name, got a"
+            " relative module. Name it from the top, or by its file."
         )
     try:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     except ImportError as error:
         raise ValueError(
-            f"`{target}` must be importable, got {type(error).__name__}: {error}."
-            " Check the name, and that what it imports is installed."
+            f"`{printable(target)}` must be importable, got {type(error).__name__}:"
+            f" {printable(error)}. Check the name, and that what it imports is installed."
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ValueError(
-                f"`{target}` must name something that is there, got no {part!r} in"
-                f" {getattr(found, '__name__', place)}. Check the part after the colon."
+                f"`{printable(target)}` must name something that is there, got no {part!r} in"
+                f" {printable(getattr(found, '__name__', place))}. Check the part after the colon."
             )
         found = getattr(found, part)
     return found
@@ -60,7 +67,7 @@ def made(target: str, found: Any) -> Any:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ValueError(
-            f"`{target}` must need no arguments, got one that has a {error}."
+            f"`{printable(target)}` must need no arguments, got one that has a {error}."
             " Name a function that calls it."
         ) from error
     return found()
@@ -73,14 +80,17 @@ def _module(name: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(f"`{path}` must be a Python file, got none there. Check the path.")
+        raise ValueError(
+            f"`{printable(path)}` must be a Python file, got none there. Check the path."
+        )
     _search(path.resolve().parent)
     if path.stem in sys.modules:  # the same name again, or that of another module
         known = sys.modules[path.stem]
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return known
         raise ValueError(
-            f"`{path}` must not be named as a module that is imported, got {path.stem!r}."
+            f"`{printable(path)}` must not be named as a module that is imported, got"
+            f" {path.stem!r}."
             " Rename the file."
         )
     return importlib.import_module(path.stem)

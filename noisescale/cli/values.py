@@ -1,7 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that hold several values."""
+"""Options that hold several values, and what options are called."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any
+
+
+def flags_of(command: Callable[..., Any]) -> dict[str, str]:
+    """Return the flag of each option of a command, by the name of its argument in Python.
+
+    Example:
+        >>> def command(run, batch_sizes=None): ...
+        >>> flags_of(command)
+        {'batch_sizes': '--batch-sizes'}
+    """
+    return {
+        name: f"--{name.replace('_', '-')}"
+        for name, parameter in signature(command).parameters.items()
+        if parameter.default is not Parameter.empty
+    }
 
 
 def numbers(option: str, text: str | None) -> list[float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from os import PathLike
 
 import numpy as np
@@ -12,6 +13,14 @@ import numpy as np
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Array, Stretches
+
+MOST = 1e12
+"""Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""
+
+MOST_BATCH_SIZES = 256
+"""At once: each is a row of a table for each number of devices."""
+
+MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
 
 
 def history_from(source: Mapping[str, Array] | str | PathLike[str]) -> Mapping[str, Array]:
@@ -71,6 +80,7 @@ def batch_sizes_from(
 ) -> list[float]:
     """Return batch sizes by rising size; by default powers of two around what matters."""
     if given is not None:
+        given = _few("batch_sizes", given, MOST_BATCH_SIZES)
         sizes = sorted({positive_or("batch_sizes", size, math.nan) for size in given})
         if not sizes:
             raise ValueError("`batch_sizes` must not be empty, got []. Leave it out for a ladder.")
@@ -80,6 +90,7 @@ def batch_sizes_from(
     around = [own or float(run.batch_size.mean())]
     if 0 < middle < math.inf:
         around.append(middle)
+    around = [min(size, MOST) for size in around]
     least = math.floor(math.log2(max(min(around), 1.0))) - 2
     most = math.ceil(math.log2(max(*around, 1.0))) + 3
     return sorted({2.0**k for k in range(max(least, 0), most + 1)} | ({own} if own else set()))
@@ -89,24 +100,50 @@ def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
     """Return numbers of devices; by default the run's own, doubled three times."""
     if given is None:
         return [own, 2 * own, 4 * own, 8 * own]
-    counts = sorted(set(given))
-    if not counts or any(not 1 <= count < math.inf or count % 1 for count in counts):
+    counts = sorted(set(_few("devices", given, MOST_NUMBERS_OF_DEVICES)))
+    if not counts or any(not 1 <= count <= MOST_DEVICES or count % 1 for count in counts):
         raise ValueError(
-            f"`devices` must be whole numbers, 1 or more, got {counts!r}."
+            f"`devices` must be whole numbers from 1 to {MOST_DEVICES:,}, got {counts!r}."
             " Give for instance [1, 2, 4, 8]."
         )
     return [int(count) for count in counts]
 
 
+def devices_per_node_from(given: float | None) -> float:
+    """Return the number of devices in a node; by default all are in one."""
+    if given is not None and (not 1 <= given <= MOST_DEVICES or given % 1):
+        raise ValueError(
+            f"`devices_per_node` must be a whole number from 1 to {MOST_DEVICES:,}, got {given!r}."
+            " Leave it out if all devices are in one node."
+        )
+    return math.inf if given is None else float(given)
+
+
 def positive_or(name: str, value: float | None, otherwise: float) -> float:
-    """Return `value` if it is positive and finite, `otherwise` where there is none."""
+    """Return `value` if it is from 1/MOST to MOST, `otherwise` where there is none."""
     if value is None:
         return otherwise
     if not 0 < value < math.inf:
         raise ValueError(
             f"`{name}` must be positive and finite, got {value!r}. Leave it out if it is unknown."
         )
+    if not 1 / MOST <= value <= MOST:
+        raise ValueError(
+            f"`{name}` must be from {1 / MOST:g} to {MOST:g}, got {value!r}."
+            " Leave it out if it is unknown, or give it in another unit."
+        )
     return float(value)
+
+
+def _few(name: str, given: Iterable[float], most: int) -> list[float]:
+    """The values, if there are not too many: an endless iterable is not gone through."""
+    values = list(islice(given, most + 1))
+    if len(values) > most:
+        raise ValueError(
+            f"`{name}` must be at most {most} values, got more. Give fewer at once: each adds to"
+            " every table and figure."
+        )
+    return values
 
 
 def check_money(price: float | None, worth: float | None, *, timed: bool) -> None:

@@ -17,6 +17,9 @@ from noisescale.prediction.stretches import Stretches
 from noisescale.sweep import TradeoffFit
 from noisescale.tradeoff import Floats
 
+LEAST_KAPPA, MOST_KAPPA = 1e-6, 1e6
+"""Far beyond the 1/8 to 20 that were found, and near enough for all sums to stay finite."""
+
 UNCALIBRATED = (
     "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
     " well-tuned learning rate; momentum, Adam and a decaying learning rate change the factor (in"
@@ -33,7 +36,7 @@ class Calibration:
         2.5
 
     Raises:
-        ValueError: If the value is not positive and finite, or not within its bounds.
+        ValueError: If the value is not from 1e-6 to 1e6, or not within its bounds.
     """
 
     kappa: Band
@@ -43,10 +46,15 @@ class Calibration:
 
     def __post_init__(self) -> None:
         k = self.kappa
-        if not (0 < k.value < math.inf and 0 <= k.low <= k.value <= k.high):
+        if not LEAST_KAPPA <= k.value <= MOST_KAPPA:
             raise ValueError(
-                "`kappa` must be positive, finite and within its bounds, got"
-                f" {k.value!r} in {k.low!r} to {k.high!r}. Pass 1 for the uncalibrated theory."
+                f"`kappa` must be from {LEAST_KAPPA:g} to {MOST_KAPPA:g}, got {k.value!r}."
+                " Pass 1 for the uncalibrated theory."
+            )
+        if not 0 <= k.low <= k.value <= k.high:
+            raise ValueError(
+                f"`kappa` must be within its bounds, got {k.value!r} in {k.low!r} to {k.high!r}."
+                " Give the lower one first."
             )
 
     @classmethod

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
@@ -14,6 +13,7 @@ from noisescale.prediction.arguments import (
     checked_law,
     checked_run,
     devices_from,
+    devices_per_node_from,
     history_from,
     own_batch_size,
     positive_or,
@@ -23,6 +23,7 @@ from noisescale.prediction.costing import FAR, Hardware, devices_of, recommended
 from noisescale.prediction.prediction import Prediction
 from noisescale.prediction.remarks import assumptions_of, warnings_about
 from noisescale.prediction.stretches import Array
+from noisescale.printable import printable
 from noisescale.step_time import StepTimeModel, assume_step_time, fit_step_time
 
 
@@ -53,16 +54,17 @@ def predict(
     Args:
         history_or_run_folder: `monitor.history`, or a folder with TensorBoard's or a CSVLogger's
             files of a run with `NoiseScaleMonitor`.
-        batch_sizes: Global, in `unit`. Default: powers of two around the run's own and the
-            critical one.
-        devices: Numbers of devices, whole. Default: the run's, and 2, 4 and 8 times as many.
+        batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
+            run's own and the critical one.
+        devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
+            times as many.
         price_per_device_hour: In any currency.
         hour_worth: What it costs you to wait for an hour, in the same currency. With it, the
             batch size and the number of devices that cost least in all are recommended; without,
             the one nearest to the critical batch size, where steps and examples are both twice
             their least, on as many of the devices as it fills.
-        calibration: kappa of B_crit = kappa·B_simple, or a `Calibration`. Default: 1, the
-            uncalibrated theory, which is derived for SGD.
+        calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
+            Default: 1, the uncalibrated theory, which is derived for SGD.
         step_time: From `fit_step_time`, see `noisescale profile`. Default: from the run's own
             seconds a step, with wide bands where other plans have to be assumed.
         max_device_batch_size: The most examples a device takes at once; larger batches are
@@ -94,12 +96,12 @@ def predict(
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
     history = history_from(history_or_run_folder)
-    unit = unit or str(getattr(history, "unit", "examples"))
+    unit = printable(unit or getattr(history, "unit", "examples"))
     run = checked_run(history)
     own_devices = devices_of(history) or 1
     chosen = calibration_from(calibration)
     law = checked_law(run, chosen)
-    per_node = positive_or("devices_per_node", devices_per_node, math.inf)
+    per_node = devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
         step_time = fit_step_time(timings) if len(timings) > 1 else assume_step_time(timings[0])

@@ -83,20 +83,19 @@ def doubled(p: Prediction) -> Doubling:
 
 
 def pareto(
-    rows: Sequence[PredictedRow], *axes: Callable[[PredictedRow], float]
+    rows: Sequence[PredictedRow], at: Callable[[PredictedRow], tuple[float, float]]
 ) -> list[PredictedRow]:
-    """Return the rows that no other one beats on one axis without losing on another."""
-    at = {id(row): tuple(axis(row) for axis in axes) for row in rows}
-    known = [row for row in rows if all(map(math.isfinite, at[id(row)]))]
+    """Return the rows that no other one beats on one axis without losing on the other.
 
-    def beaten(row: PredictedRow) -> bool:
-        here = at[id(row)]
-        return any(
-            at[id(other)] != here and all(a <= b for a, b in zip(at[id(other)], here, strict=True))
-            for other in known
-        )
-
-    return sorted((row for row in known if not beaten(row)), key=lambda row: at[id(row)])
+    By rising place on the first axis: each that is left is below all those before it on the second,
+    or in the same place as the last of them.
+    """
+    placed = [(here, row) for row in rows if all(map(math.isfinite, here := at(row)))]
+    left: list[tuple[tuple[float, float], PredictedRow]] = []
+    for here, row in sorted(placed, key=lambda pair: pair[0]):
+        if not left or here[1] < left[-1][0][1] or here == left[-1][0]:
+            left.append((here, row))
+    return [row for _, row in left]
 
 
 def same(row: PredictedRow, other: PredictedRow) -> bool:

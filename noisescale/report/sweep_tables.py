@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from noisescale.band import Band
+from noisescale.printable import printable
 from noisescale.report.numbers import bounds, count, number
 from noisescale.report.records import fit_bands
 from noisescale.report.tables import Cell, Line, Table
@@ -16,7 +17,7 @@ def fit_headline(
     fit: TradeoffFit, unit: str, optimal_batch_size: float | None, confidence: float
 ) -> list[tuple[str, str]]:
     """Return what a sweep says: the law's two ends, where they meet, and whether it holds."""
-    bands, errors = fit_bands(fit, confidence), fit.relative_errors
+    bands, errors, unit = fit_bands(fit, confidence), fit.relative_errors, printable(unit)
     found = [
         ("Critical batch size", _fitted(bands["critical_batch_size"], errors[2], unit, confidence)),
         ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence)),
@@ -55,10 +56,10 @@ def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
         for size, steps, residual in sweep
     ]
     return Table(
-        title=f"Steps to the goal{f', {name}' if name else ''}",
+        title=f"Steps to the goal{f', {printable(name)}' if name else ''}",
         headings=["batch size", "measured", "fitted", "residual"],
         lines=lines,
-        notes=[f"batch size: {unit} a step, over all devices."],
+        notes=[f"batch size: {printable(unit)} a step, over all devices."],
     )
 
 

@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from noisescale.prediction import Prediction
+from noisescale.printable import printable
 from noisescale.report.sweep_tables import fit_headline, fit_table
 from noisescale.report.tables import Cell, Table, headline, tables
 from noisescale.sweep import TradeoffFit
@@ -151,7 +152,7 @@ def listed(
     grid.add_column(no_wrap=True)
     grid.add_column()
     for sentence in sentences:
-        grid.add_row(Text(mark, style=style), Text(sentence))
+        grid.add_row(Text(mark, style=style), Text(printable(sentence)))
     return [Text(""), Text(title, style="bold"), Padding(grid, (0, 0, 0, 1))]
 
 

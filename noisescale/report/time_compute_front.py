@@ -54,11 +54,15 @@ def front_figure(p: Prediction) -> go.Figure:
     axes = axes_of(p)
     front = _front(p, axes)
     bounded = p.rows if len(device_counts(p)) == 1 else front
+    ends = {id(row) for row in bounded}
     marked = [row for row in (own_row(p), p.recommended, critical_row(p)) if row]
     corners = [
         point
         for row in (*p.rows, *marked)
-        for point in (axes.point(row), *([axes.low(row), axes.high(row)] if row in bounded else []))
+        for point in (
+            axes.point(row),
+            *([axes.low(row), axes.high(row)] if id(row) in ends else []),
+        )
     ]
     if p.resolved and not timed(p):
         corners.append((p.law.middle.min_examples, p.law.middle.min_steps))
@@ -85,7 +89,7 @@ def _front(p: Prediction, axes: Axes) -> list[PredictedRow]:
         nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
         return p.rows_for(nearest)
     if p.resolved:
-        return pareto(p.rows, lambda row: axes.point(row)[0], lambda row: axes.point(row)[1])
+        return pareto(p.rows, axes.point)
     if len(device_counts(p)) == 1:
         return list(p.rows)
     return [p.best_for(devices) for devices in device_counts(p)]

@@ -4,9 +4,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noisescale.scheduling.checks import checked_count, checked_positive
+
+TOLERANCE = 1.1
+"""A plan with full micro-batches may miss the nearest batch size by this ratio.
+
+Without a tolerance 61 rows would be 61 micro-batches of one row wherever 61 do not fit at once.
+With 10 % every batch size has such a plan if a micro-batch takes 10 rows or more. A decision about
+a batch size is never as sharp: a resolved noise scale is known to about 25 %.
+"""
+
+_ROUNDING = 1e-14
+"""A bound may be missed by this share of it: examples may be counted in means, 13.7 say."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +86,17 @@ def plan_for(
     examples_per_row: float = 1.0,
     bounds: Bounds | None = None,
 ) -> Plan:
-    """Return the plan whose global batch is nearest to the wanted one, by ratio.
+    """Return the plan within the bounds whose global batch is nearest to the wanted one, by ratio.
 
-    One of two is given: a device batch that stays, so that micro-batches are counted, or the
-    largest one that fits. Then it is as large as that allows, and micro-batches are as few as
-    possible and of equal size.
+    One of two is given. A `device_batch_size` stays, and micro-batches are counted: the plan is
+    the nearest one. With a `max_device_batch_size` the rows of a micro-batch are free, equal in
+    all micro-batches of a step. Every whole number of rows can then be reached, if need be by
+    micro-batches of one row. The plan is therefore the nearest one with *full* micro-batches: no
+    more of them than its rows need, max(⌈rows / max_device_batch_size⌉, min_accumulation). Where
+    that misses the nearest possible batch by more than `TOLERANCE` (10 %), or bounds leave no
+    such plan, it is the nearest possible one, with the fewest micro-batches that divide its rows.
+
+    A plan's own batch size gives the same plan again, so that a policy can ask to stay.
 
     Args:
         wanted: Global batch, in examples.
@@ -89,25 +107,29 @@ def plan_for(
         bounds: That the plan keeps to.
 
     Returns:
-        A plan within the bounds. Near either of them it is the nearest inside.
+        A plan within the bounds. Beyond either of them, what is wanted is the bound itself.
 
     Raises:
-        ValueError: If no plan meets the bounds.
+        ValueError: If no plan meets the bounds, or `wanted` is not positive and finite.
 
     Example:
         >>> print(plan_for(100, devices=2, device_batch_size=16))
         96 = 16 x 3 micro-batches x 2 devices
         >>> print(plan_for(100, devices=2, max_device_batch_size=32))
         100 = 25 x 2 micro-batches x 2 devices
+        >>> print(plan_for(61, devices=1, max_device_batch_size=16))
+        60 = 15 x 4 micro-batches x 1 device
+        >>> print(plan_for(7, devices=1, max_device_batch_size=3))
+        7 = 1 x 7 micro-batches x 1 device
     """
     bounds = bounds or Bounds()
-    wanted = bounds.clipped(wanted)
+    wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
     if device_batch_size is not None:
         unit, least = device_batch_size * devices, bounds.min_accumulation
         count = _nearest_multiple(wanted, unit, least, bounds)
         plan = None if count is None else Plan(device_batch_size, count, devices)
     else:
-        plan = _fewest_micro_batches(
+        plan = _full_micro_batches(
             wanted, devices, max_device_batch_size or 1, examples_per_row, bounds
         )
     if plan is None:
@@ -124,28 +146,54 @@ def plan_for(
 
 def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:
     """How many units are nearest to `wanted`, by ratio, within the bounds."""
-    below = max(math.floor(wanted / unit + 1e-9), least)
+    below = max(math.floor(wanted / unit + _ROUNDING), least)
+    return _nearest((below, below + 1), wanted, unit, bounds)
+
+
+def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) -> int | None:
+    """The count of units that is nearest to `wanted`, by ratio, of those within the bounds."""
     candidates = [
         count
-        for count in (below, below + 1)
-        if bounds.min_batch_size <= count * unit * (1 + 1e-9)
-        and count * unit <= bounds.max_batch_size * (1 + 1e-9)
+        for count in counts
+        if bounds.min_batch_size <= count * unit * (1 + _ROUNDING)
+        and count * unit <= bounds.max_batch_size * (1 + _ROUNDING)
     ]
     return min(candidates, key=lambda n: abs(math.log(n * unit / wanted)), default=None)
 
 
-def _fewest_micro_batches(
-    wanted: float, devices: int, most_rows: int, row: float, bounds: Bounds
+def _full_micro_batches(
+    wanted: float, devices: int, most_rows: int, examples_per_row: float, bounds: Bounds
 ) -> Plan | None:
-    """The fewest micro-batches, of equally many rows, that come near enough."""
-    unit, least = devices * row, bounds.min_accumulation
-    fewest = max(math.ceil(wanted / (unit * most_rows) - 1e-9), least)
-    # Multiples of so many may all miss narrow bounds that those of another number meet.
-    most = bounds.max_batch_size / unit + 1e-9
-    others = range(least, math.floor(most) + 1) if math.isfinite(most) else ()
-    for count in (fewest, *others):
-        within = min(wanted, most_rows * count * unit)
-        rows = _nearest_multiple(within, count * unit, 1, bounds)
-        if rows is not None and rows <= most_rows:
-            return Plan(rows * row, count, devices)
-    return None
+    """The nearest plan with no more micro-batches than its rows need, see `plan_for`.
+
+    With k micro-batches a device has up to k·most_rows rows, in multiples of k; with one fewer it
+    has up to (k - 1)·most_rows. So the neighbours of a number of rows that needs k are the
+    multiples of k beside it, or, below, (k - 1)·most_rows.
+    """
+    unit, least = devices * examples_per_row, bounds.min_accumulation
+
+    def needed(rows: int) -> int:
+        return max(-(-rows // most_rows), least)
+
+    nearest = _nearest_multiple(wanted, unit, least, bounds)
+    if nearest is None:
+        return None
+    count = needed(nearest)
+    above = -(-nearest // count) * count
+    below = max(nearest // count * count, (count - 1) * most_rows if count > least else 0)
+    near = [rows for rows in (below, above) if 1 / TOLERANCE <= rows / nearest <= TOLERANCE]
+    rows = _nearest(near, wanted, unit, bounds)
+    if rows is None:
+        device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))
+        return Plan(device_rows * examples_per_row, nearest // device_rows, devices)
+    return Plan(rows // needed(rows) * examples_per_row, needed(rows), devices)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above `most`, found among those up to the square root."""
+    root = math.isqrt(number)
+    if most > root:  # then its partner is the smallest divisor from number / most on
+        for partner in range(-(-number // most), root + 1):
+            if number % partner == 0:
+                return number // partner
+    return next(n for n in range(min(most, root), 0, -1) if number % n == 0)

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from noisescale.csv_files import csv_lines
+from noisescale.printable import printable
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
     _, names = next(lines, (0, []))
     if missing := [name for name in COLUMNS if name not in names]:
         raise ValueError(
-            f"`{path}` must have the columns {', '.join(COLUMNS)}, got none named"
+            f"`{printable(path)}` must have the columns {', '.join(COLUMNS)}, got none named"
             f" {', '.join(missing)}. Make it with `noisescale profile`."
         )
     timings = []
@@ -97,13 +98,12 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
             timings.append(StepTiming(_number(size), *plan, float(seconds)))
         except ValueError as reason:
             raise ValueError(
-                f"`{path}` must have positive numbers, whole ones of accumulation, devices and"
-                f" nodes, got {cells!r} in line {number}."
-                " Mend or remove that line."
+                f"`{printable(path)}` must have positive numbers, whole ones of accumulation,"
+                f" devices and nodes, got {cells!r} in line {number}. Mend or remove that line."
             ) from reason
     if not timings:
         raise ValueError(
-            f"`{path}` must have timings, got column names alone."
+            f"`{printable(path)}` must have timings, got column names alone."
             " Make it with `noisescale profile`."
         )
     return timings

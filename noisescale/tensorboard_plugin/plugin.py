@@ -17,6 +17,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from noisescale.prediction import Prediction, predict
+from noisescale.renamed import renamed
 from noisescale.report.figures import FIGURES, SETTINGS
 from noisescale.report.records import finite
 from noisescale.report.tables import headline, tables
@@ -115,13 +116,15 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _predicted(self, request: wrappers.Request) -> Prediction:
         asked = request.args
-        return predict(
-            self._runs_for(request).history(asked.get("run", ""), index(asked, "optimizer")),
-            devices=numbers(asked, "devices"),
-            price_per_device_hour=number(asked, "price"),
-            hour_worth=number(asked, "worth"),
-            calibration=number(asked, "kappa"),
-        )
+        fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
+        with renamed(fields):
+            return predict(
+                self._runs_for(request).history(asked.get("run", ""), index(asked, "optimizer")),
+                devices=numbers(asked, "devices"),
+                price_per_device_hour=number(asked, "price"),
+                hour_worth=number(asked, "worth"),
+                calibration=number(asked, "kappa"),
+            )
 
     def _runs_for(self, request: wrappers.Request) -> LoggedRuns:
         environ = request.environ

@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+_LONGEST = 9
+"""Digits of an index: more are no number of an optimizer."""
+
 
 def number(query: Mapping[str, str], name: str) -> float | None:
     """Return a number of the form; None where its field is empty.
@@ -51,9 +54,9 @@ def index(query: Mapping[str, str], name: str) -> int:
         1
     """
     text = query.get(name, "").strip() or "0"
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST):
         raise ValueError(
-            f"`{name}` must be a whole number, 0 or more, got {text!r}. Write it as 1."
+            f"`{name}` must be a whole number, 0 or more, got {_short(text)}. Write it as 1."
         )
     return int(text)
 
@@ -64,5 +67,10 @@ def _number(text: str, rule: str, remedy: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{rule}, got {text!r}. {remedy}")
+        raise ValueError(f"{rule}, got {_short(text)}. {remedy}")
     return value
+
+
+def _short(text: str) -> str:
+    """What was got, for an error of one line."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")

@@ -69,7 +69,7 @@ def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
 def test_bad_sweeps_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     for rows, names, message in (
-        ([(64, 100), (64, 110)], "batch_size,steps", "`batch_sizes` must have two values at least"),
+        ([(64, 100), (64, 110)], "batch_size,steps", "`batch_size` must have two values at least"),
         ([(64, 100), (128, "nan")], "batch_size,steps", "`steps` must be positive and finite, got"),
         ([(64, 100), (128, "")], "batch_size,steps", "`steps` must be a number, got '' in line 3 "),
         (
@@ -88,7 +88,7 @@ def test_bad_sweeps_are_one_line(tmp_path: Path) -> None:
         (
             [(name, *row) for name in "ab" for row in ROWS],
             "model,batch_size,steps",
-            f"`by` must tell the curves of {path} apart, got none for 2 values of 'model'.",
+            f"`--by` must tell the curves of {path} apart, got none for 2 values of 'model'.",
         ),
     ):
         assert refused("fit", csv(path, rows, names)).startswith(message)

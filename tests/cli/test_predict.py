@@ -138,18 +138,18 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
     [
         (
             ["--price-per-device-hour", "0"],
-            "`price_per_device_hour` must be positive and finite, got 0.0. Leave it out if it is"
+            "`--price-per-device-hour` must be positive and finite, got 0.0. Leave it out if it is"
             " unknown.",
         ),
         (
             ["--price-per-device-hour", "2", "--hour-worth", "-3"],
-            "`hour_worth` must be positive and finite, got -3.0. Leave it out if it is unknown.",
+            "`--hour-worth` must be positive and finite, got -3.0. Leave it out if it is unknown.",
         ),
         (["--devices", "two"], "`--devices` must be numbers, got 'two'. Give for instance 1,2,4."),
         (
             ["--calibration", "nan"],
-            "`kappa` must be positive, finite and within its bounds, got nan in nan to nan. Pass 1"
-            " for the uncalibrated theory.",
+            "`--calibration` must be from 1e-06 to 1e+06, got nan. Pass 1 for the uncalibrated"
+            " theory.",
         ),
         (
             ["--branches", "b.csv"],
@@ -195,4 +195,4 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
 def test_the_page_of_a_folder_that_is_not_there_is_one_line(logged: Path, tmp_path: Path) -> None:
     message = refused("predict", logged, "--html", tmp_path / "gone/r.html")
 
-    assert message.startswith("`path` must be in a folder that exists")
+    assert message.startswith("`--html` must be in a folder that exists")

@@ -234,7 +234,7 @@ def test_a_mistake_in_the_model_shows_where_it_is(
         ("own_model:both --devices 0", "`Trainer(devices=0)` value is not a valid input"),
         (
             "own_model:both --output no/such.csv",
-            "`no/such.csv` must be in a folder that is there. Make it first.",
+            "`--output` must be in a folder that is there, got 'no/such.csv'. Make it first.",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `predict` takes where it is given nothing."""
 
+import itertools
 import math
 from typing import Any
 
@@ -67,3 +68,19 @@ def test_batch_sizes_and_devices_come_in_order_and_once() -> None:
 
     assert [row.devices for row in prediction.rows] == [1, 1, 1, 4, 4, 4]
     assert sizes(prediction, 4) == [64, 128, 512]
+
+
+@pytest.mark.parametrize("noise_scale", [1e14, 1e200])
+def test_the_ladder_ends_where_no_batch_is_however_large_a_noise_scale_is_read(
+    noise_scale: float,
+) -> None:
+    ladder = sizes(predicted(noise_scale=noise_scale))
+
+    assert ladder[0] == 16
+    assert len(ladder) < 48
+    assert ladder[-1] == 2.0**43
+
+
+def test_endless_batch_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`batch_sizes` must be at most 256 values, got more"):
+        predicted(batch_sizes=itertools.count(1))

@@ -307,17 +307,17 @@ def test_the_monitors_history_predicts_as_it_is() -> None:
         ),
         (
             {"devices": [math.inf]},
-            "`devices` must be whole numbers, 1 or more, got [inf]. Give for instance"
+            "`devices` must be whole numbers from 1 to 1,000,000, got [inf]. Give for instance"
             " [1, 2, 4, 8].",
         ),
         (
             {"devices": [1.5]},
-            "`devices` must be whole numbers, 1 or more, got [1.5]. Give for instance"
+            "`devices` must be whole numbers from 1 to 1,000,000, got [1.5]. Give for instance"
             " [1, 2, 4, 8].",
         ),
         (
             {"devices": [0, 2]},
-            "`devices` must be whole numbers, 1 or more, got [0, 2]. Give for instance"
+            "`devices` must be whole numbers from 1 to 1,000,000, got [0, 2]. Give for instance"
             " [1, 2, 4, 8].",
         ),
     ],

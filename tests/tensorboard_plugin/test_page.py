@@ -107,8 +107,7 @@ def test_prices_redraw_at_once_and_a_bad_one_keeps_what_is_drawn(page: "Page") -
 
     assert before != hurried
     assert frame.locator("#status").inner_text() == (
-        "`price_per_device_hour` must be positive and finite, got -1.0. Leave it out if it is"
-        " unknown."
+        "`price` must be positive and finite, got -1.0. Leave it out if it is unknown."
     )
     assert answers(frame)[0] == hurried
     assert frame.locator("#results.old").count() == 1

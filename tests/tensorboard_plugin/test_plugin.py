@@ -93,8 +93,7 @@ def test_controls_change_the_answer(logs: Path) -> None:
         (
             {"price": "-2"},
             400,
-            "`price_per_device_hour` must be positive and finite, got -2.0. Leave it out if it is"
-            " unknown.",
+            "`price` must be positive and finite, got -2.0. Leave it out if it is unknown.",
         ),
         (
             {"price": "two"},
@@ -104,7 +103,7 @@ def test_controls_change_the_answer(logs: Path) -> None:
         (
             {"devices": "0"},
             400,
-            "`devices` must be whole numbers, 1 or more, got [0.0]. Give for instance"
+            "`devices` must be whole numbers from 1 to 1,000,000, got [0.0]. Give for instance"
             " [1, 2, 4, 8].",
         ),
         (
@@ -121,6 +120,34 @@ def test_controls_change_the_answer(logs: Path) -> None:
             {"devices": "1 2"},
             400,
             "`devices` must be numbers with commas between them, got '1 2'. Write them as 1, 2, 4.",
+        ),
+        (
+            {"kappa": "1e300"},
+            400,
+            "`kappa` must be from 1e-06 to 1e+06, got 1e+300. Pass 1 for the uncalibrated theory.",
+        ),
+        (
+            {"devices": ",".join(map(str, range(1, 3001)))},
+            400,
+            "`devices` must be at most 64 values, got more. Give fewer at once: each adds to every"
+            " table and figure.",
+        ),
+        (
+            {"price": "1", "worth": "1e300"},
+            400,
+            "`worth` must be from 1e-12 to 1e+12, got 1e+300. Leave it out if it is unknown, or"
+            " give it in another unit.",
+        ),
+        (
+            {"worth": "30"},
+            400,
+            "`worth` must come with `price`, got 30.0 and None. Give what a device costs in an"
+            " hour, too: one is weighed against the other.",
+        ),
+        (
+            {"optimizer": 5000 * "1"},
+            400,
+            f"`optimizer` must be a whole number, 0 or more, got '{80 * '1'}...'. Write it as 1.",
         ),
         ({"price": "2,50"}, 400, "`price` must be a number, got '2,50'. Write it as 2.5."),
         ({"kappa": "inf"}, 400, "`kappa` must be a number, got 'inf'. Write it as 2.5."),
