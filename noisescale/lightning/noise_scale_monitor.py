@@ -347,7 +347,8 @@ class NoiseScaleMonitor(host.Callback):
                 logger.log_metrics(reading.known, step=step)
         # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
-        # missing makes both raise, and one that stays would pass for a new measurement.
+        # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
+        # that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())

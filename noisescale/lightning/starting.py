@@ -78,6 +78,10 @@ def start(
     elif max_batch_size is None and math.isfinite(batches):
         of_epoch = plan.device_batch_size * plan.devices * batches
         max_batch_size = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
+        if most is not None and rows is not None:
+            # A prime number of rows would be reached by micro-batches of one row.
+            full = most * size / rows * plan.devices
+            max_batch_size = max(max_batch_size // full * full, plan.batch_size)
     controller = BatchSizeController(
         plan,
         trainer.optimizers,

@@ -189,13 +189,16 @@ def _progress(
         freedom = total**4 / spread if spread else math.inf
         quantile = float(stdtrit(min(max(freedom, 1e-9), 1e9), 0.5 + confidence / 2))
     margin = quantile * total if total else 0.0
-    if float((steps * progress).sum()) > margin:
+    made = float((steps * progress).sum())
+    if made > margin:
         return progress, progress - quantile * error, progress + quantile * error
     # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
-    # progress of all blocks together, to which each adds in proportion to its variance.
+    # progress of all blocks together, to which each adds in proportion to its variance. Less than
+    # none is not to be had: a negative sum counts as zero.
     highest = np.ones_like(progress)
-    if math.isfinite(margin):
-        highest = progress + quantile * error * of_block[blocks.of_row] / total
+    if 0 < margin < math.inf:
+        more = quantile * (1 + max(-made, 0.0) / margin)
+        highest = progress + more * error * of_block[blocks.of_row] / total
     return np.full_like(progress, math.nan), np.zeros_like(progress), highest.clip(0.0, 1.0)
 
 

@@ -41,9 +41,9 @@ def noise_scale_figure(p: Prediction) -> go.Figure:
     floor, top = _range(p, resolved)
     x_axis = {"title": {"text": "optimizer steps"}, "rangemode": "tozero"}
     unit = escaped(p.unit)
-    shape = "vh" if p.run.block.any() else "linear"
+    shape = "linear" if p.run.as_logged else "vh"
     drawn = figure(
-        _finding(p, resolved),
+        _finding(p),
         f"Line: of each time of the run. Shaded: its {100 * p.confidence:g} % interval; open"
         " upwards where the noise scale is not resolved.",
         x_axis,
@@ -154,7 +154,7 @@ def _draw_logged(drawn: go.Figure, p: Prediction) -> None:
     """The estimates as they were logged, where others are predicted from."""
     value, high = p.history["noise_scale"], p.history["high"]
     resolved = np.isfinite(value) & np.isfinite(high)
-    if not (p.run.block.any() and resolved.any()):
+    if p.run.as_logged or not resolved.any():
         return
     rows = _extremes(np.where(resolved, value, 0.0), resolved)
     drawn.add_scatter(
@@ -196,10 +196,10 @@ def _draw_critical(drawn: go.Figure, p: Prediction) -> None:
     )
 
 
-def _finding(p: Prediction, resolved: NDArray[np.bool_]) -> str:
+def _finding(p: Prediction) -> str:
     own = p.own_batch_size
     unit = escaped(p.unit)
-    if not resolved.any():
+    if not p.resolved:
         least = p.critical_batch_size.low / p.calibration.kappa.low
         beside = f", batch size {count(own)}" if own else ""
         known = f": at least {number(least)} {unit}" if least else ""

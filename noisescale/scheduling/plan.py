@@ -93,8 +93,9 @@ def plan_for(
     all micro-batches of a step. Every whole number of rows can then be reached, if need be by
     micro-batches of one row. The plan is therefore the nearest one with *full* micro-batches: no
     more of them than its rows need, max(⌈rows / max_device_batch_size⌉, min_accumulation). Where
-    that misses the nearest possible batch by more than `TOLERANCE` (10 %), or bounds leave no
-    such plan, it is the nearest possible one, with the fewest micro-batches that divide its rows.
+    that misses the nearest possible batch by more than `TOLERANCE` (10 %), and at a bound (no
+    batch lies between it and the nearest one), it is the nearest possible one, with the fewest
+    micro-batches that divide its rows.
 
     A plan's own batch size gives the same plan again, so that a policy can ask to stay.
 
@@ -179,9 +180,13 @@ def _full_micro_batches(
     if nearest is None:
         return None
     count = needed(nearest)
+    at_a_bound = ((nearest - 1) * unit < bounds.min_batch_size and bounds.min_batch_size > 0) or (
+        (nearest + 1) * unit > bounds.max_batch_size
+    )
+    tolerance = 1.0 if at_a_bound else TOLERANCE
     above = -(-nearest // count) * count
     below = max(nearest // count * count, (count - 1) * most_rows if count > least else 0)
-    near = [rows for rows in (below, above) if 1 / TOLERANCE <= rows / nearest <= TOLERANCE]
+    near = [rows for rows in (below, above) if 1 / tolerance <= rows / nearest <= tolerance]
     rows = _nearest(near, wanted, unit, bounds)
     if rows is None:
         device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))

@@ -134,7 +134,9 @@ cases = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(cases)
-def test_free_micro_batches_are_the_nearest_full_ones_within_ten_percent(case: Case) -> None:
+def test_free_micro_batches_are_full_within_ten_percent_and_the_nearest_at_a_bound(
+    case: Case,
+) -> None:
     possible = case.possible()
     if not possible:
         with pytest.raises(ValueError, match=r"^`min_batch_size` and `max_batch_size` must leave"):
@@ -147,10 +149,13 @@ def test_free_micro_batches_are_the_nearest_full_ones_within_ten_percent(case: C
     assert (rows, count) in possible
     assert plan.device_batch_size == rows / count * case.examples_per_row
     nearest = min({rows for rows, _ in possible}, key=case.off)
+    low = case.bounds.min_batch_size > 0 and (nearest - 1) * case.unit < case.bounds.min_batch_size
+    high = (nearest + 1) * case.unit > case.bounds.max_batch_size
+    most = 1.0 if low or high else 1.1
     full = {
         rows
         for rows, count in possible
-        if case.is_full(rows, count) and 1 / 1.1 <= rows / nearest <= 1.1
+        if case.is_full(rows, count) and 1 / most <= rows / nearest <= most
     }
     if full:
         assert case.is_full(rows, count)
@@ -174,8 +179,10 @@ def test_the_batch_size_of_a_plan_gives_the_same_plan(case: Case) -> None:
         (100, 2, 32, Bounds(), Plan(25, 2, 2)),
         (1000, 13, 2, Bounds(0, 100), Plan(1, 7, 13)),
         (1e6, 1, 1, Bounds(0, 3975.99), Plan(1, 3975, 1)),
-        (1e6, 1, 32, Bounds(0, 101), Plan(25, 4, 1)),
-        (1, 1, 32, Bounds(101), Plan(26, 4, 1)),
+        (1e6, 1, 32, Bounds(0, 100), Plan(25, 4, 1)),
+        (1e6, 1, 32, Bounds(0, 101), Plan(1, 101, 1)),
+        (1, 1, 32, Bounds(101), Plan(1, 101, 1)),
+        (98, 1, 32, Bounds(0, 101), Plan(25, 4, 1)),
         (1, 1, 32, Bounds(101, 101), Plan(1, 101, 1)),
         (61, 1, 16, Bounds(), Plan(15, 4, 1)),
         (3, 1, 64, Bounds(min_accumulation=4), Plan(1, 4, 1)),
@@ -193,10 +200,10 @@ def test_plans_by_hand(
     ("wanted", "bounds", "expected"),
     [
         (1e15, Bounds(), Plan(7, 10**15 // 7 + 1, 1)),
-        (1e300, Bounds(0, 1e12), Plan(7, 10**12 // 7, 1)),
+        (1e300, Bounds(0, 1e12), Plan(5, 10**12 // 5, 1)),
         # A prime, which bounds leave no way around, and one more than it, which they exclude.
         (1e9, Bounds(1e9 + 7, 1e9 + 7), Plan(1, 10**9 + 7, 1)),
-        (1.0, Bounds(1e12, math.inf), Plan(7, -(-(10**12) // 7), 1)),
+        (1.0, Bounds(1e12, math.inf), Plan(5, 10**12 // 5, 1)),
     ],
 )
 def test_huge_batches_are_planned_without_counting_up_to_them(
