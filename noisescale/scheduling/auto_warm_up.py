@@ -39,10 +39,27 @@ class AutoWarmUp(LRScheduler):
 
     1. All losses count, averaged in up to 500 stretches; theirs draws 500 at random, five times,
        and takes a vote. Equal losses thus lead to equal decisions, on every rank and on resuming.
-    2. The Gaussian process is fitted to convergence, theirs by 100 steps of Adam.
+    2. The Gaussian process is fitted anew to convergence after each epoch. Theirs goes on from
+       the epoch before, by 100 steps of Adam on 100 random losses.
     3. The least variance of a difference is a share of that of the losses, theirs is 1e-4.
     4. The parameter groups may have different learning rates.
     5. Past `total_steps` the learning rate stays 0; theirs would rise again.
+    6. The peak after a test is w(t*), t* = x·n, with x the place of the minimum from 0 to 1 and n
+       the steps so far. Theirs is the mean of w(x·(n - 1)) over the x of its five draws, so that
+       it is lower by up to one step's rise.
+    7. The peak after a warm-up that no test ended is w(T_w), `max_lr`. Theirs is w(T_w - 1), the
+       learning rate of the last step of the warm-up.
+    8. The cosine is 1 in its first step and reaches 0 at `total_steps`, after the last step. Theirs
+       is a step ahead: it is below 1 in its first step, and the last step has a learning rate of 0.
+    9. The cosine begins at once unless `cooldown_fraction` is given, as under their option
+       `immediate_cooldown`. By default theirs first stays at the peak, and the cosine takes the
+       last 0.2 of the steps.
+    10. The step that a cool-down begins with is (1 - `cooldown_fraction`)·`total_steps` rounded to
+        the nearest, in theirs rounded up. A cool-down that would begin within the longest warm-up
+        is an error, theirs ends the warm-up.
+    11. There is no other decay: no factor an epoch, no decay when the loss stays, no half cosine,
+        and no warm-up that is linear or goes by epochs.
+    12. Losses are averaged over ranks in here. In theirs the training script does that.
 
     Args:
         optimizer: Any, with one learning rate or several.

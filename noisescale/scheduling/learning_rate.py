@@ -91,6 +91,17 @@ def factors_for(
     Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B), b = Σ tr(Σ)/Σ |G|²: the
     large gradients of its beginning rule.
 
+    `"adascale"` has AdaScale's formula. The b that `BatchSizeController` passes differs from
+    AdaScale's estimate in:
+
+    1. b is one ratio of sums of the moments over the run, weighted by batch size. AdaScale takes
+       exponential averages over about the last 1000/k steps.
+    2. Single steps are not clamped. AdaScale sets a step's |G|² to zero where it is negative.
+    3. Above B0, b is at most the run's critical batch size so far, or, before that is known, the
+       low end of the noise scale's interval. AdaScale has no such bound.
+    4. b is updated when the batch size is decided on, AdaScale's gain in every step.
+    5. All parameter groups have one gain. In fairscale's code each has its own.
+
     Args:
         scaling: As above; what `"auto"` is depends on the optimizers. The saturating rule is
             lr_max/(1 + b/B)^α of McCandlish et al., with α = 1 for SGD, which is AdaScale's gain,
@@ -108,6 +119,7 @@ def factors_for(
 
     References:
         Malladi et al. 2022, arXiv:2205.10287. McCandlish et al. 2018, arXiv:1812.06162, section 2.
+        Johnson et al. 2020, arXiv:2007.05105, appendix B.3; fairscale's `AdaScale`.
     """
     ratio = batch_size / base_batch_size
     if scaling == "none":
