@@ -38,6 +38,7 @@ from workloads import WORKLOADS, Goal
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.band import Band
 from noisescale.increments import INCREMENTS
+from noisescale.prediction.rows import RUNNING_SUMS
 
 MOST_STEPS = 500
 
@@ -156,7 +157,7 @@ def measured(rows: list[Row], name: str) -> list[Row]:
 
 def windowed(row: Row) -> float:
     """B_crit from the estimates as they were logged, which average over what has been."""
-    history = {k: v for k, v in history_of(row).items() if k not in INCREMENTS}
+    history = {k: v for k, v in history_of(row).items() if k not in (*INCREMENTS, *RUNNING_SUMS)}
     return predict(history, [row["batch_size"]], [1]).critical_batch_size.value
 
 

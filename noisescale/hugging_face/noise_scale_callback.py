@@ -49,8 +49,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_...` | what the steps since the last log step add, for `predict`; see \
-    `History` |
+    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
+    `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \

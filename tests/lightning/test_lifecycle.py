@@ -144,7 +144,7 @@ def used_again(folder: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def look(name: str) -> None:
-        seen[name] = (monitor.history["step"].tolist(), hooks_on(model), str(monitor.noise_scale))
+        seen[name] = (monitor.history["step"].tolist(), hooks_on(model), repr(monitor.noise_scale))
 
     first.fit(model, loader())
     look("first fit")
