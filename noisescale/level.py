@@ -71,5 +71,8 @@ class Level(NamedTuple):
         """Return the level of the next step."""
         if not sq_norm > 0:  # unequal parts may spoil a step's |g|²
             return self
+        if not self.sq_norm:
+            return Level(sq_norm)
+        # One large step would be remembered for tens of steps, which would count little.
         decay = (STEPS - 1) / (STEPS + 1)
-        return Level(decay * self.sq_norm + (1 - decay) * sq_norm if self.sq_norm else sq_norm)
+        return Level(decay * self.sq_norm + (1 - decay) * min(sq_norm, LARGEST_STEP * self.sq_norm))

@@ -48,7 +48,8 @@ def test_estimate_agrees_with_sums_written_out() -> None:
             over = max(level, (q + s / weight) / 8)
             cut += over > level
             scaled.append((weight, s / over, q / over))
-        level = (7 * level + 2 * (q + s / weight)) / 9 if level else q + s / weight
+        sq_norm = min(q + s / weight, 8 * level or math.inf)
+        level = (7 * level + 2 * sq_norm) / 9 if level else sq_norm
     assert 0 < cut < 8
     w, s, q = np.array(scaled).T
     w = w / w.sum()

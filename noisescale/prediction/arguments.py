@@ -50,6 +50,12 @@ def checked_run(history: Mapping[str, Array]) -> Stretches:
 def checked_law(run: Stretches, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
+    if law.middle.critical_batch_size == 0:
+        raise ValueError(
+            "`history` must have a noise scale above 0, got gradients without noise, but for the"
+            f" error of measuring it, in {run.steps.sum():,.0f} steps. Train at a smaller batch"
+            " size to measure it, or check that the batches differ."
+        )
     if not law.known.min_examples > 0:
         raise ValueError(
             "`history` must have a noise scale, or a lower bound of it, got neither in"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Blocks(NamedTuple):
     """Degrees of freedom of the covariance; 0 where there is none to speak of."""
 
     @classmethod
-    def of(cls, rows: Rows) -> Blocks:
+    def of(cls, rows: Rows, batch_size: Array) -> Blocks:
         """Cut a run into as many blocks as its noise allows.
 
         The length is chosen from the scatter of single rows over the whole run, never by which
@@ -68,8 +69,12 @@ class Blocks(NamedTuple):
         )
         shares = total(sq_weight) / weight**2
         fourths = total(rows.weight * rows.unit_weight**3) / weight**4
-        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike.
-        freedom = np.maximum(shares**2 / np.maximum(fourths, 1e-300) - 1, 0.0)
+        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike. No more
+        # than the steps that rule the averages: after a jump of |g|² others are small for a while.
+        freedom = np.minimum(
+            shares**2 / np.maximum(fourths, 1e-300), _effective_units(rows, batch_size, total)
+        )
+        freedom = np.maximum(freedom - 1, 0.0)
         covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
         return cls(block, s, q, covariance, freedom)
 
@@ -113,6 +118,21 @@ class Blocks(NamedTuple):
         error = batch_size / sq_norm**2 * np.sqrt(variance)
         known = self.freedom[block] > 1e-9
         return batch_size * q / sq_norm - bias, np.where(known, error, math.inf)
+
+
+def _effective_units(
+    rows: Rows, batch_size: Array, total: Callable[[Array], Array]
+) -> NDArray[np.float64]:
+    """(Σv)²/Σv² of each block, v = w·|g|² being how much a unit counts in S and Q alike."""
+    s, q = rows.means
+    mean = q + s / batch_size
+    squares = (
+        rows.noise_trace_squares / batch_size**2
+        + 2 * rows.products / batch_size
+        + rows.grad_sq_norm_squares
+        + rows.weight * rows.unit_weight * mean**2
+    )
+    return np.asarray(total(rows.weight * mean) ** 2 / np.maximum(total(squares), 1e-300))
 
 
 def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:

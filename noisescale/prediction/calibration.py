@@ -198,13 +198,20 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
     def excess(log_kappa: float) -> float:
         kappa = math.exp(log_kappa)
         critical = RunLaw.of(run, Band(kappa, kappa, kappa)).middle.critical_batch_size
+        if not 0 < critical < math.inf:
+            raise ValueError(
+                f"`history` must be resolved at kappa = {kappa:.3g}, too, to be calibrated with a"
+                f" critical batch size of {critical_batch_size:.3g}, got a run that is too noisy."
+                " Train longer, or calibrate with a run at a larger batch size."
+            )
         return math.log(critical / critical_batch_size)
 
     # B_crit rises with kappa, to a limit where some stretches have the noise scale 0: they need
     # steps at any kappa.
-    middle = -excess(0.0)
-    least = next(middle - width for width in (1.0, 4.0, 16.0, 30.0) if excess(middle - width) < 0)
-    for width in (1.0, 4.0, 16.0, 64.0):
-        if excess(middle + width) > 0:
-            return math.exp(brentq(excess, least, middle + width, xtol=1e-12))
+    at, off = 0.0, excess(0.0)
+    step = -math.copysign(1.0, off)
+    for _ in range(64):
+        if excess(at + step) * off <= 0:
+            return math.exp(brentq(excess, *sorted((at, at + step)), xtol=1e-12))
+        at += step
     return math.inf

@@ -70,7 +70,11 @@ class Rows(NamedTuple):
             known = np.asarray(np.isfinite(rows).all(axis=0))
         if not (rows.weight[known] > 0).any():
             return None
-        return cls(*(np.where(known & (rows.weight > 0), column, 0.0) for column in rows))
+        rows = cls(*(np.where(known & (rows.weight > 0), column, 0.0) for column in rows))
+        # After a resume with other log steps a row may hold steps of the row before, too.
+        steps = np.diff(history["step"], prepend=0)
+        share = np.minimum(1.0, steps / np.maximum(rows.units, 1.0))
+        return cls(*(column * share for column in rows)) if (share < 1).any() else rows
 
     @property
     def unit_weight(self) -> Array:
@@ -92,16 +96,18 @@ def _from_running_sums(
         return None
     sums = np.array([history[name] for name in RUNNING_SUMS], dtype=np.float64)
     known = np.isfinite(sums).all(axis=0)
-    before = np.zeros(3)  # the sums at the last row that has them
+    coarse = bool((sums[:, known] == sums[:, known].astype(np.float32)).all())
+    spacing = np.spacing(np.abs(sums[1:]).astype(np.float32)) if coarse else np.zeros_like(sums[1:])
+    rounding = spacing[1] + spacing[0] / batch_size
     rows = np.full((7, len(batch_size)), np.nan)
     rounded = np.zeros(len(batch_size), dtype=bool)
-    coarse = bool((sums[:, known] == sums[:, known].astype(np.float32)).all())
     level = Level()
-    for k in np.flatnonzero(known):
-        weight, noise_trace, grad_sq_norm = sums[:, k] - before
+    where = np.flatnonzero(known)
+    added = np.diff(sums[:, where], prepend=0.0).T.tolist()
+    for k, (weight, noise_trace, grad_sq_norm) in zip(where.tolist(), added, strict=True):
         if weight > 0:
             moments = GradientMoments(grad_sq_norm / weight, noise_trace / weight)
-            sq_norm = moments.grad_sq_norm + moments.noise_trace / batch_size[k]
+            sq_norm = moments.grad_sq_norm + moments.noise_trace / float(batch_size[k])
             # The first row is its own level: it has many steps, or the whole has many rows.
             level = level if level.sq_norm else level.after(sq_norm)
             relative = level.relative(moments, sq_norm)
@@ -109,11 +115,9 @@ def _from_running_sums(
                 s, q = weight * relative.noise_trace, weight * relative.grad_sq_norm
                 rows[:, k] = 1.0, weight, s, q, 0.0, 0.0, 0.0
             level = level.after(sq_norm)
-            error = _spacing(sums[2, k]) + _spacing(sums[1, k]) / batch_size[k]
-            rounded[k] = coarse and error > LARGEST_ROUNDING * weight * sq_norm
+            rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
             rows[:, k] = 0.0
-        before = sums[:, k]
     steps = np.diff(history["step"], prepend=0)
     if steps[rounded & ~elsewhere].sum() > MANY_ROUNDED * steps.sum():
         raise ValueError(
@@ -122,7 +126,3 @@ def _from_running_sums(
             " measure again: the monitor now logs what each row adds."
         )
     return Rows(*rows)
-
-
-def _spacing(total: float) -> float:
-    return float(np.spacing(np.abs(np.float32(total))))

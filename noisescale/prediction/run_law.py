@@ -77,7 +77,7 @@ class RunLaw:
     _kappa_ends: tuple[_Parts, _Parts]
     """With kappa at its ends, and the noise scale at its value."""
     _extremes: tuple[_Parts, _Parts]
-    """Without any noise, and without any progress."""
+    """Without any noise, and without any progress; of single stretches, not of blocks."""
     gamma: float
     """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
@@ -86,25 +86,31 @@ class RunLaw:
         """Sum over the stretches of a run whose noise scale is multiplied by kappa."""
 
         def parts(progress: Array, factor: float) -> _Parts:
-            return _parts(run, _calibrated(progress, factor))
+            return _parts(run, _calibrated(progress, factor) + shift)
 
-        middle = _calibrated(run.progress, kappa.value)
-        if float((run.steps * run.batch_size * (1 - middle)).sum()) <= 0:
-            middle = np.ones_like(middle)  # no noise, but for the error of measuring it
-        value = _parts(run, middle)
         # At all ends together progress is a share.
         low, high = (end.clip(0.0, 1.0) for end in (run.progress_high, run.progress_low))
+        shift = _curvature(run, kappa.value)
+        middle = _calibrated(run.progress, kappa.value) + shift
         of_b = parts(run.progress_high, kappa.value), parts(run.progress_low, kappa.value)
+        if float((run.steps * run.batch_size * (1 - middle)).sum()) <= 0:
+            middle = np.ones_like(middle)  # no noise, but for the error of measuring it
+        elif not _resolved(run, middle, of_b[1]):
+            middle = np.full_like(middle, math.nan)
+        value = _parts(run, middle)
         of_kappa = value, value
         if kappa.low != kappa.high:
             of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
         return cls(
             value,
-            parts(low, kappa.low),
-            parts(high, kappa.high),
+            _parts(run, _calibrated(low, kappa.low)),
+            _parts(run, _calibrated(high, kappa.high)),
             of_b,
             of_kappa,
-            (_parts(run, np.ones_like(middle)), _parts(run, np.zeros_like(middle))),
+            (
+                _Parts(run.steps, np.zeros_like(middle)),
+                _Parts(np.zeros_like(middle), run.steps * run.batch_size),
+            ),
             _gamma(run, middle.clip(0.0, 1.0)),
         )
 
@@ -172,9 +178,12 @@ class RunLaw:
         of_all = [float(of(part).sum()) - value for part in self._kappa_ends]
         down = np.append(np.minimum(*of_each), min(of_all)).clip(max=0)
         up = np.append(np.maximum(*of_each), max(of_all)).clip(min=0)
-        least, most = sorted(float(of(part).sum()) for part in self._extremes)
-        low, high = value - math.sqrt(down @ down), value + math.sqrt(up @ up)
-        return Band(value, max(low, least), min(high, most))
+        # Progress is a share: of each stretch it is between none and all.
+        all_or_none = [of(part) for part in self._extremes]
+        least, most = (float(end(*all_or_none).sum()) for end in (np.minimum, np.maximum))
+        value = min(max(value, least), most)
+        low = max(value - math.sqrt(down @ down), least)
+        return Band(value, low, min(value + math.sqrt(up @ up), most))
 
 
 def tradeoff_of(run: Stretches) -> Tradeoff:
@@ -215,6 +224,27 @@ def _calibrated(progress: Array, kappa: float) -> Array:
         return np.where(noise > 0, 0.0, progress)
     below, above = np.minimum(progress, 0.0), np.maximum(progress - 1, 0.0)
     return np.asarray(share / (share + kappa * noise) + below / kappa + above * kappa)
+
+
+def _curvature(run: Stretches, kappa: float) -> Array:
+    """What errors of progress take off its calibrated mean, -g''(p)·error²/2; zero at kappa = 1.
+
+    g(p) = p/(p + kappa·(1 - p)) bends most at p = 0. It is taken at one error above that at least.
+    """
+    if kappa in (0.0, 1.0) or math.isinf(kappa):
+        return np.zeros_like(run.progress)
+    at = np.clip(run.progress, run.progress_error, 1.0)
+    bend = 2 * kappa * (1 - kappa) / (at + kappa * (1 - at)) ** 3
+    return np.asarray(bend * run.progress_error**2 / 2)
+
+
+def _resolved(run: Stretches, middle: Array, at_low_end: _Parts) -> bool:
+    """Whether S_min is above 0 at the lower end of the progress, too."""
+    if run.as_logged or np.isnan(middle).any():
+        return True  # told by the stretches themselves
+    value = _parts(run, middle).min_steps
+    below = value - at_low_end.min_steps
+    return float(value.sum()) > math.sqrt(float(below @ below))
 
 
 def _gamma(run: Stretches, progress: Array) -> float:

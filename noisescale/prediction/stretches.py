@@ -60,6 +60,8 @@ class Stretches:
     """Its lower end, at the upper end of the noise scale."""
     progress_high: Array
     """Its upper end. Blocks err independently: their errors add as squares."""
+    progress_error: Array
+    """Its standard error, common to the stretches of a block; 0 where it is not known."""
     measured: Array
     """1 where something was measured, else 0: there the block's estimate stands in."""
     as_logged: bool = False
@@ -92,10 +94,10 @@ class Stretches:
         if rows is None:
             return cls._as_logged(history, steps, batch_size)
         confidence = float(getattr(history, "confidence", 0.95))
-        blocks = Blocks.of(rows)
+        blocks = Blocks.of(rows, batch_size)
         block = blocks.of_row
         value, low, high = (x[block] for x in blocks.intervals(confidence))
-        progress, progress_low, progress_high = _progress(blocks, steps, batch_size, confidence)
+        progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -105,8 +107,9 @@ class Stretches:
             resolved=(np.isfinite(high) & np.isfinite(value)).astype(np.float64),
             block=block,
             progress=progress,
-            progress_low=progress_low,
-            progress_high=progress_high,
+            progress_low=ends[0],
+            progress_high=ends[1],
+            progress_error=error,
             measured=(rows.units > 0).astype(np.float64),
         )
 
@@ -144,6 +147,7 @@ class Stretches:
             progress=batch_size / (batch_size + noise_scale),
             progress_low=batch_size / (batch_size + high),
             progress_high=batch_size / (batch_size + low),
+            progress_error=np.zeros(steps.size),
             measured=np.ones(steps.size),
         )
 
@@ -176,8 +180,8 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
 
 def _progress(
     blocks: Blocks, steps: Array, batch_size: Array, confidence: float
-) -> tuple[Array, Array, Array]:
-    """Progress of each stretch with ends that hold for sums over the run, see `RunLaw`."""
+) -> tuple[Array, Array, Array, Array]:
+    """Progress of each stretch, ends that hold for sums over the run (see `RunLaw`), and error."""
     progress, error = blocks.progress(batch_size)
     of_block = np.bincount(blocks.of_row, weights=steps * error)
     total = math.sqrt(float((of_block**2).sum()))
@@ -191,7 +195,7 @@ def _progress(
     margin = quantile * total if total else 0.0
     made = float((steps * progress).sum())
     if made > margin:
-        return progress, progress - quantile * error, progress + quantile * error
+        return progress, progress - quantile * error, progress + quantile * error, error
     # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
     # progress of all blocks together, to which each adds in proportion to its variance. Less than
     # none is not to be had: a negative sum counts as zero.
@@ -199,7 +203,8 @@ def _progress(
     if 0 < margin < math.inf:
         more = quantile * (1 + max(-made, 0.0) / margin)
         highest = progress + more * error * of_block[blocks.of_row] / total
-    return np.full_like(progress, math.nan), np.zeros_like(progress), highest.clip(0.0, 1.0)
+    zero = np.zeros_like(progress)
+    return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
 
 
 def _next_resolved(value: Array, resolved: NDArray[np.bool_]) -> Array:
