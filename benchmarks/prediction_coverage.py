@@ -49,12 +49,21 @@ def rising(first: float, last: float, fall: float) -> Callable[[Array], tuple[Ar
     return lambda u: (first * (last / first) ** u, fall**-u)
 
 
+def spikes(ratio: float, size: float) -> Callable[[Array], tuple[Array, Array]]:
+    """The noise scale stays, in batches; |G|² is larger by a factor now and then."""
+    return lambda u: (
+        np.full_like(u, ratio),
+        np.where(np.arange(len(u)) % 100 == 50, size, 1.0),
+    )
+
+
 RUNS: dict[str, Callable[[Array], tuple[Array, Array]]] = {
     "b = B/10": constant(0.1),
     "b = 2 B": constant(2.0),
     "b = 20 B": constant(20.0),
     "b B/2 -> 5 B, |G|²/10": rising(0.5, 5.0, 10.0),
     "b 20 B -> 200 B, |G|²/100": rising(20.0, 200.0, 100.0),
+    "b = 2 B, |G|² x 100 in each 100th step": spikes(2.0, 100.0),
 }
 
 
@@ -80,7 +89,12 @@ class Setting:
 SETTINGS = (
     *(Setting(run, 1000, 10) for run in RUNS),
     *(Setting(run, 200, 50) for run in RUNS),
-    *(Setting(run, 1000, 10, kappa=4.0) for run in RUNS if run != "b = B/10"),
+    *(
+        Setting(run, 1000, 10, kappa=kappa)
+        for kappa in (1 / 8, 4.0, 20.0)
+        for run in RUNS
+        if run != "b = B/10"
+    ),
     *(Setting(run, 1000, 10, running_sums=True) for run in RUNS),
     Setting("b = 2 B", 1000, 10, directions=2),
     Setting("b = 2 B", 1000, 10, directions=5),

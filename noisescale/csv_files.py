@@ -18,6 +18,10 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             cells as the first.
         OSError: If it cannot be read.
     """
+    if path.is_dir():
+        raise ValueError(
+            f"`{printable(path)}` must be a CSV file, got a folder. Name the file in it."
+        )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)

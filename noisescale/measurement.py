@@ -157,14 +157,16 @@ class Measurement:
         """Find out whether the averages have taken in a step since the last row."""
         if not self.advanced:
             return
-        measured = self.meter.measured_steps
-        self._in_force = measured > self._measured_by_last_row
+        measured, since = self.meter.measured_steps, self.meter.lone_since
+        advanced = measured > self._measured_by_last_row
         self._measured_by_last_row = measured
-        since = self.meter.lone_since
-        if self._in_force or since is None or not measured or self._warned:
-            return
-        # One such step may be the short last window of an epoch.
-        if self.meter.last_measured_step - since >= self.meter.every_n_steps:
+        # One such step may be the short last window of an epoch, which changes nothing.
+        several = since is not None and (
+            self.meter.last_measured_step - since >= self.meter.every_n_steps
+        )
+        if advanced or since is None or several:
+            self._in_force = advanced
+        if several and not advanced and measured and not self._warned:
             self._warned = True
             warnings.warn(
                 f"From step {since} on each step has one micro-batch, in one process, which has"

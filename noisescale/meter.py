@@ -472,6 +472,7 @@ class NoiseScaleMeter:
             "unmeasured_examples": self._unmeasured_examples,
             "batch_size": self._batch_size,
             "accumulation": self._accumulation,
+            "lone_since": self._lone_since,
             "collector": self._found,
         }
 
@@ -488,6 +489,7 @@ class NoiseScaleMeter:
         self._unmeasured_examples = state["unmeasured_examples"]
         self._batch_size = state["batch_size"]
         self._accumulation = state["accumulation"]
+        self._lone_since = state.get("lone_since")  # earlier versions saved none
         if isinstance(self._collector, PerExampleCollector):
             self._collector.load_state_dict(state["collector"])
 

@@ -13,12 +13,14 @@ rank's own batch. Ranks that go through the same data in orders of their own are
 are not reported.
 
 Not seen: the same examples after random augmentation, and those of a data set of so few distinct
-examples that every batch has most of them.
+examples that every batch has most of them. (Constant inputs beside data that is drawn elsewhere
+look like that, too.)
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,7 +76,7 @@ class SharedExamples:
         whatever it saw there.
 
         Args:
-            tensors: All of the batch. Those with as many rows as the first make up its examples.
+            tensors: All of the batch. Those that have as many rows as most make up its examples.
 
         Returns:
             A warning, the same on all ranks, if there is reason for one.
@@ -128,9 +130,10 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
         tensors: Of one batch, examples in the first dimension.
     """
     tensors = [t.detach() for t in tensors if t.dim() and t.layout == torch.strided]
-    if not tensors or not len(tensors[0]):
+    counts = Counter(len(t) for t in tensors if len(t))
+    if not counts:
         return None
-    rows = len(tensors[0])
+    rows = max(counts, key=lambda count: counts[count])  # of equally many the first
     checksums = torch.zeros(rows, dtype=torch.int64, device=tensors[0].device)
     generator = torch.Generator().manual_seed(0)
     for t in tensors:
@@ -176,8 +179,6 @@ def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> f
     by_chance = count * max(float(np.mean(elsewhere)), float(np.mean(twice)))
     spread = math.sqrt(count) * max(float(np.std(elsewhere)), float(np.std(twice)))
     examples = sum(len(a) for a in mine)
-    if together == examples and not any(twice):
-        return 1.0  # also where every batch is the whole data set
     enough = max(_LEAST_SHARE * examples, _STANDARD_ERRORS * max(spread, 1.0))
     return together / examples if together - by_chance > enough else 0.0
 

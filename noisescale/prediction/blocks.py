@@ -69,10 +69,9 @@ class Blocks(NamedTuple):
         )
         shares = total(sq_weight) / weight**2
         fourths = total(rows.weight * rows.unit_weight**3) / weight**4
-        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike. No more
-        # than the steps that rule the averages: after a jump of |g|² others are small for a while.
+        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike.
         freedom = np.minimum(
-            shares**2 / np.maximum(fourths, 1e-300), _effective_units(rows, batch_size, total)
+            shares**2 / np.maximum(fourths, 1e-300), _ruling_units(rows, batch_size, total)
         )
         freedom = np.maximum(freedom - 1, 0.0)
         covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
@@ -120,10 +119,14 @@ class Blocks(NamedTuple):
         return batch_size * q / sq_norm - bias, np.where(known, error, math.inf)
 
 
-def _effective_units(
+def _ruling_units(
     rows: Rows, batch_size: Array, total: Callable[[Array], Array]
 ) -> NDArray[np.float64]:
-    """(Σv)²/Σv² of each block, v = w·|g|² being how much a unit counts in S and Q alike."""
+    """(Σv²)²/Σv⁴ of each block, v = w·|g|² being how much a unit counts in S and Q alike.
+
+    At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
+    are not known, as many steps as (Σv)²/Σv² are taken to rule.
+    """
     s, q = rows.means
     mean = q + s / batch_size
     squares = (
@@ -132,7 +135,8 @@ def _effective_units(
         + rows.grad_sq_norm_squares
         + rows.weight * rows.unit_weight * mean**2
     )
-    return np.asarray(total(rows.weight * mean) ** 2 / np.maximum(total(squares), 1e-300))
+    fourths = squares**3 / np.maximum((rows.weight * mean) ** 2, 1e-300)
+    return np.asarray(total(squares) ** 2 / np.maximum(total(fourths), 1e-300))
 
 
 def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:

@@ -96,7 +96,7 @@ class RunLaw:
         if float((run.steps * run.batch_size * (1 - middle)).sum()) <= 0:
             middle = np.ones_like(middle)  # no noise, but for the error of measuring it
         elif not _resolved(run, middle, of_b[1]):
-            middle = np.full_like(middle, math.nan)
+            middle, high = np.full_like(middle, math.nan), np.zeros_like(high)
         value = _parts(run, middle)
         of_kappa = value, value
         if kappa.low != kappa.high:

@@ -637,6 +637,19 @@ def test_steps_that_are_not_finite_are_none_of_those_looked_at() -> None:
     check(model, collector, [batch])
 
 
+def test_a_loss_that_is_zero_at_first_is_none_of_those_looked_at() -> None:
+    """As that of a sparse reward: nothing is left out for it, however long it lasts."""
+    model, batch = mlp(), numbers(4, 6)
+    collector = collector_of(model)
+
+    for _ in range(12):
+        zero = step(model, collector, [batch], loss=lambda *of: 0 * mean_loss(*of))
+        assert zero[0] is None
+    assert step(model, collector, [batch])[0] is None  # the one that is looked at
+
+    check(model, collector, [batch])
+
+
 def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
     def measured() -> tuple[int, list[str]]:
         model = DistributedDataParallel(ReZero(reused=False))

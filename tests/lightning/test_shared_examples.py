@@ -260,3 +260,21 @@ def test_chance_is_not_reported(distinct: int, batch_size: int) -> None:
     reported = [share_in_common(batches(), batches()) for _ in range(50)]
 
     assert reported == [0.0] * 50
+
+
+def test_examples_are_the_rows_that_most_tensors_have() -> None:
+    """A grid that all examples share comes first in many a batch."""
+    grid, x, y = torch.linspace(0, 1, 16)[:, None], torch.randn(4, 3), torch.randn(4)
+
+    with_grid, without = row_checksums([grid, x, y]), row_checksums([x, y])
+
+    assert with_grid is not None
+    assert without is not None
+    assert with_grid.tolist() == without.tolist()
+
+
+def test_batches_that_are_all_alike_tell_nothing() -> None:
+    """As constant inputs beside data that `training_step` draws itself."""
+    constant = [np.array([7])] * 16
+
+    assert share_in_common(constant, constant) == 0

@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 import torch
 from fits import classifier, loader, trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import NoiseScaleMonitor
@@ -97,6 +101,20 @@ def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Pat
         " compared with: no noise scale is logged from there on. Accumulate two or more, use more"
         ' devices, or compare single examples: `small_batch="example"`.'
     ]
+
+
+def test_the_short_last_window_of_an_epoch_ends_no_training(tmp_path: Path) -> None:
+    """Its one micro-batch is not measured: what was measured a step before stays in force."""
+    stopping = EarlyStopping(
+        "noise_scale/lower_bound", mode="max", patience=9, check_on_train_epoch_end=True
+    )
+    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "limit_train_batches": 7}
+
+    logged, seen, told = fit(tmp_path, NoiseScaleMonitor(), stopping, **options)
+
+    assert sorted(logged) == list(range(1, 17))
+    assert not any(math.isnan(metrics["noise_scale/lower_bound"]) for metrics in seen)
+    assert not told
 
 
 def test_steps_that_are_not_finite_log_no_noise_scale(tmp_path: Path) -> None:

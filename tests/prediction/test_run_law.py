@@ -158,3 +158,26 @@ def test_errors_of_independent_stretches_partly_cancel() -> None:
     assert two.value == pytest.approx(2 * single.value)
     assert two.value - two.low == pytest.approx(math.sqrt(2) * (single.value - single.low))
     assert two.high - two.value == pytest.approx(math.sqrt(2) * (single.high - single.value))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_values_lie_within_their_bounds_where_the_batch_size_changes(seed: int) -> None:
+    """Of stretches of unlike batches some gain and some lose steps at a batch size between."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 9))
+    size = rng.choice([32.0, 512.0, 4096.0], count)
+    value = rng.uniform(5, 900, count)
+    spread = rng.uniform(1.05, 3, count)
+    steps = rng.uniform(10, 500, count)
+    law = RunLaw.of(
+        Stretches.within(steps, size, value, value / spread, value * spread, np.arange(count)), ONE
+    )
+
+    for batch_size in (16, 64, 200, 1024, 9999):
+        truth = (steps * (1 + value / batch_size) / (1 + value / size)).sum()
+        band = law.steps(batch_size)
+        assert band.value == pytest.approx(truth)
+        assert band.low <= truth * (1 + 1e-9)
+        assert truth <= band.high * (1 + 1e-9)
+    critical = law.critical_batch_size
+    assert critical.low <= critical.value <= critical.high

@@ -10,6 +10,7 @@ from scipy.stats import t as students_t
 from noisescale import GradientMoments, History, Tradeoff
 from noisescale.band import Band
 from noisescale.increments import Increments
+from noisescale.prediction.rows import Rows
 from noisescale.prediction.run_law import RunLaw
 from noisescale.prediction.stretches import Stretches, noise_scale_at
 
@@ -126,6 +127,70 @@ def test_a_run_tells_the_same_whatever_the_number_of_steps_between_its_rows() ->
         assert (other.value, other.low, other.high) == pytest.approx(
             (each.value, each.low, each.high), rel=0.02
         )
+
+
+@pytest.mark.parametrize("kappa", [0.125, 4.0])
+def test_the_bounds_hold_for_other_factors_between_noise_scale_and_critical_batch_size(
+    kappa: float,
+) -> None:
+    """Progress is calibrated block by block, where some come out negative by chance."""
+    noise_scale = 64 * 100 ** (np.arange(1000) / 1000)
+    truth = Tradeoff.from_run(kappa * noise_scale, np.full(1000, 32), np.ones(1000))
+    covered, values = [], []
+
+    for seed in range(60):
+        moments = steps_of(np.random.default_rng(seed), noise_scale)
+        run = Stretches.of(rows_of(moments, 10))
+        found = RunLaw.of(run, Band(kappa, kappa, kappa)).critical_batch_size
+        covered.append(found.low <= truth.critical_batch_size <= found.high)
+        values.append(found.value / truth.critical_batch_size)
+
+    assert np.mean(covered) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 60), np.mean(covered)
+    assert 0.95 < np.median(values) < 1.05, np.median(values)
+
+
+def test_a_factor_that_leaves_nothing_resolved_leaves_bounds() -> None:
+    """At kappa = 1/1000 all depends on whether late blocks made any progress. It read -110."""
+    moments = steps_of(np.random.default_rng(0), 64 * 100 ** (np.arange(2000) / 2000))
+
+    law = RunLaw.of(Stretches.of(rows_of(moments, 10)), Band(1e-3, 1e-3, 1e-3))
+
+    critical = law.critical_batch_size
+    assert math.isnan(critical.value)
+    assert 0 < critical.low < 1.3  # which is true
+    assert critical.high == math.inf
+
+
+@pytest.mark.parametrize("size", [30.0, 1e4])
+def test_the_bounds_hold_after_a_step_of_a_huge_gradient(size: float) -> None:
+    """The level remembered it for tens of steps: 69 % of 60 steps' intervals held the truth."""
+    signal = np.ones(60)
+    signal[30] = size
+
+    covered = [
+        found.low <= 64 <= found.high
+        for seed in range(100)
+        for found in [
+            critical_batch_size_of(
+                rows_of(steps_of(np.random.default_rng(seed), np.full(60, 64.0), signal), 1)
+            )
+        ]
+    ]
+
+    assert np.mean(covered) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 100), np.mean(covered)
+
+
+def test_a_row_with_steps_of_the_row_before_counts_no_more_than_its_own() -> None:
+    """As after a resume with other log steps."""
+    history = rows_of(steps_of(np.random.default_rng(0), np.full(200, 64.0)), 50)
+    steps = np.array([50.0, 100, 150, 160])
+
+    run = Rows.of({**history, "step": steps}, np.full(4, 32.0))
+
+    assert run is not None
+    assert run.units.tolist() == [49, 50, 50, 10]
+    assert run.means[0] == pytest.approx(history["increment_noise_trace"] / (32 * np.array(
+        [49, 50, 50, 50])))  # fmt: skip
 
 
 def test_one_row_is_enough() -> None:
@@ -313,7 +378,7 @@ def test_running_sums_that_were_rounded_away_are_refused() -> None:
     history = running_sums_of(moments, 10)
     rounded = {n: x.astype(np.float32).astype(np.float64) for n, x in history.items()}
 
-    assert Stretches.of(history).resolved.all()
+    assert Stretches.of(history).resolved.mean() > 0.5
     message = (
         "`history` must have sums that can be differenced, got running totals that were rounded to"
         " float32 by more than a row adds. Read the metrics.csv of the same run, or measure again:"

@@ -181,6 +181,8 @@ class Probe:
             for index in self._candidates
             if agreed[index] == Verdict.MEASURED and not self._compared[index]
         ]
+        if zero and not any(self._compared):
+            return None  # a loss that was zero, say, tells as little as one that was not finite
         self._looks_left -= 1
         if zero and self._looks_left > 0:
             self._before = agreed
