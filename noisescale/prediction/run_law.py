@@ -77,7 +77,7 @@ class RunLaw:
     _kappa_ends: tuple[_Parts, _Parts]
     """With kappa at its ends, and the noise scale at its value."""
     _extremes: tuple[_Parts, _Parts]
-    """Without any noise, and without any progress; of single stretches, not of blocks."""
+    """Without any noise, and without any progress; of each batch size, not of blocks."""
     gamma: float
     """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
@@ -99,6 +99,8 @@ class RunLaw:
             middle, high = np.full_like(middle, math.nan), np.zeros_like(high)
         value = _parts(run, middle)
         of_kappa = value, value
+        sizes, which = np.unique(run.batch_size, return_inverse=True)
+        steps = np.bincount(which, weights=run.steps).astype(np.float64)
         if kappa.low != kappa.high:
             of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
         return cls(
@@ -107,10 +109,7 @@ class RunLaw:
             _parts(run, _calibrated(high, kappa.high)),
             of_b,
             of_kappa,
-            (
-                _Parts(run.steps, np.zeros_like(middle)),
-                _Parts(np.zeros_like(middle), run.steps * run.batch_size),
-            ),
+            (_Parts(steps, np.zeros_like(steps)), _Parts(np.zeros_like(steps), steps * sizes)),
             _gamma(run, middle.clip(0.0, 1.0)),
         )
 
@@ -178,7 +177,7 @@ class RunLaw:
         of_all = [float(of(part).sum()) - value for part in self._kappa_ends]
         down = np.append(np.minimum(*of_each), min(of_all)).clip(max=0)
         up = np.append(np.maximum(*of_each), max(of_all)).clip(min=0)
-        # Progress is a share: of each stretch it is between none and all.
+        # Progress is a share: at each batch size it is between none and all.
         all_or_none = [of(part) for part in self._extremes]
         least, most = (float(end(*all_or_none).sum()) for end in (np.minimum, np.maximum))
         value = min(max(value, least), most)
