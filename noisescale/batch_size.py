@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any, NamedTuple, TypeGuard
@@ -12,10 +12,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 _MOST_FIELDS = 8
-"""More tensors than this of one shape are hardly the fields of one batch."""
+"""More tensors than this in a list are hardly the fields of one batch."""
 
 _MOST_CHANNELS = 4
 """Tensors with a first dimension up to this and two more may each be an image."""
+
+_TEXT_OR_NUMBER = (int, float, str, bytes)
+"""What most values in nested lists are (polygons, tokens): there is nothing within to count."""
+
+_WITH_NOTHING_WITHIN = {int, float, str, bytes, bool, type(None)}
 
 _ONE_DIFFERS = "The tensors of a batch differ in their first dimension."
 
@@ -46,10 +51,10 @@ def examples_in(batch: Any) -> Count:
     2. Mappings, dataclasses and named tuples are records of fields, and so is a list or tuple:
        the examples are the first dimension that its tensors share.
     3. A list counts its length where it plainly is a list of examples: its tensors are of one
-       rank and differ in their first dimension; it is a list of records, as detection models
-       take them; or it stands beside lists of its own length, each of one kind of elements, as
-       `tuple(zip(*batch))` makes them. (A list of tuples, one of each example, is the same list
-       the other way round.)
+       rank and differ in their first dimension (where they are few, they may be fields, too: in
+       doubt); it is a list of records, as detection models take them; or it stands beside lists
+       of its own length, each of one kind of elements, as `tuple(zip(*batch))` makes them. (A
+       list of tuples, one of each example, is the same list the other way round.)
 
     Scalars, text, None and numbers have no first dimension and do not count.
 
@@ -63,8 +68,8 @@ def examples_in(batch: Any) -> Count:
         >>> import torch
         >>> examples_in([torch.zeros(16, 8), torch.zeros(16, 8)])
         Count(examples=16, doubt=None)
-        >>> examples_in([torch.zeros(7), torch.zeros(5), torch.zeros(9)])
-        Count(examples=3, doubt=None)
+        >>> examples_in([torch.zeros(length) for length in range(5, 15)])
+        Count(examples=10, doubt=None)
         >>> images, targets = [torch.zeros(3, 8, 9)] * 2, [{"boxes": torch.zeros(5, 4)}] * 2
         >>> examples_in((tuple(images), tuple(targets)))
         Count(examples=2, doubt=None)
@@ -125,17 +130,26 @@ def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
     if not (_is_list(batch) and all(isinstance(x, Tensor) and x.dim() for x in batch)):
         return Count(parts[0].size, None if shared else _ONE_DIFFERS)
     shapes = {part.shape for part in parts}
-    of_one_rank = len({len(shape) for shape in shapes}) == 1
-    if not shared:
-        return Count(len(parts)) if of_one_rank else Count(parts[0].size, _ONE_DIFFERS)
     size, length = parts[0].size, len(parts)
-    if length > 1 and of_one_rank and _may_be_examples(parts, length):
-        doubt = f"A batch is a list of {length} tensors with the same first dimension, {size}:"
-        if len(shapes) == 1:
-            return Count(size, f"{doubt} fields of one batch, or one tensor an example.")
-        # Several sizes, as of images: fields of so few examples are rarer.
-        return Count(length, f"{doubt} one tensor an example, or fields of one batch.")
-    return Count(size)
+    few = length <= _MOST_FIELDS
+    if not shared:
+        if len({len(shape) for shape in shapes}) > 1:
+            return Count(size, _ONE_DIFFERS)
+        if not few:
+            return Count(length)
+        return Count(
+            length,
+            f"A batch is a list of {length} tensors that differ in their first dimension: one"
+            " tensor an example, or fields of one batch.",
+        )
+    # Two tensors are an input and its target: also in a short last batch, of 3 examples, say.
+    if not (length > 2 and _may_be_images(parts)) and (few or len(shapes) > 1):
+        return Count(size)
+    doubt = f"A batch is a list of {length} tensors with the same first dimension, {size}:"
+    if few or len(shapes) == 1:
+        return Count(size, f"{doubt} fields of one batch, or one tensor an example.")
+    # So many images of several sizes.
+    return Count(length, f"{doubt} one tensor an example, or fields of one batch.")
 
 
 def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
@@ -151,7 +165,7 @@ def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
 
 def _of_records(batch: Sequence[Any]) -> Count:
     """The examples in a list of records of one kind: one of each example, or of each batch."""
-    parts_of_each = [list(_parts(record)) for record in batch]
+    parts_of_each = [_parts(record) for record in batch]
     parts = [part for of_one in parts_of_each for part in of_one]
     if not parts:
         return Count(None)
@@ -161,11 +175,13 @@ def _of_records(batch: Sequence[Any]) -> Count:
             return Count(parts[0].size)  # several ranks do not share it by chance
         if any(_is_scalar(field) for field in _fields(batch[0])):
             return Count(len(batch))
-        return Count(
-            parts[0].size,
+        doubt = (
             f"A batch is a list of {len(batch)} records whose tensors have the same first"
-            f" dimension, {parts[0].size}: batches, or one record an example.",
+            f" dimension, {parts[0].size}:"
         )
+        if _may_be_images(parts):
+            return Count(len(batch), f"{doubt} one record an example, or batches.")
+        return Count(parts[0].size, f"{doubt} batches, or one record an example.")
     if len(by_rank) > 1 and all(map(_agree, parts_of_each)):
         return Count(
             len(batch),
@@ -177,7 +193,7 @@ def _of_records(batch: Sequence[Any]) -> Count:
 
 def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
     """The examples in several lists: a list a field, a list an example, or lists of fields."""
-    parts_of_each = [list(_parts(listed)) for listed in lists]
+    parts_of_each = [_parts(listed) for listed in lists]
     parts = [part for of_one in parts_of_each for part in of_one]
     if not parts:
         return Count(None)
@@ -185,7 +201,7 @@ def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
     of_one_length = all(len(listed) == length for listed in lists)
     a_list_a_field = of_one_length and all(map(_is_uniform, lists))
     plain = all(isinstance(x, Tensor) and x.dim() for listed in lists for x in listed)
-    like_examples = any(_may_be_examples(of_one, length) for of_one in parts_of_each)
+    like_examples = length > _MOST_FIELDS or any(map(_may_be_images, parts_of_each))
     doubt = (
         f"A batch is {len(lists)} lists of {length} tensors: fields of one tensor an example, or"
         " batches."
@@ -214,11 +230,9 @@ def _agree(parts: Sequence[_Part]) -> bool:
     return len({part.size for part in parts}) < 2
 
 
-def _may_be_examples(parts: Sequence[_Part], length: int) -> bool:
-    """Whether so many tensors of one first dimension may as well be so many examples."""
-    return length > _MOST_FIELDS or (
-        parts[0].size <= _MOST_CHANNELS and all(len(part.shape) >= 2 for part in parts)
-    )
+def _may_be_images(parts: Sequence[_Part]) -> bool:
+    """Whether tensors of one first dimension may each be an image, of so many channels."""
+    return parts[0].size <= _MOST_CHANNELS and all(len(part.shape) == 2 for part in parts)
 
 
 def _batch_of_each(iterables: Any, batch: Any) -> list[Any] | None:
@@ -247,18 +261,42 @@ def _size(value: Any) -> int | None:
         return int(value.batch_sizes[0])  # which is always on the host
     if isinstance(value, (list, tuple, dict, str)):
         return None
-    graphs = getattr(value, "num_graphs", None)
+    try:
+        graphs = getattr(value, "num_graphs", None)
+    except Exception:  # what users make themselves may raise anything for a name it lacks
+        return None
     return graphs if isinstance(graphs, int) and not isinstance(graphs, bool) else None
 
 
-def _parts(value: Any) -> Iterator[_Part]:
+def _parts(value: Any) -> list[_Part]:
     """All that has a first dimension, however deep, in order."""
-    if (size := _size(value)) is not None:
-        yield _Part(size, tuple(value.shape[1:]) if isinstance(value, Tensor) else ())
-        return
-    inner = value if _is_list(value) else _values(value) if _is_record(value) else ()
+    found: list[_Part] = []
+    _find_parts(value, found)
+    return found
+
+
+def _find_parts(value: Any, found: list[_Part]) -> None:
+    inner: Iterable[Any] = ()
+    if type(value) is dict:  # the quick way: most of what is nested are dicts and lists
+        inner = value.values()
+    elif type(value) is not list and (size := _size(value)) is not None:
+        found.append(_Part(size, _shape_within(value)))
+    elif _is_list(value):
+        # Thousands of coordinates or tokens are not looked at one by one.
+        is_text = len(value) > _MOST_FIELDS and isinstance(value[0], _TEXT_OR_NUMBER)
+        inner = () if is_text and isinstance(value[-1], _TEXT_OR_NUMBER) else value
+    elif _is_record(value):
+        inner = _values(value)
     for one in inner:
-        yield from _parts(one)
+        if type(one) not in _WITH_NOTHING_WITHIN:
+            _find_parts(one, found)
+
+
+def _shape_within(value: Any) -> tuple[int, ...]:
+    """The shape of an example in what `_size` counts, as far as examples have one shape."""
+    if not isinstance(value, Tensor):
+        return ()
+    return (-1,) * (value.dim() - 1) if value.is_nested else tuple(value.shape[1:])
 
 
 def _fields(value: Any) -> Iterator[Any]:
@@ -277,7 +315,7 @@ def _values(record: Any) -> Iterator[Any]:
         yield from record
     else:
         for field in fields(record):
-            yield getattr(record, field.name)
+            yield getattr(record, field.name, None)  # not all are set by `__init__`
 
 
 def _is_record(value: Any) -> bool:
@@ -289,11 +327,11 @@ def _is_record(value: Any) -> bool:
 
 
 def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    if type(value) is list:
+        return True
     if isinstance(value, tuple):
         return not hasattr(value, "_fields")
-    return isinstance(value, list) or (
-        isinstance(value, Sequence) and not isinstance(value, (str, bytes, Tensor))
-    )
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Tensor))
 
 
 def _is_scalar(value: Any) -> bool:

@@ -2,7 +2,7 @@
 """Every structure of a batch that is in use, and how many examples it holds."""
 
 from collections import OrderedDict, UserDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -28,6 +28,17 @@ class Graphs:
     x = torch.zeros(40, 3)
 
 
+class Raises:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+@dataclass
+class Unset:
+    x: Any
+    y: Any = field(init=False)
+
+
 def of(*shape: int) -> Tensor:
     return torch.zeros(*shape)
 
@@ -47,6 +58,14 @@ IN_NO_DOUBT = {
     "columns of a table": ((of(16), of(16), of(16)), 16),
     "fields of several lengths": ((of(16, 10), of(16, 7)), 16),
     "a record within a tuple": ((of(16, 8), {"y": of(16)}), 16),
+    "images and their masks, a short batch": ([of(4, 3, 8, 8), of(4, 1, 8, 8)], 4),
+    "images and larger ones, a short batch": ([of(1, 3, 8, 8), of(1, 3, 32, 32)], 1),
+    "equal images, a short batch": ([of(3, 3, 8, 8), of(3, 3, 8, 8)], 3),
+    "views of images, a short batch": ([of(2, 3, 8, 8)] * 3, 2),
+    "two views and labels, a short batch": (([of(4, 3, 8, 8)] * 2, [of(4)] * 2), 4),
+    "sequences in and out, a short batch": ([of(4, 10, 7), of(4, 12, 7)], 4),
+    "crops of two sizes": ([of(64, 3, 22, 22)] * 2 + [of(64, 3, 9, 9)] * 8, 64),
+    "many columns of several widths": ([of(64, 2 + i) for i in range(12)], 64),
     "a mapping": ({"x": of(16, 8), "y": of(16)}, 16),
     "a mapping of another kind": (UserDict(x=of(16, 8), y=of(16)), 16),
     "a mapping in order": (OrderedDict(x=of(16, 3, 8, 8), y=of(16, 3, 8, 8)), 16),
@@ -66,8 +85,8 @@ IN_NO_DOUBT = {
     "packed sequences and lengths": ((pack_sequence([of(9), of(5), of(2)]), of(3)), 3),
     "graphs": (Graphs(), 5),
     "graphs with labels": ((Graphs(), of(5)), 5),
-    "sequences of their own lengths": ([of(7), of(5), of(9)], 3),
-    "sequences of their own lengths, of vectors": ((of(7, 2), of(5, 2)), 2),
+    "sequences of their own lengths": ([of(5 + i) for i in range(16)], 16),
+    "sequences of their own lengths, of vectors": (tuple(of(5 + i, 2) for i in range(9)), 9),
     "detection": ((tuple(images()), tuple(targets())), 16),
     "detection, equal images": ((tuple(images(equal=True)), tuple(targets())), 16),
     "detection, a batch of one": ((tuple(images(1)), tuple(targets(1))), 1),
@@ -90,6 +109,17 @@ IN_NO_DOUBT = {
         16,
     ),
     "a list of records, one sequence each": ([{"ids": of(7)}, {"ids": of(5)}], 2),
+    "an example after the other, its number first": (
+        [(7, image) for image in images()],
+        16,
+    ),
+    "an example after the other, of many fields": ([(7, x, *[0.5] * 9, x) for x in images()], 16),
+    "nested, in and out": (
+        [torch.nested.nested_tensor([of(3), of(5)], layout=torch.jagged) for _ in range(2)],
+        2,
+    ),
+    "an object that lacks names in its own way": ({"x": of(16, 8), "graph": Raises()}, 16),
+    "a dataclass with a field that is not set": (Unset(of(16, 8)), 16),
     "a list of batches alike": ([{"x": of(16, 8), "y": of(16)}, {"x": of(16, 8), "y": of(16)}], 16),
 }
 
@@ -107,7 +137,27 @@ IN_DOUBT = {
     "many sequences of one length": ([of(50)] * 16, 50, "16 tensors with the same first dimension"),
     "a mapping of equal images": ({"images": images(equal=True)}, 3, "one tensor an example"),
     "pairs of images": ((images(equal=True), images(equal=True)), 16, "2 lists of 16 tensors"),
-    "records of equal images": ([{"x": x} for x in images(equal=True)], 3, "one record an example"),
+    "three equal images": (images(3, equal=True), 3, "3 tensors with the same first dimension"),
+    "few images of one number of channels": (images(8), 3, "fields of one batch, or one tensor"),
+    "records of equal images": (
+        [{"x": x} for x in images(equal=True)],
+        16,
+        "dimension, 3: one record an example, or batches",
+    ),
+    "records of equal images, and polygons": (
+        [{"image": x, "annotations": [{"box": [1.0, 2.0]}]} for x in images(equal=True)],
+        16,
+        "one record an example",
+    ),
+    "records of equal sequences": ([{"x": of(50)}] * 16, 50, "batches, or one record an example"),
+    "few sequences of their own lengths": ([of(7), of(5), of(9)], 3, "3 tensors that differ in"),
+    "labelled and unlabelled images": (
+        [of(32, 3, 8, 8), of(224, 3, 8, 8)],
+        2,
+        "2 tensors that differ in their first dimension: one tensor an example, or fields",
+    ),
+    "time first": ([of(35, 20), of(37, 20)], 2, "one tensor an example, or fields of one batch"),
+    "nodes and edges": ([of(100, 7), of(2, 400)], 2, "one tensor an example, or fields of one"),
     "unequal fields": ({"x": of(6, 2), "offsets": of(3)}, 6, "differ in their first dimension"),
     "unequal fields, a scalar first": ([torch.tensor(1.0), of(7), of(5, 2)], 7, "differ in their"),
     "a list of another length": ((of(16, 8), [of(3), of(4)]), 16, "differ in their"),
@@ -156,6 +206,43 @@ def test_a_batch_that_may_hold_another_number_says_so(case: str) -> None:
 )
 def test_a_batch_without_tensors_is_not_counted(batch: Any) -> None:
     assert examples_in(batch) == Count(None, None)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 16])
+def test_a_short_last_batch_of_inputs_and_targets_counts_its_rows(rows: int) -> None:
+    for x, y in [((3, 8, 8), (1, 8, 8)), ((10, 7), (12, 7)), ((10, 7), (10, 7)), ((8,), (3,))]:
+        assert examples_in([of(rows, *x), of(rows, *y)]) == Count(rows, None)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_without_a_shape_counts_what_it_is_made_of() -> None:
+    nested = torch.nested.nested_tensor([of(3, 2), of(5, 2)])
+
+    counts = [examples_in(batch) for batch in (nested, (nested, of(2)), {"x": nested})]
+
+    assert counts == [Count(2, None)] * 3
+
+
+class Coordinates(list[float]):
+    """Tells how much of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Any:
+        raise AssertionError("It was gone through.")
+
+    def __getitem__(self, at: Any) -> Any:
+        Coordinates.looks += 1
+        return super().__getitem__(at)
+
+
+def test_long_lists_of_numbers_are_not_gone_through() -> None:
+    """As polygons of COCO are: a batch has tens of thousands of coordinates."""
+    polygons = [Coordinates([0.5] * 1000) for _ in range(16)]
+    annotations = [[{"segmentation": [polygon]}] for polygon in polygons]
+
+    assert examples_in((tuple(images()), tuple(annotations))) == Count(16, None)
+    assert Coordinates.looks == 2 * 16
 
 
 def test_several_loaders_that_agree_are_counted_once() -> None:

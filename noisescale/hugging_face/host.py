@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerState
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-from noisescale.batch_size import examples_in
+from noisescale.batch_size import Count, examples_in
 from noisescale.collectors.choosing import unwrapped
 
 
@@ -123,18 +123,23 @@ class BatchCounter:
         Raises:
             ValueError: If there is nothing to count.
         """
-        count = examples_in(inputs)
+        why: Exception | None = None
+        try:
+            count = examples_in(inputs)
+        except Exception as error:  # containers that users make themselves may raise anything
+            count, why = Count(None), error
         if count.examples is None:
             raise ValueError(
                 "`batch_size_fn` must be given for batches whose size cannot be inferred, got one"
                 f" of {', '.join(inputs) or 'no keyword arguments'}. Pass a function from the"
                 " model's keyword arguments to the number of examples this rank has in them."
-            )
+            ) from why
         if count.doubt and not self._warned:
             self._warned = True
+            examples = "1 example" if count.examples == 1 else f"{count.examples} examples"
             warn(
-                f"{count.doubt} NoiseScaleCallback counts {count.examples} examples. If that is"
-                " not so, pass `batch_size_fn`."
+                f"{count.doubt} NoiseScaleCallback counts {examples}. If that is not so, pass"
+                " `batch_size_fn`."
             )
         return count.examples
 

@@ -71,17 +71,22 @@ class BatchCounter:
         Raises:
             MisconfigurationException: If there is nothing to count.
         """
-        count = count_examples(self._trainer, batch)
+        why: Exception | None = None
+        try:
+            count = count_examples(self._trainer, batch)
+        except Exception as error:  # containers that users make themselves may raise anything
+            count, why = Count(None), error
         if count.examples is None:
             raise MisconfigurationException(
                 "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
                 f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
                 " of examples this rank has in it."
-            )
+            ) from why
         if count.doubt and not self._warned:
             self._warned = True
+            examples = "1 example" if count.examples == 1 else f"{count.examples} examples"
             rank_zero_warn(
-                f"{count.doubt} {self._name} counts {count.examples} examples. If that is not so,"
+                f"{count.doubt} {self._name} counts {examples}. If that is not so,"
                 " pass `batch_size_fn`."
             )
         return count.examples

@@ -561,6 +561,21 @@ def test_a_batch_in_doubt_is_told_of_once() -> None:
     assert [str(w.message) for w in warned] == [message]
 
 
+def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
+    batch: dict[str, Any] = {}
+    batch["itself"] = batch
+
+    with pytest.raises(ValueError, match="got one of itself") as error:
+        host.BatchCounter()(batch)
+
+    assert isinstance(error.value.__cause__, RecursionError)
+
+
+def test_one_example_in_doubt_is_told_of_in_the_singular() -> None:
+    with pytest.warns(UserWarning, match=r" counts 1 example\. If"):
+        host.BatchCounter()({"a": torch.zeros(1), "b": torch.zeros(2)})
+
+
 def test_a_batch_that_transformers_encoded_counts_its_sequences() -> None:
     encoded = BatchEncoding({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4, 7)})
     detection = {

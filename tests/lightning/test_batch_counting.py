@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
+from noisescale.lightning import host
 
 
 class Mean(L.LightningModule):
@@ -118,3 +119,28 @@ def test_loaders_of_several_batch_sizes_are_told_of_once(kind: type) -> None:
         "The data loaders of a step give batches of different sizes (16, 32). NoiseScaleMonitor"
         " counts 16 examples. If that is not so, pass `batch_size_fn`."
     ]
+
+
+def test_few_sequences_are_told_of_once_a_fit() -> None:
+    """Their length may be wrong: labelled and unlabelled images, say."""
+    sequences: Any = [torch.randn(20 + i) for i in range(16)]
+
+    sizes, told = counted(DataLoader(sequences, batch_size=4, collate_fn=list))
+
+    assert sizes == [8, 8]
+    assert [message.split(". ")[1] for message in told] == ["NoiseScaleMonitor counts 4 examples"]
+
+
+def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
+    batch: dict[str, Any] = {}
+    batch["itself"] = batch
+
+    with pytest.raises(host.MisconfigurationException, match="`batch_size_fn` must be") as error:
+        host.BatchCounter()(batch)
+
+    assert isinstance(error.value.__cause__, RecursionError)
+
+
+def test_one_example_in_doubt_is_told_of_in_the_singular() -> None:
+    with pytest.warns(UserWarning, match=r" counts 1 example\. If"):
+        host.BatchCounter()({"a": torch.zeros(1), "b": torch.zeros(2)})
