@@ -70,10 +70,9 @@ class Blocks(NamedTuple):
         shares = total(sq_weight) / weight**2
         fourths = total(rows.weight * rows.unit_weight**3) / weight**4
         # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike.
-        freedom = np.minimum(
-            shares**2 / np.maximum(fourths, 1e-300), _ruling_units(rows, batch_size, total)
-        )
-        freedom = np.maximum(freedom - 1, 0.0)
+        freedom = shares**2 / np.maximum(fourths, 1e-300) - 1
+        ruling = _ruling_units(rows, batch_size, total) - 1
+        freedom = np.minimum(np.maximum(freedom, 0.0), np.maximum(ruling, 1.0))
         covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
         return cls(block, s, q, covariance, freedom)
 
@@ -125,7 +124,7 @@ def _ruling_units(
     """(Σv²)²/Σv⁴ of each block, v = w·|g|² being how much a unit counts in S and Q alike.
 
     At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
-    are not known, as many steps as (Σv)²/Σv² are taken to rule.
+    are not known, as many steps as (Σv)²/Σv² are taken to rule. One degree of freedom is left.
     """
     s, q = rows.means
     mean = q + s / batch_size
