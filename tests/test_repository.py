@@ -219,7 +219,7 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
         ("accuracy.py", ["--seeds", "1", "--steps", "60"]),
         ("overhead.py", ["--smoke"]),
         ("prediction.py", ["--smoke"]),
-        ("prediction_coverage.py", ["--runs", "60", "--only", "rows of 50", "--processes", "1"]),
+        ("prediction_coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
         ("report_speed.py", ["--smoke"]),
         ("adaptive.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),
