@@ -76,6 +76,8 @@ def as_torchrun(function: Callable[[], Any]) -> Callable[[], Any]:
 def _rank(
     rank: int, world_size: int, backend: str, folder: Path, function: Any, arguments: Any
 ) -> None:
+    # A forked process has no pool of threads: torch's own asserts now and then where it needs one.
+    torch.set_num_threads(1)
     try:
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size

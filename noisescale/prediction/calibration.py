@@ -20,6 +20,9 @@ from noisescale.tradeoff import Floats
 LEAST_KAPPA, MOST_KAPPA = 1e-6, 1e6
 """Far beyond the 1/8 to 20 that were found, and near enough for all sums to stay finite."""
 
+_FARTHEST = 40.0
+"""The logarithm of the largest factor that is tried: far beyond those that are allowed."""
+
 UNCALIBRATED = (
     "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
     " well-tuned learning rate; momentum, Adam and a decaying learning rate change the factor (in"
@@ -210,8 +213,9 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
     # steps at any kappa.
     at, off = 0.0, excess(0.0)
     step = -math.copysign(1.0, off)
-    for _ in range(64):
-        if excess(at + step) * off <= 0:
-            return math.exp(brentq(excess, *sorted((at, at + step)), xtol=1e-12))
-        at += step
-    return math.inf
+    while abs(at) < _FARTHEST:
+        end = min(max(at + step, -_FARTHEST), _FARTHEST)
+        if excess(end) * off <= 0:
+            return math.exp(brentq(excess, *sorted((at, end)), xtol=1e-12))
+        at, step = end, 2 * step
+    return math.inf if at > 0 and (run.noise_scale == 0).any() else math.exp(at)

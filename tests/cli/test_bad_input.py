@@ -215,7 +215,7 @@ CASES: list[tuple[list[str], str]] = [
         for words, message in [
             ([], "Missing argument 'sweep'. See `noisescale fit --help`."),
             (["files/gone.csv"], "[Errno 2] No such file or directory: 'files/gone.csv'"),
-            (["files"], "[Errno 21] Is a directory: 'files'"),
+            (["files"], "`files` must be a CSV file, got a folder."),
             (["files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["files/not_whole.csv"], "`steps` must be a number, got '' in line 3"),
             (["files/no_number.csv"], "`steps` must be a number, got '\\x1b[31m4' in line 3"),
@@ -271,7 +271,7 @@ CASES: list[tuple[list[str], str]] = [
             (["own_model:both", "--output", "gone/x.csv"], "`--output` must be in a folder that"),
             (["own_model:both", "--output", "files/one.csv"], "`files/one.csv` must have the col"),
             (["own_model:both", "--output", "files/times_twice.csv"], "`files/times_twice.csv` mu"),
-            (["own_model:both", "--output", "files"], "[Errno 21] Is a directory: 'files'"),
+            (["own_model:both", "--output", "files"], "`files` must be a CSV file, got a folder."),
             (["own_model:both", "--accelerator", "\x1b[31m"], ""),
             (["own_model:both", "--precision", "7"], "Precision '7' is invalid."),
         ]
