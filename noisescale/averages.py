@@ -111,10 +111,9 @@ class Scatter(NamedTuple):
     ) -> Scatter:
         """Add one step. The first one only sets the level."""
         moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
-        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
-        relative = self.level.relative(moments, sq_norm)
+        relative, level = self.level.step(moments, weight)
         if relative is None:
-            return self._replace(level=self.level.after(sq_norm))
+            return self._replace(level=level)
         signal, noise = relative
         last_weight, last_noise, last_signal = self.last
         differences = [0.0] * 4
@@ -127,7 +126,7 @@ class Scatter(NamedTuple):
         levels = share, share * self.level.sq_norm
         row = [weight * noise, weight * signal, weight, *differences, *levels]
         sums = decays * self.sums + np.array(row)
-        return Scatter(self.level.after(sq_norm), (weight, noise, signal), sums)
+        return Scatter(level, (weight, noise, signal), sums)
 
     def squared_variation(self, window: int) -> float:
         """Return cv² over that window's steps, for a step of weight 1.

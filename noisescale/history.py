@@ -203,5 +203,5 @@ class History(Mapping[str, NDArray[np.float64]]):
 
 
 def _merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    rows = ({k: np.float64(row.get(k, "nan")) for k in INCREMENTS} for row in (first, second))
-    return {name: float(value) for name, value in merged(*rows).items()}  # type: ignore[arg-type]
+    rows = ({k: np.array(row.get(k, np.nan)) for k in INCREMENTS} for row in (first, second))
+    return {name: float(value) for name, value in merged(*rows).items()}

@@ -60,10 +60,9 @@ class Increments:
             moments: The step's two moments, finite, of any sign.
             weight: Its global batch size.
         """
-        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
-        if (relative := self._level.relative(moments, sq_norm)) is not None:
+        relative, self._level = self._level.step(moments, weight)
+        if relative is not None:
             self._row = self._row.after(relative, weight)
-        self._level = self._level.after(sq_norm)
 
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next one."""

@@ -46,33 +46,37 @@ class Level(NamedTuple):
 
     Example:
         >>> level = Level()
-        >>> for sq_norm in (64.0, 16.0, 4.0):
-        ...     level = level.after(sq_norm)
-        >>> level.relative(GradientMoments(grad_sq_norm=2.0, noise_trace=40.0), sq_norm=12.0)
+        >>> for grad_sq_norm in (64.0, 16.0, 4.0):
+        ...     _, level = level.step(GradientMoments(grad_sq_norm, 0.0), batch_size=4.0)
+        >>> relative, _ = level.step(GradientMoments(2.0, noise_trace=40.0), batch_size=4.0)
+        >>> relative
         GradientMoments(grad_sq_norm=0.047..., noise_trace=0.94...)
     """
 
     sq_norm: float = 0.0
     """The trailing average of |g|²; 0 before the first step."""
 
-    def relative(self, moments: GradientMoments, sq_norm: float) -> GradientMoments | None:
-        """Return a step's moments over the level; None at the first step, which has none yet.
+    def step(
+        self, moments: GradientMoments, batch_size: float
+    ) -> tuple[GradientMoments | None, Level]:
+        """Return a step's moments over the level, and the level of the next step.
 
         Args:
             moments: The step's two moments, finite, of any sign.
-            sq_norm: The step's |g|², |G|² + tr(Σ)/B of its own moments.
-        """
-        if not self.sq_norm:
-            return None
-        level = max(self.sq_norm, sq_norm / LARGEST_STEP)
-        return GradientMoments(moments.grad_sq_norm / level, moments.noise_trace / level)
+            batch_size: Its global batch size B: its |g|² is |G|² + tr(Σ)/B.
 
-    def after(self, sq_norm: float) -> Level:
-        """Return the level of the next step."""
-        if not sq_norm > 0:  # unequal parts may spoil a step's |g|²
-            return self
+        Returns:
+            None for the moments of the first step, which only sets the level.
+        """
+        sq_norm = moments.grad_sq_norm + moments.noise_trace / batch_size
         if not self.sq_norm:
-            return Level(sq_norm)
+            # Unequal parts may spoil a step's |g|²: such a step leaves the level alone.
+            return None, Level(sq_norm) if sq_norm > 0 else self
+        level = max(self.sq_norm, sq_norm / LARGEST_STEP)
+        relative = GradientMoments(moments.grad_sq_norm / level, moments.noise_trace / level)
+        if not sq_norm > 0:
+            return relative, self
         # One large step would be remembered for tens of steps, which would count little.
         decay = (STEPS - 1) / (STEPS + 1)
-        return Level(decay * self.sq_norm + (1 - decay) * min(sq_norm, LARGEST_STEP * self.sq_norm))
+        new = min(sq_norm, LARGEST_STEP * self.sq_norm)
+        return relative, Level(decay * self.sq_norm + (1 - decay) * new)

@@ -80,13 +80,12 @@ class RecentSteps:
             moments: The step's two moments, finite, of any sign.
             weight: Its global batch size.
         """
-        sq_norm = moments.grad_sq_norm + moments.noise_trace / weight
-        if (relative := self._level.relative(moments, sq_norm)) is not None:
+        relative, self._level = self._level.step(moments, weight)
+        if relative is not None:
             if self._end == len(self._rows):
                 self._keep(self._steps)
             self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
             self._end += 1
-        self._level = self._level.after(sq_norm)
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale of the last steps. Its two moments are relative to |g|²."""

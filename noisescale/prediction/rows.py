@@ -109,12 +109,11 @@ def _from_running_sums(
             moments = GradientMoments(grad_sq_norm / weight, noise_trace / weight)
             sq_norm = moments.grad_sq_norm + moments.noise_trace / float(batch_size[k])
             # The first row is its own level: it has many steps, or the whole has many rows.
-            level = level if level.sq_norm else level.after(sq_norm)
-            relative = level.relative(moments, sq_norm)
+            level = level if level.sq_norm else Level(max(sq_norm, 0.0))
+            relative, level = level.step(moments, float(batch_size[k]))
             if relative is not None:
                 s, q = weight * relative.noise_trace, weight * relative.grad_sq_norm
                 rows[:, k] = 1.0, weight, s, q, 0.0, 0.0, 0.0
-            level = level.after(sq_norm)
             rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
             rows[:, k] = 0.0
