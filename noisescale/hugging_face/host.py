@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerState
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-from noisescale.batch_size import Count, examples_in
+from noisescale import batch_counter
 from noisescale.collectors.choosing import unwrapped
 
 
@@ -108,40 +108,23 @@ def _shifts_labels(model: nn.Module) -> bool:
     return not encodes and LOSS_MAPPING.get(getattr(inner, "loss_type", "")) is ForCausalLMLoss
 
 
-class BatchCounter:
-    """Count the examples in the batches of one run; warn once where their number is in doubt."""
+class BatchCounter(batch_counter.BatchCounter):
+    """Count the examples in the keyword arguments of a model's forward pass."""
 
     def __init__(self) -> None:
-        self._warned = False
+        super().__init__("NoiseScaleCallback")
 
-    def __call__(self, inputs: Mapping[str, Any]) -> int:
-        """Return the examples in a batch.
+    def uncountable(self, batch: Mapping[str, Any]) -> ValueError:
+        """Return an error that names the arguments."""
+        return ValueError(
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got one"
+            f" of {', '.join(batch) or 'no keyword arguments'}. Pass a function from the"
+            " model's keyword arguments to the number of examples this rank has in them."
+        )
 
-        Args:
-            inputs: Keyword arguments of the model's forward pass.
-
-        Raises:
-            ValueError: If there is nothing to count.
-        """
-        why: Exception | None = None
-        try:
-            count = examples_in(inputs)
-        except Exception as error:  # containers that users make themselves may raise anything
-            count, why = Count(None), error
-        if count.examples is None:
-            raise ValueError(
-                "`batch_size_fn` must be given for batches whose size cannot be inferred, got one"
-                f" of {', '.join(inputs) or 'no keyword arguments'}. Pass a function from the"
-                " model's keyword arguments to the number of examples this rank has in them."
-            ) from why
-        if count.doubt and not self._warned:
-            self._warned = True
-            examples = "1 example" if count.examples == 1 else f"{count.examples} examples"
-            warn(
-                f"{count.doubt} NoiseScaleCallback counts {examples}. If that is not so, pass"
-                " `batch_size_fn`."
-            )
-        return count.examples
+    def warn(self, message: str) -> None:
+        """Warn on one rank."""
+        warn(message)
 
 
 def go_first(callback: TrainerCallback) -> None:

@@ -17,6 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
+from noisescale import batch_counter
 from noisescale.batch_size import Count, examples_in, examples_of_loaders
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
@@ -52,8 +53,8 @@ if _logger is not None:
     rank_zero.log = _logger
 
 
-class BatchCounter:
-    """Count the examples in the batches of one fit; warn once where their number is in doubt.
+class BatchCounter(batch_counter.BatchCounter):
+    """Count the examples in the batches of one fit.
 
     Args:
         trainer: Whose batches they are; it knows from how many data loaders a step takes one.
@@ -61,35 +62,24 @@ class BatchCounter:
     """
 
     def __init__(self, trainer: pl.Trainer | None = None, name: str = "NoiseScaleMonitor") -> None:
+        super().__init__(name)
         self._trainer = trainer
-        self._name = name
-        self._warned = False
 
-    def __call__(self, batch: Any) -> int:
-        """Return the examples that this rank has in a batch.
+    def count(self, batch: Any) -> Count:
+        """Count also what several loaders gave."""
+        return count_examples(self._trainer, batch)
 
-        Raises:
-            MisconfigurationException: If there is nothing to count.
-        """
-        why: Exception | None = None
-        try:
-            count = count_examples(self._trainer, batch)
-        except Exception as error:  # containers that users make themselves may raise anything
-            count, why = Count(None), error
-        if count.examples is None:
-            raise MisconfigurationException(
-                "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
-                f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
-                " of examples this rank has in it."
-            ) from why
-        if count.doubt and not self._warned:
-            self._warned = True
-            examples = "1 example" if count.examples == 1 else f"{count.examples} examples"
-            rank_zero_warn(
-                f"{count.doubt} {self._name} counts {examples}. If that is not so,"
-                " pass `batch_size_fn`."
-            )
-        return count.examples
+    def uncountable(self, batch: Any) -> Exception:
+        """Return an error that names the kind of batch."""
+        return MisconfigurationException(
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
+            f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
+            " of examples this rank has in it."
+        )
+
+    def warn(self, message: str) -> None:
+        """Warn on one rank."""
+        rank_zero_warn(message)
 
 
 def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
