@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
@@ -25,6 +26,14 @@ def data(examples: int = 100, seed: int = 0) -> TensorDataset:
     x = torch.randn(examples, FEATURES, generator=generator)
     noise = torch.randn(examples, CLASSES, generator=generator)
     return TensorDataset(x, (x[:, :CLASSES] + noise).argmax(1))
+
+
+def both_loggers(folder: Path) -> list[Any]:
+    """Loggers into the folders "board" (TensorBoard) and "csv"."""
+    return [
+        TensorBoardLogger(folder, name="board", version=""),
+        CSVLogger(folder, name="csv", version=""),
+    ]
 
 
 def network() -> nn.Sequential:

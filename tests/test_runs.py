@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fits import fit, loader
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from fits import both_loggers, fit, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
@@ -49,10 +48,7 @@ def assert_same(read: History, own: dict[str, list[float]], rel: float) -> None:
 
 @pytest.mark.parametrize("where", ["board", "csv", "file"])
 def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> None:
-    loggers = [
-        TensorBoardLogger(tmp_path, name="board", version=""),
-        CSVLogger(tmp_path, name="csv", version=""),
-    ]
+    loggers = both_loggers(tmp_path)
     (result, _) = fit(
         NoiseScaleMonitor(groups=lambda name: name.split(".")[-1]),
         train_loader=loader(10, 400),
@@ -73,10 +69,7 @@ def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> No
 
 def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
     """Of running totals in float32 TensorBoard's read 9.95 where the CSV file's read 519."""
-    loggers = [
-        TensorBoardLogger(tmp_path, name="board", version=""),
-        CSVLogger(tmp_path, name="csv", version=""),
-    ]
+    loggers = both_loggers(tmp_path)
     (result, _) = fit(
         NoiseScaleMonitor(), train_loader=loader(30, 6000), logger=loggers, log_every_n_steps=7
     )

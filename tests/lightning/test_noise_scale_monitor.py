@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import pytorch_lightning
 import torch
-from fits import classifier, data, fit, loader, loss_of, monitored, network, opaque_network, trainer
+from fits import (
+    both_loggers,
+    classifier,
+    data,
+    fit,
+    loader,
+    loss_of,
+    monitored,
+    network,
+    opaque_network,
+    trainer,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DistributedSampler
@@ -108,10 +119,7 @@ def test_moments_are_those_of_a_simulation_in_float64(
 
 
 def test_every_logger_gets_the_documented_keys_at_lightnings_own_steps(tmp_path: Any) -> None:
-    loggers = [
-        TensorBoardLogger(tmp_path, name="board", version=""),
-        CSVLogger(tmp_path, name="csv", version=""),
-    ]
+    loggers = both_loggers(tmp_path)
 
     (result, _) = fit(
         NoiseScaleMonitor(), train_loader=loader(30, 400), logger=loggers, log_every_n_steps=3
