@@ -28,6 +28,7 @@ from multiprocessing.pool import Pool
 from typing import Literal
 
 import numpy as np
+from _coverage import coverage, heading, line
 from _results import saved_rows, write_results
 
 from noisescale import GradientMoments, NoiseScaleEstimator, gradient_moments, level
@@ -184,15 +185,8 @@ def use(largest_step: float) -> None:
 def measure(setting: Setting, runs: int, pool: Pool) -> dict[str, float]:
     rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
     truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
-    resolved = np.isfinite(high)
-    width = (high - low)[resolved] / value[resolved]
     return {
-        "runs": len(truth),
-        "coverage": float(np.mean((low <= truth) & (truth <= high))),
-        "truth_below": float(np.mean(truth < low)),
-        "truth_above": float(np.mean(truth > high)),
-        "resolved": float(resolved.mean()),
-        "median_relative_width": float(np.median(width)) if resolved.any() else math.nan,
+        **coverage(truth, low, high, width_over=value),
         "median_value_over_truth": float(np.nanmedian(value / truth)),
     }
 
@@ -215,7 +209,7 @@ def main() -> int:
         parser.error("`--save` is of the package as it is: leave out `--largest-step`.")
     largest_step = arguments.largest_step or level.LARGEST_STEP
 
-    print(f"{'setting':34} coverage  below  above  resolved  width  median/truth")
+    print(heading("setting", 34))
     pool = get_context("spawn").Pool(arguments.processes, use, (largest_step,))
     rows, failed = [], False
     for setting in SETTINGS:
@@ -228,10 +222,7 @@ def main() -> int:
         rows.append({**asdict(setting), **row, "passed": good})
         remark = "" if good else "   OUTSIDE 93 to 98.5 %"
         print(
-            f"{setting.name:34} {row['coverage']:8.1%} {row['truth_below']:6.1%}"
-            f" {row['truth_above']:6.1%} {row['resolved']:9.1%}"
-            f" {row['median_relative_width']:6.2f} {row['median_value_over_truth']:13.2f}"
-            f"{remark}   ({time.perf_counter() - started:.0f} s)",
+            f"{line(setting.name, 34, row)}{remark}   ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
     pool.terminate()

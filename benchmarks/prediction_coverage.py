@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 
 import numpy as np
+from _coverage import coverage, heading, line
 from _results import write_results
 from numpy.typing import NDArray
 
@@ -146,17 +147,12 @@ def measure(setting: Setting, runs: int, processes: int) -> dict[str, float]:
     with get_context("spawn").Pool(processes) as pool:
         rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
     truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
-    resolved = np.isfinite(high)
-    width = (high - low)[resolved] / truth[resolved]
     return {
-        "runs": len(truth),
-        "coverage": float(np.mean((low <= truth) & (truth <= high))),
-        "truth_below": float(np.mean(truth < low)),
-        "truth_above": float(np.mean(truth > high)),
-        "resolved": float(resolved.mean()),
-        "median_relative_width": float(np.median(width)) if resolved.any() else math.nan,
+        **coverage(truth, low, high, width_over=truth),
         # What is not resolved has no value: it is above all others.
-        "median_value_over_truth": float(np.median(np.where(resolved, value / truth, math.inf))),
+        "median_value_over_truth": float(
+            np.median(np.where(high < math.inf, value / truth, math.inf))
+        ),
     }
 
 
@@ -168,7 +164,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write the figures")
     arguments = parser.parse_args()
 
-    print(f"{'run':62} coverage  below  above  resolved  width  median/truth")
+    print(heading("run", 62))
     rows, failed = [], False
     for setting in SETTINGS:
         if arguments.only not in setting.name:
@@ -181,9 +177,7 @@ def main() -> int:
         figures = {k: x if math.isfinite(x) else None for k, x in row.items()}
         rows.append({**asdict(setting), **figures, "passed": good})
         print(
-            f"{setting.name:62} {row['coverage']:8.1%} {row['truth_below']:6.1%}"
-            f" {row['truth_above']:6.1%} {row['resolved']:9.1%}"
-            f" {row['median_relative_width']:6.2f} {row['median_value_over_truth']:13.2f}"
+            f"{line(setting.name, 62, row)}"
             f"{'' if good else '   MISSED'}   ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
