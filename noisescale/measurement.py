@@ -12,6 +12,7 @@ from noisescale.collectors.choosing import SmallBatch, check_small_batch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.guard import Guard
 from noisescale.history import History
 from noisescale.logged_tags import ROOT
 from noisescale.meter import NoiseScaleMeter, checked_every_n_steps
@@ -67,16 +68,14 @@ class Measurement:
 
     def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
         self.meter = meter
-        self.history = History(
-            extra_columns=[f"group/{g}" for g in meter.group_noise_scales],
-            unit=meter.noise_scale.unit,
-            confidence=meter.noise_scale.confidence,
-        )
+        self.history = self._new_history()
+        self.guard = Guard()
         self._prefix = prefix
         self._timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
         self._warned = False
+        self._names: list[str] = []
 
     @property
     def advanced(self) -> bool:
@@ -96,13 +95,28 @@ class Measurement:
         self.meter.step(loss_divisor=loss_divisor)
         self._timer.step()
 
+    def close(self, *, interrupted: bool = False) -> None:
+        """Take everything out of the model, see `NoiseScaleMeter.close`."""
+        with self.guard("The last steps are not in the averages"):
+            self.meter.close(interrupted=interrupted)
+
     def read(self) -> Reading:
         """Return the metrics, and add a row to the history if a step was to be measured.
 
         Where all such steps since the last row were left out (not finite, nothing to compare), the
         noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
         none has been due since, with `every_n_steps` above 1, the last values are in force.
+
+        Where reading fails, which is told once, all metrics are NaN.
         """
+        with self.guard("The noise scale was not logged"):
+            reading = self._read()
+            self._names = list(reading.all)
+            return reading
+        unknown = NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, steps=0)
+        return Reading(dict.fromkeys(self._names, math.nan), {}, unknown)
+
+    def _read(self) -> Reading:
         meter = self.meter
         self._look_for_measured_steps()
         estimate = self._current(meter.noise_scale)
@@ -191,7 +205,15 @@ class Measurement:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, in builtins; see `NoiseScaleMeter.state_dict`."""
+        """Return what `resume` needs, in builtins; see `NoiseScaleMeter.state_dict`.
+
+        Empty where that fails, which is told once.
+        """
+        with self.guard("The averages are not in the checkpoint"):
+            return self._state_dict()
+        return {}
+
+    def _state_dict(self) -> dict[str, Any]:
         return {
             "meter": self.meter.state_dict(),
             "history": self.history.state_dict(),
@@ -199,12 +221,27 @@ class Measurement:
             "in_force": self._in_force,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self.meter.load_state_dict(state["meter"])
-        self.history.load_state_dict(state["history"])
-        self._measured_by_last_row = state.get("measured_by_last_row", 0)
-        self._in_force = state.get("in_force", False)
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. What cannot be restored begins anew, after a warning."""
+        with self.guard("The averages of before were not restored, they begin anew"):
+            self.meter.load_state_dict(state["meter"])
+            self._measured_by_last_row = state.get("measured_by_last_row", 0)
+            self._in_force = state.get("in_force", False)
+        with self.guard("The history of before was not restored, it begins anew"):
+            unit = state["meter"]["estimates"]["whole"]["unit"]
+            if unit != self.history.unit:
+                raise ValueError(f"it is in {unit}, and now {self.history.unit} are counted")
+            history = self._new_history()
+            history.load_state_dict(state["history"])
+            self.history = history
+
+    def _new_history(self) -> History:
+        estimate = self.meter.noise_scale
+        return History(
+            extra_columns=[f"group/{g}" for g in self.meter.group_noise_scales],
+            unit=estimate.unit,
+            confidence=estimate.confidence,
+        )
 
 
 def _interval(name: str, estimate: NoiseScale) -> dict[str, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
@@ -21,14 +22,17 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example import Layers, PerExampleCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
-from noisescale.collectors.rows.window import Weight, WindowLayout
+from noisescale.collectors.rows.window import UNKNOWN, Weight, WindowLayout
 from noisescale.estimates import Estimates, MomentSums
 from noisescale.estimator import NoiseScale, is_real, is_whole
+from noisescale.guard import Guard, RefusalError
 from noisescale.moments import GradientMoments
 from noisescale.recent import RecentSteps
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
+
+_STEPS_LOST = "A step's noise scale was not measured"
 
 
 class _Pass(NamedTuple):
@@ -124,8 +128,11 @@ class NoiseScaleMeter:
         self._estimates = Estimates(
             collector.norms.group_names, preconditioner is not None, window, confidence, unit
         )
-        self._rows = StepRows(collector.norms.partition, collector.group)
+        self._rows = StepRows(collector.norms, collector.group)
         self._loss_scale = LossScale(grad_scaler)
+        self._guard = Guard()
+        self._spoiled = False  # the step under way
+        self._accepted = False  # a step as this way of measuring needs it
         self._passes: list[_Pass] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
@@ -290,14 +297,15 @@ class NoiseScaleMeter:
         """
         check_batch_size(local_batch_size)
         collector = self._open_collector()
-        if not collector.norms.any_trained():
-            return  # another optimizer's turn, with this one's parameters toggled off
-        if self._passes and collector.gradients_dropped:
-            collector.reset()
-            self._passes = []
-        self._passes.append(_Pass(local_batch_size, weight, batch))
-        if self._measures:
-            collector.before_backward(loss, local_batch_size, capture_average=capture_average)
+        with self._spoils_step():
+            if not collector.norms.any_trained():
+                return  # another optimizer's turn, with this one's parameters toggled off
+            if self._passes and collector.gradients_dropped:
+                collector.reset()
+                self._passes = []
+            self._passes.append(_Pass(local_batch_size, weight, batch))
+            if self._measures:
+                collector.before_backward(loss, local_batch_size, capture_average=capture_average)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step: call it before gradient clipping and `optimizer.step()`.
@@ -312,11 +320,12 @@ class NoiseScaleMeter:
         collector = self._open_collector()
         measured = self._measures
         if measured:
-            self._leave_out_what_did_not_reach(collector)
+            with self._spoils_step():
+                self._leave_out_what_did_not_reach(collector)
         sizes = [one.size for one in self._passes]
         self._steps += 1
         if measured:
-            self._reduce(collector, sizes, loss_divisor or len(sizes))
+            self._send_row(collector, sizes, loss_divisor or len(sizes))
             self._unmeasured_examples = 0.0
             self._last_measured_step = self._steps
             self._accumulation = len(sizes) or self._accumulation
@@ -327,10 +336,13 @@ class NoiseScaleMeter:
         else:
             self._unmeasured_examples += sum(sizes)
         self._passes = []
-        collector.reset()
-        collector.wanted = self._measures
+        self._spoiled = False
+        with self._spoils_step():  # the next one
+            collector.reset()
+            collector.wanted = self._measures
         if len(self._rows) >= _MOST_UNREAD:
-            self._settle()
+            with self._guard(_STEPS_LOST):
+                self._settle()
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
@@ -371,7 +383,46 @@ class NoiseScaleMeter:
         pairs = zip(self._passes, reached, strict=True)
         self._passes = [one for one, here in pairs if here]
 
-    def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
+    def leave_step_out(self, error: Exception) -> None:
+        """Leave the step under way out, as it cannot be told what is in it; warn once why."""
+        self._spoiled = True
+        self._guard.tell(_STEPS_LOST, error)
+
+    @contextmanager
+    def _spoils_step(self) -> Iterator[None]:
+        """Have errors leave out the step that is under way, and no more.
+
+        A refusal is for the first steps: whoever asked for what cannot be had is told there.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RefusalError) and not self._accepted:
+                raise
+            self.leave_step_out(error)
+
+    def _send_row(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
+        """Reduce the step's row: whatever becomes of it here, the other ranks reduce theirs."""
+        small: Tensor | None = None
+        big: Tensor | None = None
+        layout = UNKNOWN
+        try:
+            with self._spoils_step():
+                small, big = self._norms(collector)
+                layout = self._layout(collector, sizes, loss_divisor)
+                self._accepted |= small is not None
+        finally:
+            with self._spoils_step():
+                self._rows.add(
+                    None if self._spoiled else small,
+                    big,
+                    layout,
+                    examples=float(sum(sizes)),
+                    unmeasured_examples=self._unmeasured_examples,
+                )
+
+    def _norms(self, collector: Collector) -> tuple[Tensor | None, Tensor]:
+        """The small norms of the step, None where there are none to rely on, and the big one."""
         if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
@@ -389,20 +440,10 @@ class NoiseScaleMeter:
                 " call `manual_backward` once a batch."
             )
         as_they_are_now = not collector.average_captured
-        try:
-            layout = self._layout(collector, sizes, loss_divisor)
-        except ValueError:
-            # The other ranks reduce their rows: without this one they would wait for ever.
-            small, layout = None, WindowLayout(math.nan, math.nan, math.nan, math.nan)
-            raise
-        finally:
-            self._rows.add(
-                None if small is None else self._loss_scale.without(small),
-                self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
-                layout,
-                examples=float(sum(sizes)),
-                unmeasured_examples=self._unmeasured_examples,
-            )
+        return (
+            None if small is None else self._loss_scale.without(small),
+            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+        )
 
     def _layout(
         self, collector: Collector, sizes: list[float], loss_divisor: float
@@ -412,7 +453,7 @@ class NoiseScaleMeter:
             return collector.layout(sizes, loss_divisor)
         if len(weights) == len(sizes):
             return collector.weighted_layout(sizes, weights)
-        raise ValueError(
+        raise RefusalError(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
         )
@@ -442,8 +483,10 @@ class NoiseScaleMeter:
             )
         else:
             moments = [entry.moments() for entry in entries]
-            self._estimates.update(norms.moments(), moments, weight=norms.examples)
-            self._measured_steps += 1
+            if self._estimates.update(norms.moments(), moments, weight=norms.examples):
+                self._measured_steps += 1
+            else:
+                self._skipped_steps += 1
 
     def _warn(self, message: str) -> None:
         if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
@@ -477,21 +520,33 @@ class NoiseScaleMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, saved with the same `window`."""
-        self._estimates.load_state_dict(state["estimates"])
+        """Continue from a `state_dict`, saved with the same `window` and `unit`.
+
+        Raises:
+            ValueError: If it was saved with others.
+            KeyError: If something is missing in it.
+
+        In either case the averages begin anew, and what the state has of counts is counted on.
+        """
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
         if self._collector is not None:
             self._collector.wanted = self._measures
-        self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
-        self._skipped_steps = state["skipped_steps"]
-        self._examples = state["examples"]
-        self._unmeasured_examples = state["unmeasured_examples"]
-        self._batch_size = state["batch_size"]
-        self._accumulation = state["accumulation"]
-        self._lone_since = state.get("lone_since")  # earlier versions saved none
-        if isinstance(self._collector, PerExampleCollector):
-            self._collector.load_state_dict(state["collector"])
+        begun_anew = self._estimates.state_dict()
+        try:
+            self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
+            self._skipped_steps = state["skipped_steps"]
+            self._examples = state["examples"]
+            self._unmeasured_examples = state["unmeasured_examples"]
+            self._batch_size = state["batch_size"]
+            self._accumulation = state["accumulation"]
+            self._lone_since = state.get("lone_since")  # earlier versions saved none
+            self._estimates.load_state_dict(state["estimates"])
+            if isinstance(self._collector, PerExampleCollector):
+                self._collector.load_state_dict(state["collector"])
+        except Exception:
+            self._estimates.load_state_dict(begun_anew)
+            raise
 
 
 def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:

@@ -33,13 +33,14 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.rows.window import Weight, WindowLayout, weighted_rank, whole_rank
+from noisescale.guard import HookErrors, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
 _PROBING_BACKWARDS = 2
 
 
-class DdpCollector:
+class DdpCollector(HookErrors):
     """Squared norms of this rank's gradient and of its share of the averaged one.
 
     Args:
@@ -109,6 +110,7 @@ class DdpCollector:
 
     def small_sq_norms(self) -> Tensor | None:
         """|g_rank|² of the captured backward pass; None if there was none to rely on."""
+        self.raise_error_of_hook()
         if self.averaged_too_often:
             return None
         if not self._capture_by_hooks:
@@ -135,6 +137,7 @@ class DdpCollector:
         self._forget()
 
     def _forget(self) -> None:
+        self._error = None
         self._armed = False
         self._capture_average = False
         self._graph_task = None
@@ -149,6 +152,7 @@ class DdpCollector:
         self._hooks = {}
         self.reset()
 
+    @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         if not self._armed:
             return
@@ -163,6 +167,7 @@ class DdpCollector:
                 if self._normed_by_hook(index) and p.grad is not None and p.requires_grad:
                     self._norms_of[index] = self.norms.of([Piece(index, p.grad)])
 
+    @keeps_errors
     def _on_backward_end(self) -> None:
         if self._armed and not self._capture_by_hooks:
             pieces = [
@@ -173,6 +178,7 @@ class DdpCollector:
             self._local_sq_norms = self.norms.sums(self._with_hooked(self.norms.of(pieces)))
         self._armed = False
 
+    @keeps_errors
     def _on_accumulated(self, index: int, parameter: Parameter) -> None:
         if not self._armed:
             return

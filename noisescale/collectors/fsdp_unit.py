@@ -28,6 +28,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.guard import HookErrors, keeps_errors
 
 try:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -43,7 +44,7 @@ def is_sharded(model: nn.Module) -> bool:
     return FSDPModule is not None and any(isinstance(m, FSDPModule) for m in model.modules())
 
 
-class Unit(ReduceScatter):
+class Unit(ReduceScatter, HookErrors):
     """Takes the place of a unit's reduce-scatter: shows its buffer, then calls the one it was.
 
     Args:
@@ -112,6 +113,10 @@ class Unit(ReduceScatter):
         else:
             self._cut_later(rows, trained, take)
 
+    def reset(self) -> None:
+        """Begin another step."""
+        self._error = self.waiting = None
+
     def close(self) -> None:
         """Put the reduce-scatter back, unless somebody has since put another in this place."""
         for hook in self._hooks:
@@ -178,6 +183,7 @@ class Unit(ReduceScatter):
                 hook = partial(self._on_written, position)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
+    @keeps_errors
     def _on_written(self, position: int, _: Tensor) -> None:
         if self.waiting is not None:
             self.waiting(position)

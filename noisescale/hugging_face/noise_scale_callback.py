@@ -15,6 +15,7 @@ from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.guard import RefusalError
 from noisescale.history import History
 from noisescale.hugging_face import host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -131,6 +132,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._hooks: list[RemovableHandle] = []
         self._start: BackwardStart | None = None
         self._shared: SharedExamples | None = None
+        self._counted = False
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -187,9 +189,10 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 return
             self._measurement = Measurement(meter)
             if self._loaded:
-                self._measurement.load_state_dict(self._loaded)
+                self._measurement.resume(self._loaded)
             self._measurement.start()
             self._measuring = True
+            self._counted = False
             self._shared = None
             if args.world_size > 1:
                 device = next(called.parameters()).device
@@ -213,7 +216,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             return
         try:
             self._measurement.step()
-        except ValueError as reason:
+        except RefusalError as reason:
             # Examples were our choice, and turn out not to be told apart by any layer.
             if self._options["small_batch"] != "auto":
                 raise
@@ -278,27 +281,37 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 return
             self._start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
-            batch_size = batch_size_of(examples)
-            check_batch_size(batch_size, "What `batch_size_fn` returns")
+            try:
+                batch_size = batch_size_of(examples)
+                check_batch_size(batch_size, "What `batch_size_fn` returns")
+                weight = None if share_of is None else host.loss_share(share_of, inputs)
+            except Exception as error:
+                if not self._counted:  # what cannot be counted is told at the first batch
+                    raise
+                self._measurement.meter.leave_step_out(error)
+                return
+            self._counted = True
             self._look_for_shared_examples(examples)
             self._measurement.meter.before_backward(
                 cast(Tensor, self._start),
                 batch_size,
                 capture_average=host.is_last_micro_batch(),
-                weight=None if share_of is None else host.loss_share(share_of, inputs),
+                weight=weight,
             )
 
         return on_forward
 
     def _look_for_shared_examples(self, inputs: Mapping[str, Any]) -> None:
         """Say once if ranks have the same ones. Costs the first batches alone."""
-        if self._shared is None:
+        shared, self._shared = self._shared, None
+        if shared is None or self._measurement is None:
             return
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-        if (message := self._shared.look(tensors)) is not None:
-            host.warn(message)
-        if self._shared.over:
-            self._shared = None
+        with self._measurement.guard("Whether ranks share examples was not looked at"):
+            if (message := shared.look(tensors)) is not None:
+                host.warn(message)
+            if not shared.over:
+                self._shared = shared
 
     def _interrupt(self) -> None:
         if self._measurement is not None:
@@ -312,7 +325,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             hook.remove()
         self._hooks = []
         if self._measurement is not None:
-            self._measurement.meter.close(interrupted=interrupted)
+            self._measurement.close(interrupted=interrupted)
 
 
 def _warn_that_nothing_is_measured(reason: Exception) -> None:

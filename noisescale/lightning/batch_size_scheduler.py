@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.estimator import check_confidence
+from noisescale.guard import Guard
 from noisescale.lightning import host
 from noisescale.lightning.accumulation import Accumulation
 from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
@@ -157,6 +158,7 @@ class BatchSizeScheduler(host.Callback):
         self._rows: int | None = None  # of a batch on one device, where the loader tells
         self._largest_rows = 0
         self._max_batch_size: float | None = None
+        self._guard = Guard()
 
     @property
     def moves(self) -> list[Move]:
@@ -382,16 +384,18 @@ class BatchSizeScheduler(host.Callback):
         self._logged_step = step
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=step)
+                with self._guard(f"{type(logger).__name__} was not given the batch size"):
+                    logger.log_metrics(metrics, step=step)
         host.publish(trainer, metrics)
 
     def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
         trainer.lightning_module.print(f"BatchSizeScheduler: {text}")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                writer = getattr(logger, "experiment", None)
-                if isinstance(writer, SummaryWriter):
-                    writer.add_text("batch_size/moves", text, host.log_step(trainer))
+                with self._guard("A move of the batch size is not in TensorBoard"):
+                    writer = getattr(logger, "experiment", None)
+                    if isinstance(writer, SummaryWriter):
+                        writer.add_text("batch_size/moves", text, host.log_step(trainer))
 
     @property
     def _average_moments(self) -> GradientMoments | None:

@@ -15,6 +15,7 @@ from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history import History
 from noisescale.lightning import host
 from noisescale.lightning.measurements import (
@@ -154,7 +155,9 @@ class NoiseScaleMonitor(host.Callback):
         self._trained: set[int] = set()
         self._shared: SharedExamples | None = None
         self._stepped = False
+        self._counted = False
         self._layouts = ExitStack()
+        self._guard = Guard(host.MisconfigurationException)
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -223,6 +226,8 @@ class NoiseScaleMonitor(host.Callback):
         self._loaded = None
         self._handed_on = state
         self._counter = host.BatchCounter(trainer)
+        self._counted = False
+        self._guard = Guard(host.MisconfigurationException)
         self._measurements = []
         check_supported(trainer)
         self._measurements = measurements_for(
@@ -231,10 +236,11 @@ class NoiseScaleMonitor(host.Callback):
         if self._follow is not None:
             for measurement in self._measurements:
                 measurement.meter.follow(self._follow)
-        for measurement, of_it in zip(
-            self._measurements, state.get("optimizers", ()), strict=False
-        ):
-            measurement.load_state_dict(of_it)
+        with self._guard("The averages of before were not restored, they begin anew"):
+            for measurement, of_it in zip(
+                self._measurements, state.get("optimizers", ()), strict=False
+            ):
+                measurement.resume(of_it)
         self._measuring = bool(self._measurements)
         self._trained = ids_of_trained(trainer)
         self._shared = None
@@ -243,30 +249,26 @@ class NoiseScaleMonitor(host.Callback):
                 trainer.strategy.root_device, trainer.accumulate_grad_batches
             )
 
+    @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             measurement.start()
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
-                if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
-                    self._layouts.enter_context(merged_into(writer, self._charts()))
+                with self._guard("There are no charts of the noise scale in TensorBoard"):
+                    if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
+                        self._layouts.enter_context(
+                            merged_into(writer, self._charts(), self._guard)
+                        )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._measuring:
-            if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
-                self._trained |= trained
-                host.rank_zero_warn(
-                    "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
-                    " measuring those that were trained then. Resume from a checkpoint to measure"
-                    " all of them."
-                )
-            self._local_batch_size = self.examples_in(batch)
-            self._look_for_shared_examples(batch)
-            self._batch_idx = batch_idx
-            self._stepped = False
+            self._count(batch)
+            self._begin_batch(trainer, batch, batch_idx)
 
+    @beside_training
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
@@ -280,6 +282,7 @@ class NoiseScaleMonitor(host.Callback):
                     batch=None if pl_module.automatic_optimization else self._batch_idx,
                 )
 
+    @beside_training
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
@@ -294,7 +297,7 @@ class NoiseScaleMonitor(host.Callback):
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
         try:
             measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
-        except ValueError as reason:
+        except RefusalError as reason:
             # Examples were our choice, and turn out not to be told apart by any layer.
             if self._options["small_batch"] != "auto":
                 raise
@@ -305,28 +308,35 @@ class NoiseScaleMonitor(host.Callback):
         if host.should_log(trainer):
             self._log(trainer, measurement, host.log_step(trainer))
 
+    @beside_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
 
+    @beside_training
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._interrupt()
 
+    @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             if self._measuring and measurement.advanced:
                 self._log(trainer, measurement, max(host.log_step(trainer) - 1, 0))
 
+    @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
-            report_run(trainer, self.histories)
+            with self._guard("There is no report of the noise scale"):
+                report_run(trainer, self.histories)
 
+    @beside_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
         self._counter = host.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
+    @beside_training
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -344,7 +354,8 @@ class NoiseScaleMonitor(host.Callback):
         reading = measurement.read()
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(reading.known, step=step)
+                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
+                    logger.log_metrics(reading.known, step=step)
         # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
         # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
@@ -353,14 +364,40 @@ class NoiseScaleMonitor(host.Callback):
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
 
+    def _count(self, batch: Any) -> None:
+        """Count the examples in a batch. What cannot be counted is told at the first one."""
+        try:
+            self._local_batch_size = self.examples_in(batch)
+        except Exception as error:
+            if not self._counted:
+                raise
+            for measurement in self._measurements:
+                measurement.meter.leave_step_out(error)
+        self._counted = True
+
+    @beside_training
+    def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
+        self._batch_idx = batch_idx
+        self._stepped = False
+        if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
+            self._trained |= trained
+            host.rank_zero_warn(
+                "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
+                " measuring those that were trained then. Resume from a checkpoint to measure"
+                " all of them."
+            )
+        self._look_for_shared_examples(batch)
+
     def _look_for_shared_examples(self, batch: Any) -> None:
         """Say once a fit if ranks have the same ones. Costs the first batches alone."""
-        if self._shared is None:
+        shared, self._shared = self._shared, None
+        if shared is None:
             return
-        if (message := self._shared.look(host.tensors_of(batch))) is not None:
-            host.rank_zero_warn(message)
-        if self._shared.over:
-            self._shared = None
+        with self._guard("Whether ranks share examples was not looked at"):
+            if (message := shared.look(host.tensors_of(batch))) is not None:
+                host.rank_zero_warn(message)
+            if not shared.over:
+                self._shared = shared
 
     def _interrupt(self) -> None:
         for measurement in self._measurements:
@@ -369,9 +406,10 @@ class NoiseScaleMonitor(host.Callback):
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model and the loggers."""
         self._measuring = False
-        self._layouts.close()
+        with self._guard("The charts of the noise scale were not closed"):
+            self._layouts.close()
         for measurement in reversed(self._measurements):  # as what they wrap was wrapped
-            measurement.meter.close(interrupted=interrupted)
+            measurement.close(interrupted=interrupted)
 
     def _charts(self) -> dict[str, Any]:
         groups = any(m.meter.group_noise_scales for m in self._measurements)

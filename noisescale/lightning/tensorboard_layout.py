@@ -21,6 +21,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars
 
+from noisescale.guard import Guard
 from noisescale.logged_tags import ROOT
 
 # Layouts are written when a run starts. Further into old event files we do not look for one.
@@ -66,26 +67,29 @@ def charts(
     return {"Noise scale": page}
 
 
-def merged_into(writer: SummaryWriter, page: dict[str, Any]) -> ExitStack:
+def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
     """Add a `page` of charts to the layout of a run, now and whenever the user writes another one.
 
     Args:
         writer: The run's writer.
         page: As for `SummaryWriter.add_custom_scalars`.
+        guard: Keeps the user's layouts as they are where ours cannot be merged with them.
 
     Returns:
         A context that lasts for as long as layouts of the user's are to be merged.
     """
     ours = _layout_in(custom_scalars(page))
-    _write(writer, _merged(_layout_on_disk(writer), ours))
+    writer._get_file_writer().add_summary(_summary_of(_merged(_on_disk(writer, guard), ours)))
     stack = ExitStack()
     for name in _USERS_WAYS_TO_WRITE_ONE:
-        stack.enter_context(_merging(writer, name, ours))
+        stack.enter_context(_merging(writer, name, ours, guard))
     return stack
 
 
 @contextmanager
-def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Iterator[None]:
+def _merging(
+    writer: SummaryWriter, name: str, ours: layout_pb2.Layout, guard: Guard
+) -> Iterator[None]:
     """While active, the writer's method `name` writes its layout merged with `ours`."""
     original = getattr(writer, name)
 
@@ -97,7 +101,10 @@ def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Itera
             original(*args, **kwargs)
         finally:
             del file_writer.add_summary
-        _write(writer, _merged(_layout_in(written[-1]), ours))
+        summary = written[-1]
+        with guard("The charts of the noise scale are not in a layout that was written later"):
+            summary = _summary_of(_merged(_layout_in(summary), ours))
+        file_writer.add_summary(summary)
 
     setattr(writer, name, write_merged)
     try:
@@ -107,14 +114,17 @@ def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Itera
             delattr(writer, name)
 
 
-def _layout_on_disk(writer: SummaryWriter) -> layout_pb2.Layout:
+def _on_disk(writer: SummaryWriter, guard: Guard) -> layout_pb2.Layout:
     """The layout that counts in the writer's run so far; empty where there is none."""
     writer.flush()
     layout = layout_pb2.Layout()
     for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
-        for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
-            if metadata.CONFIG_SUMMARY_TAG.encode() in record:
-                layout = _layout_in(Event.FromString(record).summary)
+        if not path.is_file():  # opening a pipe would wait for ever
+            continue
+        with guard("Charts of an event file that cannot be read are not kept"):
+            for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
+                if metadata.CONFIG_SUMMARY_TAG.encode() in record:
+                    layout = _layout_in(Event.FromString(record).summary)
     return layout
 
 
@@ -141,7 +151,7 @@ def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.La
     return merged
 
 
-def _write(writer: SummaryWriter, layout: layout_pb2.Layout) -> None:
-    summary = custom_scalars({})
+def _summary_of(layout: layout_pb2.Layout) -> Summary:
+    summary: Summary = custom_scalars({})
     summary.value[0].tensor.string_val[0] = layout.SerializeToString()
-    writer._get_file_writer().add_summary(summary)
+    return summary

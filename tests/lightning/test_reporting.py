@@ -2,13 +2,14 @@
 """`NoiseScaleMonitor(report=True)`: what a fit ends with."""
 
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
-from fits import classifier, fit, loader
+from fits import classifier, fit, loader, trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import History, NoiseScaleMonitor
@@ -78,3 +79,30 @@ def test_without_being_asked_nothing_is_printed_or_written(
 
     assert not re.search("batch size|Report", capfd.readouterr().out)
     assert not (tmp_path / "noise_scale.html").exists()
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_fit(tmp_path: Path) -> None:
+    """Its folder is a file by the end of the fit."""
+
+    class FileInPlaceOfTheFolder(L.Callback):
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            shutil.rmtree(tmp_path / "logs")
+            (tmp_path / "logs").write_text("")
+
+    class Logger(CSVLogger):
+        log_dir = property(lambda self: str(tmp_path / "logs"))
+
+        def save(self) -> None:
+            pass
+
+    logger = Logger(tmp_path, name="", version="")
+    monitor, in_the_way = NoiseScaleMonitor(report=True), FileInPlaceOfTheFolder()
+    options: dict[str, Any] = {"strategy": "auto", "accumulate_grad_batches": 2}
+    fitting = trainer(1, logger=logger, callbacks=[monitor, in_the_way], **options)
+
+    with pytest.warns(
+        UserWarning, match="no report of the noise scale: (FileExists|NotADirectory)"
+    ):
+        fitting.fit(classifier(), loader(8, 800))
+
+    assert fitting.state.finished

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noisescale.collectors.examples.layers import Layer, Statistics
+from noisescale.guard import HookErrors, keeps_errors
 
 
 class Use:
@@ -56,7 +57,7 @@ class Use:
         return x  # type: ignore[no-any-return] # likewise
 
 
-class LayerHooks:
+class LayerHooks(HookErrors):
     """A forward hook on every layer, and from there one on its output.
 
     Args:
@@ -78,13 +79,14 @@ class LayerHooks:
 
     def install(self, layers: Sequence[Layer]) -> None:
         """Watch these layers and no others."""
+        hooks = [(layer.module, _ForwardHook(self, layer)) for layer in layers]
         for handle in self._handles:
             handle.remove()
         self._handles = [
-            layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True)
-            for layer in layers
+            module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks
         ]
 
+    @keeps_errors
     def on_forward(self, layer: Layer, x: Tensor, output: Tensor) -> None:
         """Keep what a layer read until the gradient of what it gave arrives.
 
