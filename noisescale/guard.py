@@ -42,7 +42,7 @@ class Guard:
     """
 
     def __init__(self, *let_pass: type[Exception]) -> None:
-        self._let_pass = RefusalError, *let_pass
+        self._let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
         self._told: set[str] = set()
 
     @contextmanager
