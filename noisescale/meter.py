@@ -129,6 +129,7 @@ class NoiseScaleMeter:
         self._passes: list[_Pass] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
+        self._paused = False
         self._steps = 0
         self._last_measured_step = 0
         self._measured_steps = 0
@@ -328,9 +329,27 @@ class NoiseScaleMeter:
             self._unmeasured_examples += sum(sizes)
         self._passes = []
         collector.reset()
-        collector.wanted = self._measures
+        collector.wanted = self._measures and not self._paused
         if len(self._rows) >= _MOST_UNREAD:
             self._settle()
+
+    def pause(self) -> None:
+        """Look at no forward pass until `resume`, as between two steps.
+
+        Nothing measured needs it: only passes that a `backward` follows count. With
+        `small_batch="example"` a hook for all modules is gone meanwhile, which costs each of them
+        some microseconds, and which `torch.export.export(..., strict=True)` fails on.
+        """
+        self._pause(True)
+
+    def resume(self) -> None:
+        """End a `pause`: call it before the forward pass of a step."""
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        if self._collector is not None:
+            self._collector.wanted = self._measures and not paused
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
@@ -482,7 +501,7 @@ class NoiseScaleMeter:
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
         if self._collector is not None:
-            self._collector.wanted = self._measures
+            self._collector.wanted = self._measures and not self._paused
         self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
         self._skipped_steps = state["skipped_steps"]
         self._examples = state["examples"]

@@ -228,8 +228,9 @@ class NoiseScaleMonitor(host.Callback):
         self._measurements = measurements_for(
             trainer, self._options, preconditioned=self._preconditioned
         )
-        if self._follow is not None:
-            for measurement in self._measurements:
+        for measurement in self._measurements:
+            measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
+            if self._follow is not None:
                 measurement.meter.follow(self._follow)
         for measurement, of_it in zip(
             self._measurements, state.get("optimizers", ()), strict=False
@@ -266,6 +267,8 @@ class NoiseScaleMonitor(host.Callback):
             self._look_for_shared_examples(batch)
             self._batch_idx = batch_idx
             self._stepped = False
+            for measurement in self._measurements:
+                measurement.meter.resume()
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -304,6 +307,17 @@ class NoiseScaleMonitor(host.Callback):
             return
         if host.should_log(trainer):
             self._log(trainer, measurement, host.log_step(trainer))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        for measurement in self._measurements:
+            measurement.meter.pause()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()

@@ -344,7 +344,8 @@ def kind_of(
     ):
         return None
     for base, kind in kinds.items():
-        own_forward = "forward" in vars(module) or type(module).forward is not base.forward
-        if isinstance(module, base) and not own_forward:
+        if not isinstance(module, base):
+            continue  # first: the class of a traced module raises where it is asked for `forward`
+        if "forward" not in vars(module) and type(module).forward is base.forward:
             return kind
     return None
