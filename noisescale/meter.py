@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from noisescale.collectors.choosing import SmallBatch, choose_collector
+from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
@@ -75,7 +77,8 @@ class NoiseScaleMeter:
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If an argument is out of its range, or no parameter requires a gradient.
+        ValueError: If an argument is out of its range, or no parameter requires a gradient. In a
+            step, if it is taken within `model.join()`.
 
     Example:
         >>> from noisescale import NoiseScaleMeter
@@ -121,6 +124,8 @@ class NoiseScaleMeter:
             preconditioner=preconditioner,
         )
         self._collector: Collector | None = collector
+        wrapper = unwrapped(model)
+        self._ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         self._estimates = Estimates(
             collector.norms.group_names, preconditioner is not None, window, confidence, unit
         )
@@ -364,7 +369,7 @@ class NoiseScaleMeter:
             if self._collector is not None:
                 self._found_before = self._found
                 self._collector.close()
-                self._collector = None
+                self._collector = self._ddp = None
 
     @property
     def _found(self) -> dict[str, Any]:
@@ -380,6 +385,8 @@ class NoiseScaleMeter:
     def _open_collector(self) -> Collector:
         if self._collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
+        if self._ddp is not None:
+            refuse_join(self._ddp)
         return self._collector
 
     def _leave_out_what_did_not_reach(self, collector: Collector) -> None:

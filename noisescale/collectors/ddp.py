@@ -15,7 +15,8 @@ B. A hook on every parameter, called when its gradient is accumulated and before
    gradients therefore keep their hooks when A takes over the others.
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
-(which DDP and FSDP use in the same way) and `torch._C._current_graph_task_id`.
+(which DDP and FSDP use in the same way), `torch._C._current_graph_task_id` and, of DDP,
+`_join_config`.
 """
 
 from __future__ import annotations
@@ -211,6 +212,22 @@ class DdpCollector:
         last_ready = next(reversed(self._norms_of))
         for index in self._hooks.keys() - self._sparse - {last_ready}:
             self._hooks.pop(index).remove()
+
+
+def refuse_join(ddp: DistributedDataParallel) -> None:
+    """Raise a ValueError within `ddp.join()`: a collective more would end the process.
+
+    Every rank that still has batches raises alike, before any collective of ours. torch leaves the
+    model so configured when `join()` ends, and goes on with its own; another, with `enable=False`,
+    ends that.
+    """
+    if ddp._join_config.enable:
+        raise ValueError(
+            "`model` must not train within its `join()`, got one that does: ranks that have run"
+            " out of batches stand in for DistributedDataParallel's collectives alone, not for the"
+            " meter's. Give all ranks equally many batches, as"
+            " `DistributedSampler(..., drop_last=True)` does, or leave the meter out."
+        )
 
 
 def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:
