@@ -458,13 +458,15 @@ class NoiseScaleMeter:
                 self._warn(
                     "A step of one micro-batch in one process has nothing to be compared with: it"
                     " is not measured. Accumulate two or more, use more devices, or compare single"
-                    ' examples: `small_batch="example"`.'
+                    ' examples: `small_batch="example"`. That leaves out modules that are called'
+                    " twice a pass, as in a GAN: step it after the backward passes of two batches."
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1
             self._warn(
                 "All ranks or micro-batches had one and the same gradient: such steps are not"
-                " measured. Give each its own examples, ranks by a `DistributedSampler`."
+                " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
+                " drawn at random (the input of a generator) needs a seed of its own on each rank."
             )
         else:
             moments = [entry.moments() for entry in entries]

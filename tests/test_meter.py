@@ -81,7 +81,8 @@ def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
 
     message = (
         "All ranks or micro-batches had one and the same gradient: such steps are not measured."
-        " Give each its own examples, ranks by a `DistributedSampler`."
+        " Give each its own examples, ranks by a `DistributedSampler`. What is drawn at random (the"
+        " input of a generator) needs a seed of its own on each rank."
     )
     assert on_zero == ([message], 5, 0)
     assert on_one == ([], 5, 0)

@@ -16,6 +16,7 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -313,7 +314,8 @@ def test_more_rows_than_examples_are_refused() -> None:
     assert str(error.value) == (
         "`local_batch_size` must be at least the rows of the batch where examples are the small"
         " batches, got 4 for 8 rows. If several rows come from one example, choose"
-        ' small_batch="micro_batch" or "rank".'
+        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
+        " devices."
     )
 
 
@@ -809,7 +811,8 @@ def test_nothing_left_is_refused() -> None:
         "`model` must have parameters with a formula for one example's gradient where examples"
         " are the small batches, got none: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0 (in"
         " layers without a formula for one example's gradient). Choose"
-        ' small_batch="micro_batch" or "rank".'
+        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
+        " devices."
     )
     collector = collector_of(twice)
     with pytest.raises(ValueError, match=r"got none: weight, bias \(in modules called more than"):
@@ -818,7 +821,8 @@ def test_nothing_left_is_refused() -> None:
         collector_of(mlp(), layers="normalization")
     assert str(error.value) == (
         "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained, got none."
-        ' Choose layers="all", or small_batch="micro_batch" or "rank".'
+        ' Choose layers="all", or small_batch="micro_batch" where two or more are accumulated, or'
+        ' "rank" on several devices.'
     )
     with pytest.raises(ValueError, match='`layers` must be "all" or "normalization", got \'norm\''):
         collector_of(mlp(), layers="norm")
@@ -1046,10 +1050,11 @@ def test_gradients_are_bitwise_those_without_the_collector(case: str) -> None:
 
 def test_a_copy_of_the_model_is_free_of_the_collector_and_closing_frees_the_model() -> None:
     model, batch = mlp(), numbers(4, 6)
+    before = set(torch_modules._global_forward_hooks)  # of tests that closed nothing
     collector = probed(model, [batch])
 
     twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-    assert [h._hooks for m in twin for h in m._forward_hooks.values()] == [None, None]
+    assert not any(module._forward_hooks for module in twin.modules())
     loss = mean_loss(model, batch)
     collector.before_backward(loss, 4)
     mean_loss(twin, batch).backward()
@@ -1058,6 +1063,7 @@ def test_a_copy_of_the_model_is_free_of_the_collector_and_closing_frees_the_mode
     assert collector.small_sq_norms() is not None
     collector.close()
     assert not any(module._forward_hooks for module in model.modules())
+    assert torch_modules._global_forward_hooks.keys() <= before
     assert not any(p._backward_hooks for p in model.parameters())
 
 
