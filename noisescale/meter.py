@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from noisescale.collectors.choosing import SmallBatch, choose_collector
+from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
@@ -79,7 +81,8 @@ class NoiseScaleMeter:
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If an argument is out of its range, or no parameter requires a gradient.
+        ValueError: If an argument is out of its range, or no parameter requires a gradient. In a
+            step, if it is taken within `model.join()`.
 
     Example:
         >>> from noisescale import NoiseScaleMeter
@@ -125,6 +128,8 @@ class NoiseScaleMeter:
             preconditioner=preconditioner,
         )
         self._collector: Collector | None = collector
+        wrapper = unwrapped(model)
+        self._ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         self._estimates = Estimates(
             collector.norms.group_names, preconditioner is not None, window, confidence, unit
         )
@@ -136,6 +141,7 @@ class NoiseScaleMeter:
         self._passes: list[_Pass] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
+        self._paused = False
         self._steps = 0
         self._last_measured_step = 0
         self._measured_steps = 0
@@ -339,10 +345,28 @@ class NoiseScaleMeter:
         self._spoiled = False
         with self._spoils_step():  # the next one
             collector.reset()
-            collector.wanted = self._measures
+            collector.wanted = self._measures and not self._paused
         if len(self._rows) >= _MOST_UNREAD:
             with self._guard(_STEPS_LOST):
                 self._settle()
+
+    def pause(self) -> None:
+        """Look at no forward pass until `resume`, as between two steps.
+
+        Nothing measured needs it: only passes that a `backward` follows count. With
+        `small_batch="example"` a hook for all modules is gone meanwhile, which costs each of them
+        some microseconds, and which `torch.export.export(..., strict=True)` fails on.
+        """
+        self._pause(True)
+
+    def resume(self) -> None:
+        """End a `pause`: call it before the forward pass of a step."""
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        if self._collector is not None:
+            self._collector.wanted = self._measures and not paused
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
@@ -357,7 +381,7 @@ class NoiseScaleMeter:
             if self._collector is not None:
                 self._found_before = self._found
                 self._collector.close()
-                self._collector = None
+                self._collector = self._ddp = None
 
     @property
     def _found(self) -> dict[str, Any]:
@@ -373,6 +397,8 @@ class NoiseScaleMeter:
     def _open_collector(self) -> Collector:
         if self._collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
+        if self._ddp is not None:
+            refuse_join(self._ddp)
         return self._collector
 
     def _leave_out_what_did_not_reach(self, collector: Collector) -> None:
@@ -473,13 +499,15 @@ class NoiseScaleMeter:
                 self._warn(
                     "A step of one micro-batch in one process has nothing to be compared with: it"
                     " is not measured. Accumulate two or more, use more devices, or compare single"
-                    ' examples: `small_batch="example"`.'
+                    ' examples: `small_batch="example"`. That leaves out modules that are called'
+                    " twice a pass, as in a GAN: step it after the backward passes of two batches."
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1
             self._warn(
                 "All ranks or micro-batches had one and the same gradient: such steps are not"
-                " measured. Give each its own examples, ranks by a `DistributedSampler`."
+                " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
+                " drawn at random (the input of a generator) needs a seed of its own on each rank."
             )
         else:
             moments = [entry.moments() for entry in entries]
@@ -531,7 +559,7 @@ class NoiseScaleMeter:
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
         if self._collector is not None:
-            self._collector.wanted = self._measures
+            self._collector.wanted = self._measures and not self._paused
         begun_anew = self._estimates.state_dict()
         try:
             self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack

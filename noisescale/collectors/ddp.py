@@ -15,7 +15,8 @@ B. A hook on every parameter, called when its gradient is accumulated and before
    gradients therefore keep their hooks when A takes over the others.
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
-(which DDP and FSDP use in the same way) and `torch._C._current_graph_task_id`.
+(which DDP and FSDP use in the same way), `torch._C._current_graph_task_id` and, of DDP,
+`_join_config`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.rows.window import Weight, WindowLayout, weighted_rank, whole_rank
-from noisescale.guard import HookErrors, keeps_errors
+from noisescale.guard import HookErrors, RefusalError, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
@@ -217,6 +218,22 @@ class DdpCollector(HookErrors):
         last_ready = next(reversed(self._norms_of))
         for index in self._hooks.keys() - self._sparse - {last_ready}:
             self._hooks.pop(index).remove()
+
+
+def refuse_join(ddp: DistributedDataParallel) -> None:
+    """Raise a RefusalError within `ddp.join()`: a collective more would end the process.
+
+    Every rank that still has batches raises alike, before any collective of ours. torch leaves the
+    model so configured when `join()` ends, and goes on with its own; another, with `enable=False`,
+    ends that.
+    """
+    if ddp._join_config.enable:
+        raise RefusalError(
+            "`model` must not train within its `join()`, got one that does: ranks that have run"
+            " out of batches stand in for DistributedDataParallel's collectives alone, not for the"
+            " meter's. Give all ranks equally many batches, as"
+            " `DistributedSampler(..., drop_last=True)` does, or leave the meter out."
+        )
 
 
 def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:

@@ -130,6 +130,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._measuring = False
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
+        self._called: nn.Module | None = None
+        self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
         self._shared: SharedExamples | None = None
         self._counted = False
@@ -199,13 +201,23 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 self._shared = SharedExamples(device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options["small_batch"] == "example" else model
-            hook = called.register_forward_hook(self._forward_hook(share_of), with_kwargs=True)
-            self._hooks.append(hook)
+            self._called, self._on_forward = called, self._forward_hook(share_of)
+            self._remove_hooks()  # the one that brought us here
+            self._watch()
 
         self._hooks.append(host.on_first_training_pass(model, measure))
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
+        if self._measuring and self._measurement is not None:
+            self._watch()
+            self._measurement.meter.resume()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        # So that evaluation, copies, pickles and exports between steps meet no hooks of ours.
+        if self._measuring and self._measurement is not None:
+            self._remove_hooks()
+            self._measurement.meter.pause()
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._start = None
@@ -266,6 +278,17 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         measured = self._measurement.state_dict() if self._measurement else self._loaded
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
+    def _watch(self) -> None:
+        """Look at the forward passes of what the Trainer calls."""
+        if not self._hooks and self._called is not None and self._on_forward is not None:
+            hook = self._called.register_forward_hook(self._on_forward, with_kwargs=True)
+            self._hooks.append(hook)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
     def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
         """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
         batch_size_of = self._batch_size_fn or host.BatchCounter()
@@ -321,9 +344,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         """Take everything back that was put into the model."""
         self._measuring = False
         self._start = None
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._remove_hooks()
+        self._called = self._on_forward = None
         if self._measurement is not None:
             self._measurement.close(interrupted=interrupted)
 

@@ -86,11 +86,6 @@ def _copy(trainer: pl.Trainer) -> Any:
     for part in module.modules():
         # Outputs that are kept for the end of an epoch have a graph, which cannot be copied.
         shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(part)) if not t.is_leaf}
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
-            ours = [k for k, hook in hooks.items() if _is_ours(hook)]
-            if ours:  # they lead to what is measured, which a trial is no part of
-                kept = {k: hook for k, hook in hooks.items() if k not in ours}
-                shared[id(hooks)] = type(hooks)(kept)
     made = copy.deepcopy(module, shared)
     if host.is_compiled(module):  # its methods were replaced by compiled ones, of the original
         for name in ("forward", "training_step"):
@@ -120,9 +115,3 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(item)
-
-
-def _is_ours(hook: Any) -> bool:
-    """Whether a hook was put there by this package."""
-    function = getattr(hook, "func", hook)
-    return str(getattr(function, "__module__", "")).startswith("noisescale.")

@@ -233,8 +233,9 @@ class NoiseScaleMonitor(host.Callback):
         self._measurements = measurements_for(
             trainer, self._options, preconditioned=self._preconditioned
         )
-        if self._follow is not None:
-            for measurement in self._measurements:
+        for measurement in self._measurements:
+            measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
+            if self._follow is not None:
                 measurement.meter.follow(self._follow)
         with self._guard("The averages of before were not restored, they begin anew"):
             for measurement, of_it in zip(
@@ -309,6 +310,18 @@ class NoiseScaleMonitor(host.Callback):
             self._log(trainer, measurement, host.log_step(trainer))
 
     @beside_training
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        for measurement in self._measurements:
+            measurement.meter.pause()
+
+    @beside_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
 
@@ -379,6 +392,8 @@ class NoiseScaleMonitor(host.Callback):
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         self._batch_idx = batch_idx
         self._stepped = False
+        for measurement in self._measurements:
+            measurement.meter.resume()
         if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
             self._trained |= trained
             host.rank_zero_warn(

@@ -26,6 +26,7 @@ COLLECTIVE = {
     "NoiseScaleMeter._send_row",
     "NoiseScaleMeter._measures",
     "NoiseScaleMeter._open_collector",
+    "refuse_join",
     "NoiseScaleMeter._spoils_step",
     "StepRows.add",
     "ReducedRows.add",
@@ -43,7 +44,7 @@ def spared(module: str, name: str) -> bool:
     return (
         (monitor == "NoiseScaleMonitor" and hook in CALLED_BY_LIGHTNING)
         or name in COLLECTIVE
-        or name == "_ForwardHook.__call__"
+        or name == "_watch_forward_passes.<locals>.on_forward"
         or module == "guard.py"
     )
 

@@ -248,6 +248,6 @@ def _address(tensor: Tensor) -> int:
 
 def _counts_up(x: Tensor) -> bool:
     """Whether x is `arange`, as the positions of an embedding are. Waits for the device."""
-    if x.dtype.is_floating_point or x.dim() != 1 or len(x) < 2:
+    if x.is_floating_point() or x.is_complex() or x.dim() != 1 or len(x) < 2:
         return False
     return torch.equal(x, torch.arange(len(x), device=x.device, dtype=x.dtype))

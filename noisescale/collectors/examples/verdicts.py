@@ -128,11 +128,13 @@ def check_some_measured(
     if normalization_only:
         raise RefusalError(
             "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained,"
-            f' {got}. Choose layers="all", or small_batch="micro_batch" or "rank".'
+            f' {got}. Choose layers="all", or small_batch="micro_batch" where two or more are'
+            ' accumulated, or "rank" on several devices.'
         )
     raise RefusalError(
         "`model` must have parameters with a formula for one example's gradient where examples"
-        f' are the small batches, {got}. Choose small_batch="micro_batch" or "rank".'
+        f' are the small batches, {got}. Choose small_batch="micro_batch" where two or more are'
+        ' accumulated, or "rank" on several devices.'
     )
 
 

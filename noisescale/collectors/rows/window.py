@@ -128,7 +128,8 @@ def each_example(
             raise RefusalError(
                 "`local_batch_size` must be at least the rows of the batch where examples are the"
                 f" small batches, got {size:g} for {n} rows. If several rows come from one"
-                ' example, choose small_batch="micro_batch" or "rank".'
+                ' example, choose small_batch="micro_batch" where two or more are accumulated, or'
+                ' "rank" on several devices.'
             )
         inverse_row_sizes.append(math.nan if n is None else n / size if size else math.inf)
     return WindowLayout(
