@@ -16,7 +16,7 @@ from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
 from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_may_resize, check_schedulable
-from noisescale.lightning.schedules import PROGRESS, ClockedSchedules, Progress, went_by
+from noisescale.lightning.schedules import PROGRESS, ClockedSchedules, Progress, default_progress
 from noisescale.lightning.starting import check_saved, start
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import BatchSizeController
@@ -312,23 +312,16 @@ class BatchSizeScheduler(host.Callback):
             saved=self._goes_on,
         )
         self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
+        by_gain = self._arguments["lr_scaling"] == "adascale"
         self._schedules = ClockedSchedules(
             trainer,
             controller,
-            self._progress_of_run,
+            self._progress
+            or default_progress(self._goes_on, by_gain=by_gain, measured=self._needs_monitor),
             accumulation=self._users_accumulation,
             saved=self._goes_on,
         )
         return controller
-
-    @property
-    def _progress_of_run(self) -> Progress:
-        """What the schedules go by: as is asked for, or as the run went until now."""
-        default: Progress = "gain" if self._arguments["lr_scaling"] == "adascale" else "run"
-        went = went_by(self._goes_on)
-        if went == "gain" and not self._needs_monitor:
-            went = None  # nothing measures the gain any more
-        return self._progress or went or default
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.

@@ -204,6 +204,19 @@ def went_by(saved: dict[str, Any]) -> Progress | None:
     return "examples" if math.isfinite(clock["steps_per_epoch"]) else "gain"
 
 
+def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> Progress:
+    """What schedules go by where nobody says: as the run went until now, if it is one.
+
+    Args:
+        saved: State of the callback to go on from; empty for a new run.
+        by_gain: Whether somebody says that the learning rate follows AdaScale's gain.
+        measured: Whether there is a noise scale, which a gain is made of.
+    """
+    default: Progress = "gain" if by_gain else "run"
+    went = went_by(saved)
+    return default if went is None or (went == "gain" and not measured) else went
+
+
 _BY_EXAMPLES = ("run", "examples")
 _NEVER = sys.maxsize
 """A frequency that Lightning finds no batch due for."""

@@ -154,7 +154,7 @@ steps on
         self.run = RunSoFar()
         """What the steps so far were worth, and its critical batch size."""
         self.clock = Clock()
-        """For schedules that do not count steps, see `Clock`."""
+        """How often a schedule that is sized in steps is due, see docs/scheduling.md."""
         self.max_device_batch_size = self.settings.max_device_batch_size
         """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row

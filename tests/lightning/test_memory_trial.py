@@ -327,7 +327,7 @@ class Raises(torch.autograd.Function):
         raise MemoryError("no more")
 
 
-class Untold(Exception):
+class UntoldError(Exception):
     """An error that does not even say what it is."""
 
     def __str__(self) -> str:
@@ -342,7 +342,7 @@ def fails(module: Any, x: Tensor) -> Tensor:
 
 
 def fails_wordless(module: Any, x: Tensor) -> Tensor:
-    raise Untold
+    raise UntoldError
 
 
 def fails_in_backward(module: Any, x: Tensor) -> Tensor:
