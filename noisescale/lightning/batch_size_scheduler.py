@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -17,8 +17,8 @@ from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
 from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_may_resize, check_schedulable
-from noisescale.lightning.schedules import ClockedSchedules, counts_steps
-from noisescale.lightning.starting import start
+from noisescale.lightning.schedules import PROGRESS, ClockedSchedules, Progress, default_progress
+from noisescale.lightning.starting import check_saved, start
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -29,8 +29,6 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-
-_PROGRESS = ("steps", "examples", "gain")
 
 
 class BatchSizeScheduler(host.Callback):
@@ -86,11 +84,13 @@ class BatchSizeScheduler(host.Callback):
             new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
             loader's batches stay.
-        progress: What your learning-rate schedules by steps are stepped by. "steps": optimizer
-            steps, as Lightning does. "examples": steps of the first batch size, so that one sized
-            by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
+        progress: What your learning-rate schedules by steps are stepped by. "run": the share of
+            the run that is over, by examples where epochs end it and by optimizer steps where
+            `max_steps` does, so that one sized by `trainer.estimated_stepping_batches` ends with
+            the run; where nothing is known to end it, as "examples". "examples": steps of the
+            first batch size. "steps": optimizer steps, as Lightning does. "gain": AdaScale's
             scale-invariant steps. Default: "gain" where you pass `lr_scaling="adascale"`, else
-            "steps".
+            "run"; a run that is resumed goes on by what it went by.
         confidence: Of the interval that moves are gated on.
         decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
             the device once. Schedules are kept to the step whatever it is.
@@ -120,13 +120,13 @@ class BatchSizeScheduler(host.Callback):
         monitor: NoiseScaleMonitor | None = None,
         *,
         max_device_batch_size: int | None = None,
-        progress: Literal["steps", "examples", "gain"] | None = None,
+        progress: Progress | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         super().__init__()
-        if progress not in (None, *_PROGRESS):
-            names = ", ".join(f'"{name}"' for name in _PROGRESS)
+        if progress not in (None, *PROGRESS):
+            names = ", ".join(f'"{name}"' for name in PROGRESS)
             raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
         self._arguments: dict[str, Any] = {
             "policy": policy,
@@ -138,9 +138,8 @@ class BatchSizeScheduler(host.Callback):
         }
         settings = Settings.checked(**self._arguments)
         check_confidence(confidence)
-        by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
-        self._progress = progress or by_scaling
-        self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"
+        self._progress = progress
+        self._needs_monitor = settings.needs_noise_scale or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
         self._counter = host.BatchCounter()
@@ -193,6 +192,7 @@ class BatchSizeScheduler(host.Callback):
         if goes_on is None:
             goes_on = self.state_dict() if trainer.global_step else {}
         self._loaded = None
+        check_saved(goes_on)
         self._goes_on = goes_on
         self._controller = None
         self._counter = host.BatchCounter(trainer, "BatchSizeScheduler")
@@ -216,8 +216,8 @@ class BatchSizeScheduler(host.Callback):
             return  # averaged weights are being prepared: nothing is trained
         if self._controller is None:
             self._controller = self._start(trainer, batch)
-        if batch_idx == 0:
-            self._controller.clock.begin_epoch()
+        if batch_idx == 0 and self._schedules is not None:
+            self._schedules.begin_epoch(trainer)
         if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
             return
         self._begins_anew = False
@@ -257,12 +257,7 @@ class BatchSizeScheduler(host.Callback):
         examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
         controller.step(examples)
         if self._schedules is not None:
-            gains = self._progress == "gain"
-            due = controller.clock.advance(
-                controller.gain if gains else examples / controller.base_batch_size,
-                ends_epoch=not gains and host.is_last_batch(trainer),
-            )
-            self._schedules.advance(trainer, due)
+            self._schedules.advance(trainer, examples)
         if self._loaders is None or not self._rows:
             return
         if self._batch is None or not host.is_last_batch(trainer):  # which may be a short one
@@ -287,7 +282,7 @@ class BatchSizeScheduler(host.Callback):
         self._stop(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._controller is None:
+        if self._controller is None or self._schedules is None:
             return self._goes_on
         return {
             "controller": self._controller.state_dict(),
@@ -296,6 +291,7 @@ class BatchSizeScheduler(host.Callback):
             "rows": self._rows,
             "resized": None if self._loaders is None else self._loaders.size,
             "largest_rows": self._largest_rows,
+            "schedules": self._schedules.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -315,12 +311,18 @@ class BatchSizeScheduler(host.Callback):
             self._arguments,
             accumulation=self._users_accumulation,
             min_accumulation=least,
-            by_examples=self._progress == "examples",
             saved=self._goes_on,
         )
         self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
-        if self._progress != "steps":
-            self._schedules = ClockedSchedules(trainer, controller.clock.taken)
+        by_gain = self._arguments["lr_scaling"] == "adascale"
+        self._schedules = ClockedSchedules(
+            trainer,
+            controller,
+            self._progress
+            or default_progress(self._goes_on, by_gain=by_gain, measured=self._needs_monitor),
+            accumulation=self._users_accumulation,
+            saved=self._goes_on,
+        )
         return controller
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
@@ -334,11 +336,12 @@ class BatchSizeScheduler(host.Callback):
         )
         if move is not None:
             self._tell(trainer, str(move), controller)
-            if self._progress == "steps" and not self._warned and counts_steps(trainer):
+            drifts = self._schedules is not None and self._schedules.drifts(trainer)
+            if drifts and not self._warned:
                 self._warned = True
                 host.rank_zero_warn(
                     "The learning-rate schedule counts optimizer steps, of which there are now"
-                    ' more or fewer than it was made for. Pass `progress="examples"` to'
+                    ' more or fewer than it was made for. Pass `progress="run"` to'
                     " BatchSizeScheduler to keep it on track."
                 )
 
@@ -425,5 +428,4 @@ class BatchSizeScheduler(host.Callback):
         for part in (self._controller, self._loaders, self._schedules):
             if part is not None:
                 part.close()
-        self._schedules = None
         self._batch = None

@@ -24,6 +24,7 @@ from noisescale.batch_size import Count, examples_in, examples_of_loaders
 _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.loggers.logger import DummyLogger as DummyLogger  # noqa: E402
 from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature  # noqa: E402
 
@@ -151,6 +152,16 @@ def is_last_batch(trainer: pl.Trainer) -> bool:
 def steps_now(trainer: pl.Trainer) -> bool:
     """Whether the optimizer steps after the batch under way."""
     return not trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
+    """What it has for callbacks, loggers and the progress bar, to be put back where changed."""
+    connector: Any = trainer._logger_connector
+    return [
+        connector._callback_metrics,
+        connector._logged_metrics,
+        connector._progress_bar_metrics,
+    ]
 
 
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
