@@ -15,7 +15,7 @@ from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.gradient_norms import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
-from noisescale.guard import RefusalError
+from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history import History
 from noisescale.hugging_face import host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -135,6 +135,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._start: BackwardStart | None = None
         self._shared: SharedExamples | None = None
         self._counted = False
+        self._guard = Guard()
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -207,21 +208,25 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
         self._hooks.append(host.on_first_training_pass(model, measure))
 
+    @beside_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
         if self._measuring and self._measurement is not None:
             self._watch()
             self._measurement.meter.resume()
 
+    @beside_training
     def on_step_end(self, *_: Any, **__: Any) -> None:
         # So that evaluation, copies, pickles and exports between steps meet no hooks of ours.
         if self._measuring and self._measurement is not None:
             self._remove_hooks()
             self._measurement.meter.pause()
 
+    @beside_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._start = None
 
+    @beside_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
         if not self._measuring or self._measurement is None:
@@ -236,6 +241,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             self._stop(interrupted=False)
             self._measurement = None
 
+    @beside_training
     def on_log(
         self,
         args: TrainingArguments,
@@ -254,15 +260,19 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)
 
+    @beside_training
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_predict(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_save(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._stop(interrupted=False)
 
@@ -302,25 +312,24 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             if self._start is not None:  # a loss of several forward passes: one micro-batch
                 self._start.add(tensors)
                 return
-            self._start = BackwardStart(tensors)
+            self._start = start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
             try:
                 batch_size = batch_size_of(examples)
                 check_batch_size(batch_size, "What `batch_size_fn` returns")
-                weight = None if share_of is None else host.loss_share(share_of, inputs)
+                self._counted = True
+                self._look_for_shared_examples(examples)
+                self._measurement.meter.before_backward(
+                    cast(Tensor, start),
+                    batch_size,
+                    capture_average=host.is_last_micro_batch(),
+                    weight=None if share_of is None else host.loss_share(share_of, inputs),
+                )
             except Exception as error:
-                if not self._counted:  # what cannot be counted is told at the first batch
+                # What cannot be counted, and what is refused, is told at the first batch.
+                if not self._counted or isinstance(error, RefusalError):
                     raise
                 self._measurement.meter.leave_step_out(error)
-                return
-            self._counted = True
-            self._look_for_shared_examples(examples)
-            self._measurement.meter.before_backward(
-                cast(Tensor, self._start),
-                batch_size,
-                capture_average=host.is_last_micro_batch(),
-                weight=weight,
-            )
 
         return on_forward
 
