@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
+_ROOT = "batch_size/"
 _PROGRESS = ("steps", "examples", "gain")
 
 
@@ -59,6 +61,7 @@ class BatchSizeScheduler(host.Callback):
     | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
 
     and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
+    `trainer.callback_metrics` has them where epochs and validations end, too; NaN is not known.
 
     Learning-rate schedules never see the factor: it is applied while the optimizer steps.
 
@@ -207,6 +210,13 @@ class BatchSizeScheduler(host.Callback):
         if goes_on:  # Lightning asks whether the last step was complete before the first batch
             self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if host.is_fitting(trainer):
+            self._publish(trainer)
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -251,6 +261,8 @@ class BatchSizeScheduler(host.Callback):
         controller = self._controller
         if controller is None or trainer.fit_loop._skip_backward or not host.steps_now(trainer):
             return
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, _ROOT):
+            self._publish(trainer)
         plan = controller.plan
         examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
         controller.step(examples)
@@ -269,6 +281,7 @@ class BatchSizeScheduler(host.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._loaders is not None and self._controller is not None:
             self._resize(trainer, self._controller, self._loaders)
+        self._publish(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(host.log_step(trainer) - 1, 0)
@@ -372,18 +385,29 @@ class BatchSizeScheduler(host.Callback):
             self._tell(trainer, str(move), controller)
 
     def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
-        metrics = {
-            "batch_size/wanted": controller.wanted,
-            "batch_size/given": float(controller.plan.batch_size),
-            "batch_size/lr_factor": controller.lr_factor,
-        }
-        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
-            metrics["batch_size/noise_scale"] = now.value
+        metrics = self._metrics(controller)
         self._logged_step = step
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)
-        host.publish(trainer, metrics)
+        self._publish(trainer)
+
+    def _metrics(self, controller: BatchSizeController) -> dict[str, float]:
+        metrics = {
+            _ROOT + "wanted": controller.wanted,
+            _ROOT + "given": float(controller.plan.batch_size),
+            _ROOT + "lr_factor": controller.lr_factor,
+        }
+        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+            metrics[_ROOT + "noise_scale"] = now.value
+        return metrics
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put all metrics where other callbacks look for them; NaN is not known, or not yet."""
+        names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
+        unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
+        known = {} if self._controller is None else self._metrics(self._controller)
+        host.publish(trainer, unknown | known)
 
     def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
         trainer.lightning_module.print(f"BatchSizeScheduler: {text}")

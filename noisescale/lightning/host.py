@@ -153,6 +153,39 @@ def steps_now(trainer: pl.Trainer) -> bool:
     return not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
+def is_fitting(trainer: pl.Trainer) -> bool:
+    """Whether it trains, or validates what it trains: not in the sanity check before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
+    """Whether Lightning looks a metric up after the batch under way, which ends a step.
+
+    Checkpoints every so many steps do, and learning-rate schedules by steps that go by a metric.
+    Those that save after some time decide it themselves then: they find what was there last.
+
+    Args:
+        trainer: In `on_train_batch_end`.
+        root: What the names of the metrics begin with.
+    """
+    for checkpoint in trainer.checkpoint_callbacks:
+        every = getattr(checkpoint, "_every_n_train_steps", 0)
+        if every and _begins(checkpoint, root) and trainer.global_step % every == 0:
+            return True
+    batches = trainer.fit_loop.epoch_loop.batch_idx + 1
+    return any(
+        schedule.reduce_on_plateau
+        and schedule.interval == "step"
+        and batches % schedule.frequency == 0
+        and _begins(schedule, root)
+        for schedule in trainer.lr_scheduler_configs
+    )
+
+
+def _begins(watcher: Any, root: str) -> bool:
+    return (getattr(watcher, "monitor", None) or "").startswith(root)
+
+
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
     """Put metrics where other callbacks look for them (early stopping, checkpoints, tuners)."""
     trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})

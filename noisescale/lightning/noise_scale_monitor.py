@@ -25,7 +25,8 @@ from noisescale.lightning.measurements import (
 from noisescale.lightning.reporting import report_run
 from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
 from noisescale.lightning.tensorboard_layout import charts, merged_into
-from noisescale.measurement import Measurement, checked_options
+from noisescale.logged_tags import ROOT
+from noisescale.measurement import Measurement, checked_options, nothing_measured
 from noisescale.meter import check_batch_size
 from noisescale.moments import GradientMoments
 from noisescale.shared_examples import SharedExamples
@@ -44,9 +45,11 @@ class NoiseScaleMonitor(host.Callback):
     Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
     accumulates each micro-batch's with their sum, in one that does not each example's with the
     batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
-    steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
-    them. Those of a noise scale are logged only where it is resolved, the lower bound always. Where
-    every step since the last log was left out, none of them is logged: they are NaN.
+    steps every logger gets these keys, finite values only. Those of a noise scale are logged only
+    where it is resolved, the lower bound always. Where every step since the last log was left out,
+    none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
+    validations end, for `ModelCheckpoint(monitor=...)` and the like; NaN is not known, or not yet.
+    `EarlyStopping` stops at NaN: pass it `check_finite=False`, or have it go by the lower bound.
 
     | key | meaning |
     |---|---|
@@ -246,6 +249,7 @@ class NoiseScaleMonitor(host.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             measurement.start()
+        self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
@@ -305,8 +309,24 @@ class NoiseScaleMonitor(host.Callback):
         if host.should_log(trainer):
             self._log(trainer, measurement, host.log_step(trainer))
 
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, ROOT):
+            self._publish(trainer)
+
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
+        if host.is_fitting(trainer):
+            self._publish(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)  # an epoch that ends early is not known to before
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -352,6 +372,18 @@ class NoiseScaleMonitor(host.Callback):
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
             host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put the metrics where early stopping, checkpoints and schedules are about to look.
+
+        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and
+        the history keep to that. Reads the device where there is something new.
+        """
+        if not self._measurements:
+            host.publish(trainer, nothing_measured())
+        for measurement in self._measurements:
+            if measurement.has_news:
+                host.publish(trainer, measurement.look())
 
     def _look_for_shared_examples(self, batch: Any) -> None:
         """Say once a fit if ranks have the same ones. Costs the first batches alone."""
