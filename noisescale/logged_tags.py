@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 ROOT = "noise_scale/"
 """What the names of all logged metrics begin with."""
 
@@ -31,3 +33,25 @@ def name_in(tag: str, prefix: str) -> str | None:
         if tag.startswith(host + prefix):
             return tag[len(host + prefix) :]
     return None
+
+
+def check_name(name: str, argument: str) -> None:
+    """Raise a ValueError where a name cannot be part of a metric's in every logger.
+
+    MLflow is the strictest: letters, digits, and a few other characters, as a path that is not
+    made shorter by normalising it.
+
+    Example:
+        >>> check_name("blocks.0", "groups")
+        >>> check_name("head (last)", "groups")
+        Traceback (most recent call last):
+        ...
+        ValueError: `groups` must have names of letters, digits, spaces and `_-./` alone, which all
+        loggers take, got 'head (last)'. Choose another name.
+    """
+    parts = name.split("/")
+    if not re.fullmatch(r"[A-Za-z0-9_\-. /]+", name) or {"", ".", ".."} & {*parts}:
+        raise ValueError(
+            f"`{argument}` must have names of letters, digits, spaces and `_-./` alone, which all"
+            f" loggers take, got {name!r}. Choose another name."
+        )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from noisescale.collectors.choosing import SmallBatch, check_small_batch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
@@ -33,9 +33,11 @@ def checked_options(
 
     Raises:
         ValueError: If one is out of its range, or they contradict each other.
+        TypeError: If `groups` has a wrong type.
     """
     NoiseScaleEstimator(window, confidence, unit)
     check_small_batch(small_batch, layers, preconditioned)
+    check_groups(groups)
     return {
         "window": window,
         "every_n_steps": checked_every_n_steps(every_n_steps),

@@ -16,7 +16,8 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.examples.verdicts import refuse_compiled
 from noisescale.collectors.fsdp import FsdpCollector, is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms, Groups
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
 from noisescale.collectors.per_example import Layers, PerExampleCollector
@@ -76,6 +77,27 @@ def choose_collector(
             ' has none to be compared with. Leave it at "auto".'
         )
     return DdpCollector(ddp, norms)
+
+
+def assigned_groups(
+    model: nn.Module, groups: Groups | None, parameters: Iterable[Parameter] | None = None
+) -> Groups | None:
+    """Return `groups` as a function that knows the names of all that is trained.
+
+    For whoever makes several meters of a model, or has to tell what is wrong with `groups` from
+    what cannot be measured. For arguments and errors see `NoiseScaleMeter`.
+    """
+    model = unwrapped(model)
+    among = None if parameters is None else {id(p) for p in parameters}
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    names = [
+        name
+        for name, p in _named_parameters(model, ddp)
+        if p.requires_grad and (among is None or id(p) in among)
+    ]
+    if groups is None or not names:
+        return groups
+    return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
 def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.collectors.choosing import SmallBatch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.history import History
@@ -86,7 +86,8 @@ class NoiseScaleMonitor(host.Callback):
             both are possible a warning says which is taken. Tokens need one, and so do batches
             with several augmented copies of an example, which count once.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
@@ -100,7 +101,7 @@ class NoiseScaleMonitor(host.Callback):
 
     Raises:
         ValueError: If an argument is out of its range.
-        TypeError: If `batch_size_fn` is not callable.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
     Example:
