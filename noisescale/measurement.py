@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from noisescale.collectors.choosing import SmallBatch, check_small_batch
+from noisescale.collectors.choosing import SmallBatch, checked_small_batch
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
@@ -36,7 +36,7 @@ def checked_options(
         TypeError: If `groups` has a wrong type.
     """
     NoiseScaleEstimator(window, confidence, unit)
-    check_small_batch(small_batch, layers, preconditioned)
+    small_batch = checked_small_batch(small_batch, layers, preconditioned)
     check_groups(groups)
     return {
         "window": window,

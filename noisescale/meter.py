@@ -64,8 +64,9 @@ class NoiseScaleMeter:
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": the rank where several train, else the micro-batch.
-        layers: With `small_batch="example"`: "all" layers that have a formula, or only those of
-            "normalization", which costs next to nothing and tends to follow the whole.
+        layers: Of which examples are compared: "all" that have a formula, or only those of
+            "normalization", which cost next to nothing and tend to follow the whole. They imply
+            `small_batch="example"`.
         groups: From names of groups to regular expressions (one or a list) that are found in the
             names of their parameters; or a function from a parameter's name to its group's, None
             for those in none. A parameter belongs to the first group that fits. Each group gets a

@@ -41,7 +41,7 @@ def choose_collector(
         TypeError: If several processes train and `model` is not wrapped.
         ValueError: If the arguments contradict each other or the way of training.
     """
-    check_small_batch(small_batch, layers, preconditioner is not None)
+    small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
     if small_batch == "example":
         refuse_compiled(model)
     model = unwrapped(model)
@@ -100,8 +100,18 @@ def assigned_groups(
     return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
-def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> None:
-    """Raise a ValueError where these arguments are unknown or contradict each other."""
+def checked_small_batch(
+    small_batch: SmallBatch, layers: Layers, preconditioned: bool
+) -> SmallBatch:
+    """Return what is compared: examples where only some layers are asked for.
+
+    Raises:
+        ValueError: If these arguments are unknown or contradict each other.
+
+    Example:
+        >>> checked_small_batch("auto", "normalization", preconditioned=False)
+        'example'
+    """
     for name, value, known in (
         ("small_batch", small_batch, get_args(SmallBatch)),
         ("layers", layers, get_args(Layers)),
@@ -111,16 +121,19 @@ def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> No
             raise ValueError(
                 f'`{name}` must be one of {choices}, got {value!r}. Leave it at "{known[0]}".'
             )
-    if layers != "all" and small_batch != "example":
-        raise ValueError(
-            f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
-            ' examples are normed layer by layer. Pass `small_batch="example"` too.'
-        )
+    if layers != "all":
+        if small_batch not in ("auto", "example"):
+            raise ValueError(
+                f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
+                " examples are normed layer by layer. Leave `small_batch` out."
+            )
+        small_batch = "example"
     if preconditioned and small_batch == "example":
         raise ValueError(
             "A preconditioner must be left out where examples are the small batches, got both:"
             ' their gradients are never formed. Pass `small_batch="micro_batch"` or "rank".'
         )
+    return small_batch
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -76,8 +76,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
 
