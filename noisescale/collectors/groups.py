@@ -15,6 +15,8 @@ Groups = Mapping[str, str | Sequence[str]] | Callable[[str], str | None]
 """Groups' names and regular expressions (one, or several) that are found in the names of their
 parameters; or a function from a parameter's name to its group's."""
 
+_NAMES = "`groups` must have names"
+
 _Pairs = list[tuple[str, str]]
 """A group and a regular expression of it."""
 
@@ -98,7 +100,7 @@ def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
 def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
     pairs = []
     for name, patterns in groups.items():
-        check_name(name, "groups")
+        check_name(name, _NAMES)
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             try:
                 re.compile(pattern)
@@ -147,7 +149,7 @@ def _by_function(names: Sequence[str], function: Callable[[str], str | None]) ->
             )
     for group in dict.fromkeys(found):
         if group is not None:
-            check_name(group, "groups")
+            check_name(group, _NAMES)
     return found
 
 

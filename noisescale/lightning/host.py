@@ -32,6 +32,10 @@ if TYPE_CHECKING:
         MisconfigurationException as MisconfigurationException,
     )
     from pytorch_lightning import Callback as Callback
+    from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
+
+    WANDB_LOGGERS = (WandbLogger,)
+    MLFLOW_LOGGERS = (MLFlowLogger,)
 else:
     _PACKAGES = [
         name
@@ -39,15 +43,20 @@ else:
         if importlib.util.find_spec(name.split(".")[0]) is not None
     ]
 
-    def _base_for_all_packages(module: str, name: str) -> type:
+    def _in_all_packages(module: str, name: str) -> tuple[type, ...]:
         modules = [importlib.import_module(f"{package}{module}") for package in _PACKAGES]
-        bases = tuple(dict.fromkeys(getattr(m, name) for m in modules))
+        return tuple(dict.fromkeys(getattr(m, name) for m in modules))
+
+    def _base_for_all_packages(module: str, name: str) -> type:
+        bases = _in_all_packages(module, name)
         return type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__})
 
     Callback = _base_for_all_packages("", "Callback")
     MisconfigurationException = _base_for_all_packages(
         ".utilities.exceptions", "MisconfigurationException"
     )
+    WANDB_LOGGERS = _in_all_packages(".loggers", "WandbLogger")
+    MLFLOW_LOGGERS = _in_all_packages(".loggers", "MLFlowLogger")
 
 if _logger is not None:
     rank_zero.log = _logger
