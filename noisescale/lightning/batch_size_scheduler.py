@@ -84,8 +84,8 @@ class BatchSizeScheduler(host.Callback):
             "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
             by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
             "smith" are made of, for them; else "sqrt".
-        monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
-            new one.
+        monitor: The monitor that measures. Default: the one among the Trainer's callbacks (of
+            several the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
             loader's batches stay.
         progress: What your learning-rate schedules by steps are stepped by. "steps": optimizer
@@ -179,6 +179,7 @@ class BatchSizeScheduler(host.Callback):
         others = [callback for callback in host.callbacks_of(trainer) if callback is not self]
         if self._monitor is None:
             found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
+            found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else NoiseScaleMonitor()
         if self._monitor is not None:

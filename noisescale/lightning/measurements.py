@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def measurements_for(
-    trainer: pl.Trainer, options: dict[str, Any], *, preconditioned: bool
+    trainer: pl.Trainer, options: dict[str, Any], *, preconditioned: bool, name: str | None = None
 ) -> list[Measurement]:
     """Return a measurement for each optimizer, for one where gradients are taken together.
 
@@ -25,6 +25,7 @@ def measurements_for(
         trainer: About to fit, its strategy set up.
         options: For `NoiseScaleMeter`.
         preconditioned: Whether to measure the preconditioned noise scale too.
+        name: The monitor's.
 
     Returns:
         None at all, after one warning, where there is nothing to measure.
@@ -67,14 +68,13 @@ def measurements_for(
                 raise
             warn_that_nothing_is_measured(reason)
             return []
-        measurements.append(Measurement(meter, prefix_of(index)))
+        measurements.append(Measurement(meter, prefix_of(index, name)))
     if by_example:
         rank_zero_info(
             "NoiseScaleMonitor compares single examples: one process trains and does not"
             " accumulate. The loss has to be a mean over independent rows (no contrastive loss)."
             " That takes some of the step's time. `every_n_steps=10`,"
-            ' `small_batch="example", layers="normalization"` or'
-            " `Trainer(accumulate_grad_batches=2)` take less."
+            ' `layers="normalization"` or `Trainer(accumulate_grad_batches=2)` take less.'
         )
     return measurements
 

@@ -23,9 +23,13 @@ from noisescale.lightning.measurements import (
     warn_that_nothing_is_measured,
 )
 from noisescale.lightning.reporting import report_run
-from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
+from noisescale.lightning.supported import (
+    check_supported,
+    refuse_namesakes,
+    refuse_several_gradients_a_step,
+)
 from noisescale.lightning.tensorboard_layout import charts, merged_into
-from noisescale.logged_tags import ROOT
+from noisescale.logged_tags import check_monitor_name, prefix_of
 from noisescale.measurement import Measurement, checked_options, nothing_measured
 from noisescale.meter import check_batch_size
 from noisescale.moments import GradientMoments
@@ -92,12 +96,15 @@ class NoiseScaleMonitor(host.Callback):
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
-            save it with figures as `noise_scale.html` in the logger's folder; see `predict`.
+            save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
+            MLflow are given it too.
+        name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
+            keys begin with `noise_scale/<name>/`. One of them needs none.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -126,8 +133,11 @@ class NoiseScaleMonitor(host.Callback):
         layers: Layers = "all",
         preconditioned: bool = False,
         report: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__()
+        if name is not None:
+            check_monitor_name(name)
         if batch_size_fn is not None and not callable(batch_size_fn):
             raise TypeError(
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
@@ -145,6 +155,7 @@ class NoiseScaleMonitor(host.Callback):
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
+        self._name = name
         self._report = report
         self._follow: float | None = None
         self._batch_size_fn = batch_size_fn
@@ -159,6 +170,17 @@ class NoiseScaleMonitor(host.Callback):
         self._shared: SharedExamples | None = None
         self._stepped = False
         self._layouts = ExitStack()
+
+    @property
+    def name(self) -> str | None:
+        """What tells it from other monitors of the same Trainer."""
+        return self._name
+
+    @property
+    def state_key(self) -> str:
+        """What its state is called in a checkpoint; without a name as it has always been."""
+        unnamed = super().state_key
+        return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -229,8 +251,10 @@ class NoiseScaleMonitor(host.Callback):
         self._counter = host.BatchCounter(trainer)
         self._measurements = []
         check_supported(trainer)
+        monitors = [c for c in host.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)]
+        refuse_namesakes([monitor.name for monitor in monitors])
         self._measurements = measurements_for(
-            trainer, self._options, preconditioned=self._preconditioned
+            trainer, self._options, preconditioned=self._preconditioned, name=self._name
         )
         if self._follow is not None:
             for measurement in self._measurements:
@@ -318,7 +342,7 @@ class NoiseScaleMonitor(host.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, ROOT):
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, self._prefix):
             self._publish(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -341,7 +365,7 @@ class NoiseScaleMonitor(host.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
-            report_run(trainer, self.histories)
+            report_run(trainer, self.histories, self._name)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
@@ -372,7 +396,12 @@ class NoiseScaleMonitor(host.Callback):
         # that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
-            host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
+            host.show_in_progress_bar(trainer, self._prefix.rstrip("/"), reading.estimate.short())
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of its metrics begin with, those of all optimizers."""
+        return prefix_of(0, self._name)
 
     def _publish(self, trainer: pl.Trainer) -> None:
         """Put the metrics where early stopping, checkpoints and schedules are about to look.
@@ -381,7 +410,7 @@ class NoiseScaleMonitor(host.Callback):
         the history keep to that. Reads the device where there is something new.
         """
         if not self._measurements:
-            host.publish(trainer, nothing_measured())
+            host.publish(trainer, nothing_measured(self._prefix))
         for measurement in self._measurements:
             if measurement.has_news:
                 host.publish(trainer, measurement.look())
@@ -413,4 +442,5 @@ class NoiseScaleMonitor(host.Callback):
             self._options["confidence"],
             groups=groups,
             preconditioned=self._preconditioned,
+            monitor=self._name,
         )
