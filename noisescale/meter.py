@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example import Layers, PerExampleCollector
@@ -70,11 +70,13 @@ class NoiseScaleMeter:
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": the rank where several train, else the micro-batch.
-        layers: With `small_batch="example"`: "all" layers that have a formula, or only those of
-            "normalization", which costs next to nothing and tends to follow the whole.
-        groups: From a parameter's name to its group's: a function that returns None for those in
-            none, or a mapping from regular expressions, of which the first found in the name
-            counts. Each group gets a noise scale of its own from the same pass.
+        layers: Of which examples are compared: "all" that have a formula, or only those of
+            "normalization", which cost next to nothing and tend to follow the whole. They imply
+            `small_batch="example"`.
+        groups: From names of groups to regular expressions (one or a list) that are found in the
+            names of their parameters; or a function from a parameter's name to its group's, None
+            for those in none. A parameter belongs to the first group that fits. Each group gets a
+            noise scale of its own from the same pass.
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
         preconditioner: The optimizer, of Adam's family, by whose second moments gradients are
             divided for `preconditioned_noise_scale`, which is not B_simple.

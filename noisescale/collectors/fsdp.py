@@ -27,7 +27,8 @@ from torch.nn import Parameter
 
 from noisescale.collectors.fsdp_unit import Unit, units_of
 from noisescale.collectors.fsdp_unit import is_sharded as is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms, Groups, Piece
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.rows.window import Weight, WindowLayout, mean_inverse
 from noisescale.collectors.squared_norms import scaled
 from noisescale.guard import HookErrors, RefusalError, keeps_errors

@@ -62,6 +62,7 @@ class Unit(ReduceScatter, HookErrors):
         self._on_reduce = on_reduce
         self._wrapped: Any = unit._reduce_scatter_comm
         self._hooks: list[RemovableHandle] = []
+        self._closed = False
         self._columns = [p.padded_sharded_param_size.numel() for p in unit.fsdp_params]
         # For each parameter the first that counts in the same entry; None: it does not count.
         index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -121,8 +122,13 @@ class Unit(ReduceScatter, HookErrors):
         """Put the reduce-scatter back, unless somebody has since put another in this place."""
         for hook in self._hooks:
             hook.remove()
+        self._closed = True
         if self._unit._reduce_scatter_comm is self:
-            self._unit._reduce_scatter_comm = self._wrapped
+            # Of several monitors the first to close is not the last that wrapped.
+            wrapped = self._wrapped
+            while isinstance(wrapped, Unit) and wrapped._closed:
+                wrapped = wrapped._wrapped
+            self._unit._reduce_scatter_comm = wrapped
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Leave the buffers to the reduce-scatter that was there."""

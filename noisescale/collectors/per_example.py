@@ -43,7 +43,8 @@ from noisescale.collectors.examples.verdicts import (
     refuse_compiled,
     what_is_left,
 )
-from noisescale.collectors.gradient_norms import GradientNorms, Groups
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.rows.window import Weight, WindowLayout, each_example, weighted_examples
 from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.guard import HookErrors, keeps_errors

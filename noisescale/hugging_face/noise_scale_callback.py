@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from noisescale.collectors.choosing import SmallBatch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.choosing import SmallBatch, assigned_groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.guard import Guard, RefusalError, beside_training
@@ -71,20 +71,21 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             of examples; where both are possible a warning says which is taken. Flattened
             sequences and tokens need one.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it cannot be
             measured.
-        TypeError: If `batch_size_fn` is not callable.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
 
     Example:
         >>> callback = NoiseScaleCallback(window=200)
@@ -183,6 +184,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
+            options["groups"] = assigned_groups(called, options["groups"])
             try:
                 meter = NoiseScaleMeter(called, **options)
             except ValueError as reason:

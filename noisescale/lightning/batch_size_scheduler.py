@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+
+_ROOT = "batch_size/"
 
 
 class BatchSizeScheduler(host.Callback):
@@ -58,6 +61,7 @@ class BatchSizeScheduler(host.Callback):
     | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
 
     and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
+    `trainer.callback_metrics` has them where epochs and validations end, too; NaN is not known.
 
     Learning-rate schedules never see the factor: it is applied while the optimizer steps.
 
@@ -80,8 +84,8 @@ class BatchSizeScheduler(host.Callback):
             "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
             by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
             "smith" are made of, for them; else "sqrt".
-        monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
-            new one.
+        monitor: The monitor that measures. Default: the one among the Trainer's callbacks (of
+            several the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
             loader's batches stay.
         progress: What your learning-rate schedules by steps are stepped by. "run": the share of
@@ -177,6 +181,7 @@ class BatchSizeScheduler(host.Callback):
         others = [callback for callback in host.callbacks_of(trainer) if callback is not self]
         if self._monitor is None:
             found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
+            found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else NoiseScaleMonitor()
         if self._monitor is not None:
@@ -208,6 +213,13 @@ class BatchSizeScheduler(host.Callback):
         self._begins_anew = True
         if goes_on:  # Lightning asks whether the last step was complete before the first batch
             self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if host.is_fitting(trainer):
+            self._publish(trainer)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -253,6 +265,8 @@ class BatchSizeScheduler(host.Callback):
         controller = self._controller
         if controller is None or trainer.fit_loop._skip_backward or not host.steps_now(trainer):
             return
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, _ROOT):
+            self._publish(trainer)
         plan = controller.plan
         examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
         controller.step(examples)
@@ -266,6 +280,7 @@ class BatchSizeScheduler(host.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._loaders is not None and self._controller is not None:
             self._resize(trainer, self._controller, self._loaders)
+        self._publish(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(host.log_step(trainer) - 1, 0)
@@ -377,19 +392,31 @@ class BatchSizeScheduler(host.Callback):
             self._tell(trainer, str(move), controller)
 
     def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
-        metrics = {
-            "batch_size/wanted": controller.wanted,
-            "batch_size/given": float(controller.plan.batch_size),
-            "batch_size/lr_factor": controller.lr_factor,
-        }
-        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
-            metrics["batch_size/noise_scale"] = now.value
+        metrics = self._metrics(controller)
         self._logged_step = step
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} was not given the batch size"):
                     logger.log_metrics(metrics, step=step)
-        host.publish(trainer, metrics)
+        self._publish(trainer)
+
+    def _metrics(self, controller: BatchSizeController) -> dict[str, float]:
+        metrics = {
+            _ROOT + "wanted": controller.wanted,
+            _ROOT + "given": float(controller.plan.batch_size),
+            _ROOT + "lr_factor": controller.lr_factor,
+        }
+        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+            metrics[_ROOT + "noise_scale"] = now.value
+        return metrics
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put all metrics where other callbacks look for them; NaN is not known, or not yet."""
+        with self._guard("The batch size is not in `callback_metrics`"):
+            names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
+            unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
+            known = {} if self._controller is None else self._metrics(self._controller)
+            host.publish(trainer, unknown | known)
 
     def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
         trainer.lightning_module.print(f"BatchSizeScheduler: {text}")

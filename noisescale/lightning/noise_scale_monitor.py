@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.collectors.choosing import SmallBatch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.guard import Guard, RefusalError, beside_training
@@ -24,9 +24,14 @@ from noisescale.lightning.measurements import (
     warn_that_nothing_is_measured,
 )
 from noisescale.lightning.reporting import report_run
-from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
+from noisescale.lightning.supported import (
+    check_supported,
+    refuse_namesakes,
+    refuse_several_gradients_a_step,
+)
 from noisescale.lightning.tensorboard_layout import charts, merged_into
-from noisescale.measurement import Measurement, checked_options
+from noisescale.logged_tags import check_monitor_name, prefix_of
+from noisescale.measurement import Measurement, checked_options, nothing_measured
 from noisescale.meter import check_batch_size
 from noisescale.moments import GradientMoments
 from noisescale.shared_examples import SharedExamples
@@ -45,9 +50,11 @@ class NoiseScaleMonitor(host.Callback):
     Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
     accumulates each micro-batch's with their sum, in one that does not each example's with the
     batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
-    steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
-    them. Those of a noise scale are logged only where it is resolved, the lower bound always. Where
-    every step since the last log was left out, none of them is logged: they are NaN.
+    steps every logger gets these keys, finite values only. Those of a noise scale are logged only
+    where it is resolved, the lower bound always. Where every step since the last log was left out,
+    none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
+    validations end, for `ModelCheckpoint(monitor=...)` and the like; NaN is not known, or not yet.
+    `EarlyStopping` stops at NaN: pass it `check_finite=False`, or have it go by the lower bound.
 
     | key | meaning |
     |---|---|
@@ -84,21 +91,25 @@ class NoiseScaleMonitor(host.Callback):
             both are possible a warning says which is taken. Tokens need one, and so do batches
             with several augmented copies of an example, which count once.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
-            save it with figures as `noise_scale.html` in the logger's folder; see `predict`.
+            save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
+            MLflow are given it too.
+        name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
+            keys begin with `noise_scale/<name>/`. One of them needs none.
 
     Raises:
         ValueError: If an argument is out of its range.
-        TypeError: If `batch_size_fn` is not callable.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
     Example:
@@ -123,8 +134,11 @@ class NoiseScaleMonitor(host.Callback):
         layers: Layers = "all",
         preconditioned: bool = False,
         report: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__()
+        if name is not None:
+            check_monitor_name(name)
         if batch_size_fn is not None and not callable(batch_size_fn):
             raise TypeError(
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
@@ -142,6 +156,7 @@ class NoiseScaleMonitor(host.Callback):
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
+        self._name = name
         self._report = report
         self._follow: float | None = None
         self._batch_size_fn = batch_size_fn
@@ -158,6 +173,17 @@ class NoiseScaleMonitor(host.Callback):
         self._counted = False
         self._layouts = ExitStack()
         self._guard = Guard(host.MisconfigurationException)
+
+    @property
+    def name(self) -> str | None:
+        """What tells it from other monitors of the same Trainer."""
+        return self._name
+
+    @property
+    def state_key(self) -> str:
+        """What its state is called in a checkpoint; without a name as it has always been."""
+        unnamed = super().state_key
+        return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -230,8 +256,10 @@ class NoiseScaleMonitor(host.Callback):
         self._guard = Guard(host.MisconfigurationException)
         self._measurements = []
         check_supported(trainer)
+        monitors = [c for c in host.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)]
+        refuse_namesakes([monitor.name for monitor in monitors])
         self._measurements = measurements_for(
-            trainer, self._options, preconditioned=self._preconditioned
+            trainer, self._options, preconditioned=self._preconditioned, name=self._name
         )
         for measurement in self._measurements:
             measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
@@ -254,6 +282,7 @@ class NoiseScaleMonitor(host.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             measurement.start()
+        self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
@@ -320,10 +349,18 @@ class NoiseScaleMonitor(host.Callback):
     ) -> None:
         for measurement in self._measurements:
             measurement.meter.pause()
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, self._prefix):
+            self._publish(trainer)
 
     @beside_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
+        if host.is_fitting(trainer):
+            self._publish(trainer)
+
+    @beside_training
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)  # an epoch that ends early is not known to before
 
     @beside_training
     def on_save_checkpoint(
@@ -341,7 +378,7 @@ class NoiseScaleMonitor(host.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
             with self._guard("There is no report of the noise scale"):
-                report_run(trainer, self.histories)
+                report_run(trainer, self.histories, self._guard, self._name)
 
     @beside_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -375,7 +412,24 @@ class NoiseScaleMonitor(host.Callback):
         # that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
-            host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
+            host.show_in_progress_bar(trainer, self._prefix.rstrip("/"), reading.estimate.short())
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of its metrics begin with, those of all optimizers."""
+        return prefix_of(0, self._name)
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put the metrics where early stopping, checkpoints and schedules are about to look.
+
+        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and
+        the history keep to that. Reads the device where there is something new.
+        """
+        if not self._measurements:
+            host.publish(trainer, nothing_measured(self._prefix))
+        for measurement in self._measurements:
+            if measurement.has_news:
+                host.publish(trainer, measurement.look())
 
     def _count(self, batch: Any) -> None:
         """Count the examples in a batch. What cannot be counted is told at the first one."""
@@ -433,4 +487,5 @@ class NoiseScaleMonitor(host.Callback):
             self._options["confidence"],
             groups=groups,
             preconditioned=self._preconditioned,
+            monitor=self._name,
         )

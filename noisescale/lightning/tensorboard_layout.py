@@ -8,6 +8,7 @@ merged on its way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -22,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars
 
 from noisescale.guard import Guard
-from noisescale.logged_tags import ROOT
+from noisescale.logged_tags import prefix_of
 
 # Layouts are written when a run starts. Further into old event files we do not look for one.
 _RECORDS_SEARCHED = 10_000
@@ -35,7 +36,12 @@ _USERS_WAYS_TO_WRITE_ONE = (
 
 
 def charts(
-    unit: str, confidence: float, *, groups: bool = False, preconditioned: bool = False
+    unit: str,
+    confidence: float,
+    *,
+    groups: bool = False,
+    preconditioned: bool = False,
+    monitor: str | None = None,
 ) -> dict[str, Any]:
     """Our part of the Custom Scalars page; Multiline tags are regular expressions.
 
@@ -44,14 +50,16 @@ def charts(
         confidence: Coverage of its interval.
         groups: Whether there is a chart that overlays the parameter groups.
         preconditioned: Whether there is one of the preconditioned noise scale.
+        monitor: Its name, where it has one: then the charts are a category of their own.
     """
+    prefix = prefix_of(0, monitor)
     interval = f"its {confidence * 100:g} % interval [{unit}]"
 
     def band(name: str) -> list[Any]:
-        return ["Margin", [f"{ROOT}{name}{end}" for end in ("", "_low", "_high")]]
+        return ["Margin", [f"{prefix}{name}{end}" for end in ("", "_low", "_high")]]
 
     def lines(*patterns: str) -> list[Any]:
-        return ["Multiline", [f"^{ROOT}{pattern}" for pattern in patterns]]
+        return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
     page = {f"Simple noise scale and {interval}": band("simple")}
     if groups:
@@ -64,7 +72,7 @@ def charts(
         "Signal: |G|²": lines("grad_sq_norm$"),
         "Noise: tr(Σ)": lines("noise_trace$"),
     }
-    return {"Noise scale": page}
+    return {f"Noise scale, {monitor}" if monitor else "Noise scale": page}
 
 
 def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:

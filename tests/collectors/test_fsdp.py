@@ -203,7 +203,7 @@ def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
 
 
 MESHES = [(2,), (4,), (2, 2)]
-GROUPS = {r"blocks\.0": "first block", r"bias|norm": "vectors"}
+GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one unit", "nested units"])

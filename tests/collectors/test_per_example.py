@@ -243,7 +243,7 @@ def test_norms_are_those_of_single_gradients(
 
 def test_every_parameter_counts_in_its_group() -> None:
     model, batches = Transformer(), [tokens(4), tokens(3, seed=1)]
-    groups = {r"norm": "norms", r"blocks\.0": "first", r"wpe": "positions"}
+    groups = {"norms": r"norm", "first": r"blocks\.0", "positions": r"wpe"}
     collector = probed(model, batches, groups=groups)
 
     small, big = step(model, collector, batches)
@@ -263,7 +263,7 @@ def test_every_parameter_counts_in_its_group() -> None:
 def test_normalization_layers_alone() -> None:
     model, batches = Transformer(tied=True), [tokens(4)]
     collector = probed(
-        model, batches, quiet=False, layers="normalization", groups={"head|wte": "e"}
+        model, batches, quiet=False, layers="normalization", groups={"e": "head|wte"}
     )
 
     small, big = step(model, collector, batches)

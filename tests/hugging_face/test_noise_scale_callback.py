@@ -379,7 +379,7 @@ def test_training_resumes_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
     def run(resume: str | None) -> list[Fit]:
         def one() -> Fit:
-            callback = NoiseScaleCallback(every_n_steps=2, groups={"layers.0": "first"})
+            callback = NoiseScaleCallback(every_n_steps=2, groups={"first": "layers.0"})
             return fit(callback, resume=resume, logging_steps=2, **options)
 
         return on_ranks(2, as_torchrun(one))

@@ -131,7 +131,7 @@ def test_the_second_optimizers_metrics_have_a_name_of_their_own() -> None:
         }
 
     result, _ = fit(
-        NoiseScaleMonitor(groups={"generator": "g", "discriminator": "d"}),
+        NoiseScaleMonitor(groups={"g": "generator", "d": "discriminator"}),
         model=Gan(),
         train_loader=loader(BATCH_SIZE),
         strategy="ddp_fork_find_unused_parameters_true",
