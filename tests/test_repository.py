@@ -4,11 +4,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fits import needs_measurable_shards
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import TrainingArguments
@@ -46,6 +48,25 @@ def test_the_readmes_commands_exist() -> None:
     commands = re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
 
     assert {"demo", "test"} <= set(commands) <= set(targets)
+
+
+def test_the_oldest_constraints_are_the_bounds_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = sum(
+        (extras[name] for name in ("examples", "hugging-face", "test")), project["dependencies"]
+    )
+    bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)$", "\n".join(needed), re.MULTILINE))
+
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints-oldest.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+
+    assert {"torch", "pytorch-lightning", "lightning", "transformers", "numpy"} <= set(bounds)
+    for name, bound in bounds.items():
+        assert f"{pinned[name]}.".startswith(f"{bound}."), name
 
 
 def training(folder: Path) -> dict[str, Any]:
@@ -218,8 +239,10 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
     [
         ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
         ("step_time_coverage.py", ["--fits", "20", "--only", "six", "--processes", "1"]),
-        ("accuracy.py", ["--seeds", "1", "--steps", "60"]),
-        ("overhead.py", ["--smoke"]),
+        pytest.param(
+            "accuracy.py", ["--seeds", "1", "--steps", "60"], marks=needs_measurable_shards
+        ),
+        pytest.param("overhead.py", ["--smoke"], marks=needs_measurable_shards),
         ("prediction.py", ["--smoke"]),
         ("prediction_coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
         ("report_speed.py", ["--smoke"]),

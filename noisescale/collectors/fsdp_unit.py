@@ -6,8 +6,9 @@ buffer: a row for each shard, in it that shard of every parameter that has a gra
 another, padded with zeros. It calls the unit's reduce-scatter on that.
 
 Private attributes read here, as of torch 2.13: `FSDPModule._get_fsdp_state`; a state's
-`_fsdp_param_groups`, here called units; of a unit `_reduce_scatter_comm` (also written: that is
-what `set_custom_reduce_scatter` does, which takes no module of several units),
+`_fsdp_param_groups` (before torch 2.12 `_fsdp_param_group`), here called units; of a unit
+`_reduce_scatter_comm` (also written: that is what `set_custom_reduce_scatter` does, since torch
+2.9, which takes no module of several units),
 `_reduce_scatter_process_group`, `_all_reduce_process_group`, `_all_reduce_hook`, `reduce_grads`,
 `all_reduce_grads`, `device`, `mesh_info`, `fsdp_params`, `gradient_divide_factor` and
 `force_sum_reduction_for_comms`; of a parameter `sharded_param` and `padded_sharded_param_size`;
@@ -35,13 +36,18 @@ try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
-except ImportError:  # an older torch, where nobody can see what FSDP2 reduces
-    FSDPModule, ReduceScatter = None, object  # type: ignore[assignment, misc] # stand-ins
+
+    TAKES_A_REDUCE_SCATTER = True
+except ImportError:  # before torch 2.9, or built without distributed
+    ReduceScatter = object  # type: ignore[assignment, misc] # a stand-in
+    TAKES_A_REDUCE_SCATTER = False
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether `fully_shard` was applied to some module."""
-    return FSDPModule is not None and any(isinstance(m, FSDPModule) for m in model.modules())
+    # By name: before torch 2.6 the class was in another place.
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FSDPModule" in kinds
 
 
 class Unit(ReduceScatter, HookErrors):
@@ -201,6 +207,13 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     Raises:
         ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
     """
+    if not TAKES_A_REDUCE_SCATTER:
+        _refuse(
+            "be trained by DistributedDataParallel before torch 2.9",
+            f"one sharded by `fully_shard` in torch {torch.__version__}",
+            "there FSDP2 does not show unsharded gradients. Update torch, or leave the noise scale"
+            " out",
+        )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         _refuse(
             "be sharded by `fully_shard`",
@@ -208,7 +221,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             "FSDP1 does not show unsharded gradients. Use FSDP2",
         )
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
-    units = [unit for state in dict.fromkeys(states) for unit in state._fsdp_param_groups]
+    units = [unit for state in dict.fromkeys(states) for unit in _units_of_state(state)]
     unit_of: dict[int, Any] = {
         id(p.sharded_param): unit for unit in units for p in unit.fsdp_params
     }
@@ -254,6 +267,13 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
             "its gradients are means over different ranks. Measure the parameters of one mesh",
         )
     return list(held)
+
+
+def _units_of_state(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    only = state._fsdp_param_group
+    return [] if only is None else [only]
 
 
 def _refuse(requirement: str, got: str, reason_and_remedy: str) -> NoReturn:

@@ -287,7 +287,8 @@ def test_bad_input_is_one_line_in_the_words_of_who_typed_it(
 ) -> None:
     said = refused(*arguments)
 
-    assert said.startswith(message)
+    # Older versions of typer name arguments in capitals.
+    assert said.lower().startswith(message.lower())
     command = {"predict": predict_run, "fit": fit_sweep, "profile": profile_steps}.get(arguments[0])
     if command is not None:
         parameters = inspect.signature(command).parameters.values()

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", "2.9", "before torch 2.9 FSDP2 does not show what it reduces")
+
 import torch
 import torch.distributed as dist
 from ranks import on_ranks

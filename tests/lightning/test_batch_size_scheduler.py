@@ -480,7 +480,7 @@ def test_a_second_fit_goes_on_and_what_validate_loads_does_not_disturb(tmp_path:
     fitting = trainer(1, strategy="auto", callbacks=[resumed], max_epochs=2)
     fitting.fit(module, names(24, 2), ckpt_path=path)
     assert resumed.state_dict()["controller"]["steps"] == 12
-    fitting.test(module, names(24, 2), ckpt_path=path, verbose=False, weights_only=False)
+    fitting.test(module, names(24, 2), ckpt_path=path, verbose=False)
     assert resumed.state_dict()["controller"]["steps"] == 12
     fitting.fit_loop.max_epochs = 3
     fitting.fit(module, names(24, 2))

@@ -217,8 +217,8 @@ def used_again(folder: Path) -> dict[str, Any]:
     first.fit_loop.max_epochs = 2
     first.fit(model, loader())
     look("second fit")
-    first.validate(model, loader(), verbose=False, ckpt_path=path, weights_only=False)
-    first.test(model, loader(), verbose=False, ckpt_path=path, weights_only=False)
+    first.validate(model, loader(), verbose=False, ckpt_path=path)
+    first.test(model, loader(), verbose=False, ckpt_path=path)
     look("validate and test")
     first.fit_loop.max_epochs = 3
     first.fit(model, loader())

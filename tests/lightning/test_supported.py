@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMonitor
+from noisescale.collectors import fsdp_unit
 from noisescale.lightning import host
 from noisescale.lightning.supported import check_supported
 
@@ -133,6 +134,17 @@ def test_tensor_parallelism_is_refused_when_a_fit_starts() -> None:
             tensor_parallel=2,
             results=lambda *_: None,
         )
+
+
+def test_sharding_is_refused_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsdp_unit, "TAKES_A_REDUCE_SCATTER", False)
+    message = (
+        "`model` must be trained by DistributedDataParallel before torch 2.9, got one sharded by"
+        f" `fully_shard` in torch {torch.__version__}: there FSDP2 does not show unsharded"
+        " gradients. Update torch, or leave the noise scale out."
+    )
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        fit_sharded(NoiseScaleMonitor(), model=classifier(sharded=True), results=lambda *_: None)
 
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from brute_force import brute_force
-from fits import CLASSES, FEATURES, classifier, fit, fit_sharded, loader
+from fits import CLASSES, FEATURES, classifier, fit, fit_sharded, loader, needs_measurable_shards
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
@@ -73,7 +73,9 @@ def network() -> nn.Sequential:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulated", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[needs_measurable_shards] * (w == "shards")) for w in WAYS]
+)
 def test_norms_are_those_of_brute_force(
     way: str, accumulated: int, precision: str, recorded: list[StepNorms]
 ) -> None:

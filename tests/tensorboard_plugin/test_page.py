@@ -186,7 +186,8 @@ def test_a_folder_without_runs_says_how_to_get_one_and_shows_it_when_it_is_there
     browser: "Browser", address: str
 ) -> None:
     page = browser.new_page()
-    page.route("**/noise_scale/runs", lambda route: route.fulfill(json=[]))
+    no_runs = {"body": "[]", "content_type": "application/json"}
+    page.route("**/noise_scale/runs", lambda route: route.fulfill(**no_runs))
     page.goto(f"{address}#noise_scale")
     frame = page.frame_locator("iframe")
     frame.locator("#status", has_text="Add NoiseScaleMonitor()").wait_for(timeout=20_000)

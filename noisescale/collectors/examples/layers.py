@@ -6,7 +6,7 @@ with any number of positions between the batch and the features. A module counts
 where its forward is that of the torch class, subclass or not.
 
 Private attributes read here, as of torch 2.13: `_reversed_padding_repeated_twice` of convolutions,
-`_saved_result1` and `_saved_result2` of autograd's node of LayerNorm, and
+`_saved_result1` and `_saved_result2` of autograd's node of LayerNorm, and (since torch 2.8)
 `torch._C._autograd._top_saved_tensors_default_hooks`.
 """
 
@@ -272,11 +272,7 @@ class NormLayer(Layer):
         back, nor where they have been rounded to 16 bits.
         """
         node = output.grad_fn
-        if (
-            node is None
-            or node.name() != "NativeLayerNormBackward0"
-            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        ):
+        if node is None or node.name() != "NativeLayerNormBackward0" or _saved_by_hooks():
             return None
         # Nodes have what they saved as attributes, which torch does not declare.
         statistics: Statistics = (node._saved_result1, node._saved_result2)  # type: ignore[attr-defined]
@@ -349,3 +345,9 @@ def kind_of(
         if "forward" not in vars(module) and type(module).forward is base.forward:
             return kind
     return None
+
+
+def _saved_by_hooks() -> bool:
+    """Whether hooks may hold what autograd saves now: always before torch 2.8, which hides it."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None

@@ -115,7 +115,8 @@ def test_norms_and_sums_are_those_of_single_gradients(
     assert kind is not None
     layer = kind(module, dict.fromkeys(names, 0))
     statistics = layer.statistics(module(x)) if saved else None
-    assert (statistics is not None) is saved
+    # Before torch 2.8 it cannot be known whether they may be taken.
+    assert (statistics is not None) is (saved and torch.__version__ >= (2, 8))
     with torch.no_grad():
         chunks = list(layer.in_chunks(x, d, names, statistics))
 
