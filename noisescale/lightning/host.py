@@ -121,6 +121,12 @@ def log_step(trainer: pl.Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
+def save_logs(trainer: pl.Trainer) -> None:
+    """Have the loggers write down what they still hold, as Lightning has them at its log steps."""
+    for logger in trainer.loggers:
+        logger.save()
+
+
 def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
     """Show a value until it is replaced. `self.log` would also send it to every logger."""
     # Declared for floats; the progress bars show strings as they are.

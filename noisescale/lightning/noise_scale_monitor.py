@@ -312,6 +312,8 @@ class NoiseScaleMonitor(host.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._interrupt()
+        # A run that is killed and goes on from here does not log again what was before.
+        host.save_logs(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
