@@ -89,7 +89,7 @@ class Family:
 
 
 AGAIN, OURS = "plain again", "noisescale"
-GROUPS = {"^0": "first", r"^\d+\.weight": "weights"}
+GROUPS = {"first": "^0", "weights": r"^\d+\.weight"}
 _LAYERS_OF_ONE_WIDTH: dict[str, Any] = {
     "sizes": {"cpu": [(4.0, 64), (16.0, 64), (4.0, 512), (16.0, 512)], "cuda": [(300.0, 4096)]},
     "least_batch_size_claimed": {"cpu": 512, "cuda": 4096},

@@ -95,7 +95,7 @@ class OursByGroups(Ours):
     name = "noisescale by groups"
 
     def attach(self) -> None:
-        self.meter = NoiseScaleMeter(self.model, groups={"bias": "biases", "^0": "first layer"})
+        self.meter = NoiseScaleMeter(self.model, groups={"biases": "bias", "first layer": "^0"})
 
 
 class KDiffusion(PlainDdp):

@@ -30,13 +30,13 @@ SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt
 MOST_CHARACTERS = 2_000_000
 
 KINDS_OF_LAYERS = {
-    r"norm": "normalization",
-    r"attention": "attention",
-    r"mlp": "mlp",
-    r"tokens|positions": "embedding",
-    r"head": "head",
+    "normalization": "norm",
+    "attention": "attention",
+    "mlp": "mlp",
+    "embedding": ["tokens", "positions"],
+    "head": "head",
 }
-"""From a regular expression in a parameter's name to its group. The first that is found counts."""
+"""From a group to what is found in the names of its parameters. The first that fits counts."""
 
 
 class Attention(nn.Module):

@@ -87,23 +87,25 @@ class Estimates:
 
     def update(
         self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
-    ) -> None:
-        """Add one step.
+    ) -> bool:
+        """Add one step; False if it is left out, see `NoiseScaleEstimator.update`.
 
         Args:
             whole: The moments of the whole gradient.
             entries: Those of the groups, of the rest and of the preconditioned gradient if any.
             weight: See `NoiseScaleEstimator.update`.
         """
-        if self._whole.update(whole, weight):
-            self.sums = self.sums.plus(whole, weight)
-            self.increments.add(whole, weight)
-            if self.recent is not None:
-                self.recent.add(whole, weight)
+        if not self._whole.update(whole, weight):
+            return False
+        self.sums = self.sums.plus(whole, weight)
+        self.increments.add(whole, weight)
+        if self.recent is not None:
+            self.recent.add(whole, weight)
         for estimator, moments in zip(self._groups.values(), entries, strict=False):
             estimator.update(moments, weight)
         if self._preconditioned is not None:
             self._preconditioned.update(entries[-1], weight)
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""

@@ -22,6 +22,9 @@ AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 _LEAST_MEMORY = AUTO_WINDOWS.index(64)
 """Index of the shortest window that "auto" takes the scatter of single steps over."""
 
+LARGEST_MOMENT = 1e100
+"""A step with a larger one is left out, as if it were infinite: sums of squares would be, too."""
+
 AUTO_RELATIVE_WIDTH = 0.5
 """The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
 
@@ -161,7 +164,8 @@ class NoiseScaleEstimator:
                 batch measures |G|² more precisely.
 
         Returns:
-            False, with nothing changed, if a moment is not finite (an overflow, say).
+            False, with nothing changed, if a moment is not finite (an overflow, say), or beyond
+            `LARGEST_MOMENT`.
 
         Raises:
             ValueError: If `weight` is not positive and finite.
@@ -170,7 +174,7 @@ class NoiseScaleEstimator:
             raise ValueError(
                 f"`weight` must be positive and finite, got {weight!r}. Pass the batch size, or 1."
             )
-        if not (math.isfinite(moments.grad_sq_norm) and math.isfinite(moments.noise_trace)):
+        if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
         step = np.array([moments.noise_trace, moments.grad_sq_norm])
         self._averages = self._averages.after(step, weight, self._decay)
@@ -235,7 +239,10 @@ class NoiseScaleEstimator:
         """Continue from a `state_dict`.
 
         Raises:
-            ValueError: If the state was saved with another `window` or `unit`.
+            ValueError: If the state was saved with another `window` or `unit`, or is damaged.
+            KeyError: If something is missing in it.
+
+        Then nothing is changed.
         """
         if state["lengths"] != self._lengths.tolist():
             raise ValueError(
@@ -249,16 +256,19 @@ class NoiseScaleEstimator:
                 f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
                 " the averages anew."
             )
-        averages = state["averages"]
-        self._averages = Averages(**{name: np.array(averages[name]) for name in Averages._fields})
-        scatter = state["scatter"]
-        if "sums" in scatter:
-            weight, noise, signal = scatter["last"]
-            self._scatter = Scatter(
-                Level(scatter["level"]), (weight, noise, signal), np.array(scatter["sums"])
-            )
-        else:  # saved by 0.1, which sized the window from raw moments
-            self._scatter = Scatter.empty(len(self._lengths))
+        windows = len(self._lengths)
+        averages = Averages(
+            **{
+                name: np.reshape(np.array(state["averages"][name], dtype=np.float64), none.shape)
+                for name, none in Averages.empty(windows)._asdict().items()
+            }
+        )
+        scatter = Scatter.empty(windows)
+        if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
+            weight, noise, signal = saved["last"]
+            sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
+            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
+        self._averages, self._scatter = averages, scatter
 
 
 def check_confidence(value: object) -> None:

@@ -68,7 +68,7 @@ def _scalars(
             for value in event.summary.value:
                 if (name := name_in(value.tag, prefix)) is not None:
                     yield event.step, name, _number(value, path, event.step)
-        elif len(others) < 5:
+        elif len(others) < 5 or b"/step" in record:  # which tells what else was measured
             others |= {value.tag: None for value in Event.FromString(record).summary.value}
     if not whole:
         raise ValueError(

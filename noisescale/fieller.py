@@ -46,7 +46,24 @@ def fieller_interval(
     References:
         Fieller 1954, "Some problems in interval estimation".
     """
-    ss, sq, qq = (quantile**2 * float(v) for v in covariance)
+    # In units of their own, or products of four would leave the range of floats.
+    ss, sq, qq = (quantile * quantile * float(v) for v in covariance)
+    noise_unit = max(abs(noise_trace), math.sqrt(ss)) or 1.0
+    signal_unit = max(abs(grad_sq_norm), math.sqrt(qq)) or 1.0
+    low, high = _interval(
+        noise_trace / noise_unit,
+        grad_sq_norm / signal_unit,
+        ss / noise_unit / noise_unit,
+        sq / noise_unit / signal_unit,
+        qq / signal_unit / signal_unit,
+    )
+    return low / signal_unit * noise_unit, high / signal_unit * noise_unit
+
+
+def _interval(
+    noise_trace: float, grad_sq_norm: float, ss: float, sq: float, qq: float
+) -> tuple[float, float]:
+    """Return the interval, the quantile being in the covariance."""
     a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
     root = math.sqrt(max(b * b - a * c, 0.0))
     # C = A·low·high: of the two roots, the one whose sum cancels comes from the other, so that

@@ -5,30 +5,36 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from noisescale.collectors.choosing import SmallBatch, choose_collector
+from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.ddp import refuse_join
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example import Layers, PerExampleCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
-from noisescale.collectors.rows.window import Weight, WindowLayout
+from noisescale.collectors.rows.window import UNKNOWN, Weight, WindowLayout
 from noisescale.estimates import Estimates, MomentSums
 from noisescale.estimator import NoiseScale, is_real, is_whole
+from noisescale.guard import Guard, RefusalError
 from noisescale.moments import GradientMoments
 from noisescale.recent import RecentSteps
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
+
+_STEPS_LOST = "A step's noise scale was not measured"
 
 
 class _Pass(NamedTuple):
@@ -64,18 +70,21 @@ class NoiseScaleMeter:
         every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": the rank where several train, else the micro-batch.
-        layers: With `small_batch="example"`: "all" layers that have a formula, or only those of
-            "normalization", which costs next to nothing and tends to follow the whole.
-        groups: From a parameter's name to its group's: a function that returns None for those in
-            none, or a mapping from regular expressions, of which the first found in the name
-            counts. Each group gets a noise scale of its own from the same pass.
+        layers: Of which examples are compared: "all" that have a formula, or only those of
+            "normalization", which cost next to nothing and tend to follow the whole. They imply
+            `small_batch="example"`.
+        groups: From names of groups to regular expressions (one or a list) that are found in the
+            names of their parameters; or a function from a parameter's name to its group's, None
+            for those in none. A parameter belongs to the first group that fits. Each group gets a
+            noise scale of its own from the same pass.
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
         preconditioner: The optimizer, of Adam's family, by whose second moments gradients are
             divided for `preconditioned_noise_scale`, which is not B_simple.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If an argument is out of its range, or no parameter requires a gradient.
+        ValueError: If an argument is out of its range, or no parameter requires a gradient. In a
+            step, if it is taken within `model.join()`.
 
     Example:
         >>> from noisescale import NoiseScaleMeter
@@ -121,14 +130,20 @@ class NoiseScaleMeter:
             preconditioner=preconditioner,
         )
         self._collector: Collector | None = collector
+        wrapper = unwrapped(model)
+        self._ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         self._estimates = Estimates(
             collector.norms.group_names, preconditioner is not None, window, confidence, unit
         )
-        self._rows = StepRows(collector.norms.partition, collector.group)
+        self._rows = StepRows(collector.norms, collector.group)
         self._loss_scale = LossScale(grad_scaler)
+        self._guard = Guard()
+        self._spoiled = False  # the step under way
+        self._accepted = False  # a step as this way of measuring needs it
         self._passes: list[_Pass] = []
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
+        self._paused = False
         self._steps = 0
         self._last_measured_step = 0
         self._measured_steps = 0
@@ -290,14 +305,15 @@ class NoiseScaleMeter:
         """
         check_batch_size(local_batch_size)
         collector = self._open_collector()
-        if not collector.norms.any_trained():
-            return  # another optimizer's turn, with this one's parameters toggled off
-        if self._passes and collector.gradients_dropped:
-            collector.reset()
-            self._passes = []
-        self._passes.append(_Pass(local_batch_size, weight, batch))
-        if self._measures:
-            collector.before_backward(loss, local_batch_size, capture_average=capture_average)
+        with self._spoils_step():
+            if not collector.norms.any_trained():
+                return  # another optimizer's turn, with this one's parameters toggled off
+            if self._passes and collector.gradients_dropped:
+                collector.reset()
+                self._passes = []
+            self._passes.append(_Pass(local_batch_size, weight, batch))
+            if self._measures:
+                collector.before_backward(loss, local_batch_size, capture_average=capture_average)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step: call it before gradient clipping and `optimizer.step()`.
@@ -312,11 +328,12 @@ class NoiseScaleMeter:
         collector = self._open_collector()
         measured = self._measures
         if measured:
-            self._leave_out_what_did_not_reach(collector)
+            with self._spoils_step():
+                self._leave_out_what_did_not_reach(collector)
         sizes = [one.size for one in self._passes]
         self._steps += 1
         if measured:
-            self._reduce(collector, sizes, loss_divisor or len(sizes))
+            self._send_row(collector, sizes, loss_divisor or len(sizes))
             self._unmeasured_examples = 0.0
             self._last_measured_step = self._steps
             self._accumulation = len(sizes) or self._accumulation
@@ -327,10 +344,31 @@ class NoiseScaleMeter:
         else:
             self._unmeasured_examples += sum(sizes)
         self._passes = []
-        collector.reset()
-        collector.wanted = self._measures
+        self._spoiled = False
+        with self._spoils_step():  # the next one
+            collector.reset()
+            collector.wanted = self._measures and not self._paused
         if len(self._rows) >= _MOST_UNREAD:
-            self._settle()
+            with self._guard(_STEPS_LOST):
+                self._settle()
+
+    def pause(self) -> None:
+        """Look at no forward pass until `resume`, as between two steps.
+
+        Nothing measured needs it: only passes that a `backward` follows count. With
+        `small_batch="example"` a hook for all modules is gone meanwhile, which costs each of them
+        some microseconds, and which `torch.export.export(..., strict=True)` fails on.
+        """
+        self._pause(True)
+
+    def resume(self) -> None:
+        """End a `pause`: call it before the forward pass of a step."""
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        if self._collector is not None:
+            self._collector.wanted = self._measures and not paused
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove every hook from the model. What was measured can still be read.
@@ -345,7 +383,7 @@ class NoiseScaleMeter:
             if self._collector is not None:
                 self._found_before = self._found
                 self._collector.close()
-                self._collector = None
+                self._collector = self._ddp = None
 
     @property
     def _found(self) -> dict[str, Any]:
@@ -361,6 +399,8 @@ class NoiseScaleMeter:
     def _open_collector(self) -> Collector:
         if self._collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
+        if self._ddp is not None:
+            refuse_join(self._ddp)
         return self._collector
 
     def _leave_out_what_did_not_reach(self, collector: Collector) -> None:
@@ -371,7 +411,46 @@ class NoiseScaleMeter:
         pairs = zip(self._passes, reached, strict=True)
         self._passes = [one for one, here in pairs if here]
 
-    def _reduce(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
+    def leave_step_out(self, error: Exception) -> None:
+        """Leave the step under way out, as it cannot be told what is in it; warn once why."""
+        self._spoiled = True
+        self._guard.tell(_STEPS_LOST, error)
+
+    @contextmanager
+    def _spoils_step(self) -> Iterator[None]:
+        """Have errors leave out the step that is under way, and no more.
+
+        A refusal is for the first steps: whoever asked for what cannot be had is told there.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RefusalError) and not self._accepted:
+                raise
+            self.leave_step_out(error)
+
+    def _send_row(self, collector: Collector, sizes: list[float], loss_divisor: float) -> None:
+        """Reduce the step's row: whatever becomes of it here, the other ranks reduce theirs."""
+        small: Tensor | None = None
+        big: Tensor | None = None
+        layout = UNKNOWN
+        try:
+            with self._spoils_step():
+                small, big = self._norms(collector)
+                layout = self._layout(collector, sizes, loss_divisor)
+                self._accepted |= small is not None
+        finally:
+            with self._spoils_step():
+                self._rows.add(
+                    None if self._spoiled else small,
+                    big,
+                    layout,
+                    examples=float(sum(sizes)),
+                    unmeasured_examples=self._unmeasured_examples,
+                )
+
+    def _norms(self, collector: Collector) -> tuple[Tensor | None, Tensor]:
+        """The small norms of the step, None where there are none to rely on, and the big one."""
         if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
@@ -389,20 +468,10 @@ class NoiseScaleMeter:
                 " call `manual_backward` once a batch."
             )
         as_they_are_now = not collector.average_captured
-        try:
-            layout = self._layout(collector, sizes, loss_divisor)
-        except ValueError:
-            # The other ranks reduce their rows: without this one they would wait for ever.
-            small, layout = None, WindowLayout(math.nan, math.nan, math.nan, math.nan)
-            raise
-        finally:
-            self._rows.add(
-                None if small is None else self._loss_scale.without(small),
-                self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
-                layout,
-                examples=float(sum(sizes)),
-                unmeasured_examples=self._unmeasured_examples,
-            )
+        return (
+            None if small is None else self._loss_scale.without(small),
+            self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
+        )
 
     def _layout(
         self, collector: Collector, sizes: list[float], loss_divisor: float
@@ -412,7 +481,7 @@ class NoiseScaleMeter:
             return collector.layout(sizes, loss_divisor)
         if len(weights) == len(sizes):
             return collector.weighted_layout(sizes, weights)
-        raise ValueError(
+        raise RefusalError(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
         )
@@ -436,18 +505,23 @@ class NoiseScaleMeter:
                     if by_example
                     else "A step of one micro-batch in one process has nothing to be compared with:"
                     " it is not measured. Accumulate two or more, use more devices, or compare"
-                    ' single examples: `small_batch="example"`.'
+                    ' single examples: `small_batch="example"`. That leaves out modules that are'
+                    " called twice a pass, as in a GAN: step it after the backward passes of two"
+                    " batches."
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1
             self._warn(
                 "All ranks or micro-batches had one and the same gradient: such steps are not"
-                " measured. Give each its own examples, ranks by a `DistributedSampler`."
+                " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
+                " drawn at random (the input of a generator) needs a seed of its own on each rank."
             )
         else:
             moments = [entry.moments() for entry in entries]
-            self._estimates.update(norms.moments(), moments, weight=norms.examples)
-            self._measured_steps += 1
+            if self._estimates.update(norms.moments(), moments, weight=norms.examples):
+                self._measured_steps += 1
+            else:
+                self._skipped_steps += 1
 
     def _warn(self, message: str) -> None:
         if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
@@ -481,21 +555,33 @@ class NoiseScaleMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, saved with the same `window`."""
-        self._estimates.load_state_dict(state["estimates"])
+        """Continue from a `state_dict`, saved with the same `window` and `unit`.
+
+        Raises:
+            ValueError: If it was saved with others.
+            KeyError: If something is missing in it.
+
+        In either case the averages begin anew, and what the state has of counts is counted on.
+        """
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
         if self._collector is not None:
-            self._collector.wanted = self._measures
-        self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
-        self._skipped_steps = state["skipped_steps"]
-        self._examples = state["examples"]
-        self._unmeasured_examples = state["unmeasured_examples"]
-        self._batch_size = state["batch_size"]
-        self._accumulation = state["accumulation"]
-        self._lone_since = state.get("lone_since")  # earlier versions saved none
-        if isinstance(self._collector, PerExampleCollector):
-            self._collector.load_state_dict(state["collector"])
+            self._collector.wanted = self._measures and not self._paused
+        begun_anew = self._estimates.state_dict()
+        try:
+            self._measured_steps = state.get("measured_steps", 0)  # which earlier versions lack
+            self._skipped_steps = state["skipped_steps"]
+            self._examples = state["examples"]
+            self._unmeasured_examples = state["unmeasured_examples"]
+            self._batch_size = state["batch_size"]
+            self._accumulation = state["accumulation"]
+            self._lone_since = state.get("lone_since")  # earlier versions saved none
+            self._estimates.load_state_dict(state["estimates"])
+            if isinstance(self._collector, PerExampleCollector):
+                self._collector.load_state_dict(state["collector"])
+        except Exception:
+            self._estimates.load_state_dict(begun_anew)
+            raise
 
 
 def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisescale.csv_files import csv_lines
 from noisescale.history import COLUMNS, History
-from noisescale.logged_tags import ROOT, name_in, prefix_of
+from noisescale.logged_tags import measured_in, name_in, prefix_of
 from noisescale.printable import printable
 
 _COLUMN_OF = {
@@ -31,7 +31,11 @@ _FILES = ("events.out.tfevents.*", "metrics.csv")
 
 
 def read_run(
-    path: str | PathLike[str], *, optimizer: int = 0, allow_truncated: bool = False
+    path: str | PathLike[str],
+    *,
+    optimizer: int = 0,
+    monitor: str | None = None,
+    allow_truncated: bool = False,
 ) -> History:
     """Read what `NoiseScaleMonitor` logged in one run.
 
@@ -42,6 +46,7 @@ def read_run(
         path: A folder with TensorBoard's event files or a CSVLogger's metrics.csv, one of those
             files, or a folder above that has a single such run in it.
         optimizer: Which one, where several were measured under manual optimization.
+        monitor: Its name, where it was given one.
         allow_truncated: Take what is whole of an event file that ends within a record, as those
             of a run that is still being written do.
 
@@ -54,7 +59,7 @@ def read_run(
         OSError: If it cannot be read.
     """
     path = _run_in(Path(path))
-    prefix = prefix_of(optimizer)
+    prefix = prefix_of(optimizer, monitor)
     files = [path] if path.is_file() else sorted(path.glob(_FILES[0]))
     if files and files[0].suffix != ".csv":
         from noisescale.event_files import read_event_files
@@ -62,11 +67,15 @@ def read_run(
         columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
     else:
         columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
-    return _history(columns, printable(path), prefix, others)
+    return _history(columns, printable(path), (monitor or "", optimizer), others)
 
 
 def history_from_scalars(
-    scalars: Mapping[str, tuple[ArrayLike, ArrayLike]], *, optimizer: int = 0, source: str = "run"
+    scalars: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    optimizer: int = 0,
+    monitor: str | None = None,
+    source: str = "run",
 ) -> History:
     """Return the history in scalars that were read elsewhere.
 
@@ -74,6 +83,7 @@ def history_from_scalars(
         scalars: From tag to the steps it was logged at and its values. Rows are joined by step;
             those that lack what is always logged are left out.
         optimizer: See `read_run`.
+        monitor: See `read_run`.
         source: What to call the run in errors.
 
     Raises:
@@ -85,7 +95,7 @@ def history_from_scalars(
         >>> history_from_scalars(logged)["low"]
         array([12.5])
     """
-    prefix = prefix_of(optimizer)
+    prefix = prefix_of(optimizer, monitor)
     ours = {
         name: (np.asarray(steps, np.float64), np.asarray(values, np.float64))
         for tag, (steps, values) in scalars.items()
@@ -97,7 +107,7 @@ def history_from_scalars(
         columns[tag] = np.full(len(rows), math.nan)
         known = np.isin(steps, rows)
         columns[tag][np.searchsorted(rows, steps[known])] = values[known]
-    return _history(columns, printable(source), prefix, list(scalars))
+    return _history(columns, printable(source), (monitor or "", optimizer), list(scalars))
 
 
 def _run_in(path: Path) -> Path:
@@ -165,20 +175,20 @@ def _cell(text: str, path: Path, line: int, name: str) -> float:
 
 
 def _history(
-    logged: Mapping[str, NDArray[np.float64]], source: str, prefix: str, others: Sequence[str]
+    logged: Mapping[str, NDArray[np.float64]],
+    source: str,
+    asked: tuple[str, int],
+    others: Sequence[str],
 ) -> History:
+    monitor, optimizer = asked
+    prefix = prefix_of(optimizer, monitor)
     columns = {
         _COLUMN_OF.get(name, name): values
         for name, values in logged.items()
         if name in _COLUMN_OF or name.startswith("group/")
     }
     if missing := [name for name in _ALWAYS if name not in columns]:
-        if prefix != ROOT and any(name_in(tag, ROOT) for tag in others):
-            number = prefix.removeprefix(f"{ROOT}optimizer_").rstrip("/")
-            raise ValueError(
-                f"`optimizer` must be one that was measured in {source}, got {number}."
-                " Leave it out for the first."
-            )
+        _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
         has = printable(", ".join(others[:5])) if others else "nothing else"
         raise ValueError(
             f"`{source}` must be a run with NoiseScaleMonitor, got no {prefix}{missing[0]} in it"
@@ -200,3 +210,20 @@ def _history(
     high = columns.get("high", unresolved)
     columns["high"] = np.where(np.isnan(high), math.inf, high)
     return History.from_columns(columns)
+
+
+def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
+    """Raise a ValueError if other monitors or optimizers than that have tags here."""
+    found = {who for tag in tags if (who := measured_in(tag)) is not None}
+    if not found or asked in found:
+        return
+    monitor, optimizer = asked
+    if any(name == monitor for name, _ in found):
+        raise ValueError(
+            f"`optimizer` must be one that was measured in {source}, got {optimizer}."
+            " Leave it out for the first."
+        )
+    names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
+    raise ValueError(
+        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is {names}."
+    )

@@ -28,6 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.guard import Guard
+
 BATCHES = 16
 """How many of a rank's first batches are looked at."""
 
@@ -42,6 +44,8 @@ _FEWEST_WINDOWS = 4
 
 # Batches that are compared with each one by way of control.
 _SHIFTS = (1, 2, -1, -2)
+
+_NOT_LOOKED_AT = "Whether ranks share examples was not looked at"
 
 _LEAST_SHARE = 0.02
 _STANDARD_ERRORS = 6
@@ -67,6 +71,7 @@ class SharedExamples:
         """Whether all is said: `look` need not be called any more."""
         self._device = device
         self._accumulation = accumulation
+        self._guard = Guard()
         self._seen: list[Tensor | None] = []
 
     def look(self, tensors: Sequence[Tensor]) -> str | None:
@@ -97,11 +102,13 @@ class SharedExamples:
 
     def _largest_share(self) -> float:
         """The largest share of a rank's examples that another rank has, too; 0 if by chance."""
-        units = [self._seen[i : i + 1] for i in range(BATCHES)]
+        units = [slice(i, i + 1) for i in range(BATCHES)]
         a = self._accumulation
         if a > 1 and a * _FEWEST_WINDOWS <= BATCHES:
-            units += [self._seen[i : i + a] for i in range(0, BATCHES, a)]
-        mine = [_smallest(batches) for batches in units]
+            units += [slice(i, i + a) for i in range(0, BATCHES, a)]
+        mine = [np.empty(0, dtype=np.int64)] * len(units)
+        with self._guard(_NOT_LOOKED_AT):
+            mine = [_smallest(self._seen[unit]) for unit in units]
         row = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
         for i, some in enumerate(mine):
             row[i, 0] = len(some)
@@ -110,11 +117,12 @@ class SharedExamples:
         gathered = [torch.empty_like(row) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, row)
         share = 0.0
-        for rank, other in enumerate(gathered):
-            if rank != dist.get_rank():
-                theirs = [some[1 : 1 + some[0]] for some in other.cpu().numpy()]
-                for of_kind in (slice(BATCHES), slice(BATCHES, None)):
-                    share = max(share, share_in_common(mine[of_kind], theirs[of_kind]))
+        with self._guard(_NOT_LOOKED_AT):
+            for rank, other in enumerate(gathered):
+                if rank != dist.get_rank():
+                    theirs = [some[1 : 1 + some[0]] for some in other.cpu().numpy()]
+                    for of_kind in (slice(BATCHES), slice(BATCHES, None)):
+                        share = max(share, share_in_common(mine[of_kind], theirs[of_kind]))
         largest = torch.tensor(share, device=self._device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)

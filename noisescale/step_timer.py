@@ -32,8 +32,11 @@ class StepTimer:
         """Something else than training happens before the next step."""
         self._last = None
 
-    def mean_since_last_read(self) -> float:
-        """Seconds a step since this was last called; NaN where none was timed."""
-        mean = self._seconds / self._intervals if self._intervals else math.nan
+    @property
+    def mean(self) -> float:
+        """Seconds a step since the last `restart`; NaN where none was timed."""
+        return self._seconds / self._intervals if self._intervals else math.nan
+
+    def restart(self) -> None:
+        """Begin another mean, with the interval under way."""
         self._seconds, self._intervals = 0.0, 0
-        return mean

@@ -43,6 +43,9 @@ def brute_force(
         inputs: Their precision.
     """
     net = copy.deepcopy(net).double()
+    for p in net.parameters():
+        if p.is_complex():  # which `double` passes over
+            p.data = p.data.to(torch.complex128)
     model = nn.Sequential(Rounded(inputs), net)
     of_rank = [list(range(examples))]
     if ranks > 1:
@@ -83,11 +86,12 @@ def brute_force(
 
 
 def gradient(model: nn.Module, indices: Sequence[int], examples: int) -> Tensor:
-    """Of the mean loss over some examples, with respect to what is trained."""
+    """Of the mean loss over some examples, by real numbers, with respect to what is trained."""
     model.zero_grad()
     x, y = data(examples).tensors
     loss_of(model, (x[list(indices)].double(), y[list(indices)])).backward()
     trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
     return torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained]
+        [(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in gradients]
     )

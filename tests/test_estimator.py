@@ -11,8 +11,9 @@ from cpus import printed_on_each_kind
 from scipy import stats
 
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
-from noisescale.estimator import AUTO_WINDOWS
+from noisescale.estimator import AUTO_WINDOWS, LARGEST_MOMENT
 from noisescale.fieller import fieller_interval
+from noisescale.increments import Increments
 from noisescale.recent import RecentSteps
 
 
@@ -208,8 +209,8 @@ def test_auto_falls_back_to_the_longest_window_while_nothing_is_known() -> None:
     assert AUTO_WINDOWS == (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_moments_are_left_out(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e101, -1e200])
+def test_moments_that_are_not_finite_or_whose_squares_might_not_be_are_left_out(bad: float) -> None:
     estimator = estimator_after(*draws(20))
     before = estimator.state_dict()
 
@@ -219,6 +220,35 @@ def test_non_finite_moments_are_left_out(bad: float) -> None:
     ]
 
     assert taken == [False, False]
+    assert estimator.state_dict() == before
+
+
+def test_a_run_that_diverges_is_estimated_up_to_the_end_of_floats() -> None:
+    """|G|² grows tenfold a step, to infinity and beyond."""
+    estimator, recent, increments = NoiseScaleEstimator(), RecentSteps(), Increments()
+    for step, (noise, signal) in enumerate(zip(*draws(400), strict=True)):
+        level = 10.0 ** min(step - 50, 308)
+        moments = GradientMoments(float(signal) * level, float(noise) * level)
+        if estimator.update(moments, 32.0):
+            recent.add(moments, 32.0)
+            increments.add(moments, 32.0)
+        for estimate in (estimator.estimate(), recent.estimate()):
+            str(estimate)
+            assert estimate.low <= estimate.high  # neither is NaN
+
+    assert estimator.estimate().grad_sq_norm < LARGEST_MOMENT
+    assert all(math.isfinite(value) for value in increments.take().values())
+
+
+def test_a_damaged_state_changes_nothing() -> None:
+    saved = estimator_after(*draws(20)).state_dict()
+    saved["averages"]["scatter"].append([0.0, 0.0, 0.0])
+    estimator = estimator_after(*draws(30))
+    before = estimator.state_dict()
+
+    with pytest.raises(ValueError, match="cannot reshape"):
+        estimator.load_state_dict(saved)
+
     assert estimator.state_dict() == before
 
 

@@ -41,6 +41,23 @@ def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() ->
     assert fieller_interval(30.0, 0.0, np.zeros(3), 2.0) == (0.0, math.inf)
 
 
+@pytest.mark.parametrize("noise_unit", [1e-150, 1e-20, 1e90, 1e150])
+@pytest.mark.parametrize("signal_unit", [1e-140, 1.0, 1e100])
+@pytest.mark.parametrize(("s", "q"), [(30.0, 1.0), (30.0, 0.1), (1.0, 3.0), (0.0, 1.0)])
+def test_the_interval_does_not_depend_on_units(
+    s: float, q: float, noise_unit: float, signal_unit: float
+) -> None:
+    """Also where products of the moments would overflow, or vanish."""
+    units = np.array([noise_unit * noise_unit, noise_unit * signal_unit, signal_unit * signal_unit])
+    covariance = np.array([4.0, -0.05, 0.01])
+    low, high = fieller_interval(s, q, covariance, 2.0)
+
+    scaled = fieller_interval(s * noise_unit, q * signal_unit, covariance * units, 2.0)
+
+    unit = noise_unit / signal_unit
+    assert scaled == pytest.approx((low * unit, high * unit), rel=1e-9, abs=0)
+
+
 RATIOS = np.concatenate([[0.0], np.geomspace(1e-7, 1e9, 320_001)])
 
 

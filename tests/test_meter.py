@@ -81,7 +81,8 @@ def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
 
     message = (
         "All ranks or micro-batches had one and the same gradient: such steps are not measured."
-        " Give each its own examples, ranks by a `DistributedSampler`."
+        " Give each its own examples, ranks by a `DistributedSampler`. What is drawn at random (the"
+        " input of a generator) needs a seed of its own on each rank."
     )
     assert on_zero == ([message], 5, 0)
     assert on_one == ([], 5, 0)
@@ -182,6 +183,31 @@ def test_unequal_ranks_are_exact() -> None:
 
     assert trace == pytest.approx(20, abs=4 * 20 * (2 / 20 / 400) ** 0.5)
     assert abs(signal) < 1
+
+
+@pytest.mark.parametrize("small_batch", ["rank", "micro_batch", "example"])
+def test_training_within_join_is_refused_on_all_ranks_alike(small_batch: Any) -> None:
+    """Else the first all-reduce of the meter's ends the processes."""
+
+    def refused() -> tuple[str, int]:
+        rank = dist.get_rank()
+        ddp = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(ddp, small_batch=small_batch)
+        batches = [data(8, seed=seed).tensors for seed in range(2 + 2 * rank)]  # uneven
+        with pytest.raises(ValueError, match=r"^`model` must not train within its") as error:  # noqa: PT012, SIM117
+            with ddp.join():
+                for batch in batches:
+                    meter.backward(loss_of(ddp, batch), 8)
+                    meter.step()
+        with ddp.join(enable=False):
+            meter.backward(loss_of(ddp, batches[0]), 8)
+            meter.step()
+        return str(error.value), meter.steps
+
+    results = on_ranks(2, refused)
+
+    assert results[0] == results[1]
+    assert results[0][1] == 1
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -180,6 +180,30 @@ def test_each_optimizer_of_a_run_can_be_read(tmp_path: Path) -> None:
         read_run(tmp_path, optimizer=2)
 
 
+@pytest.mark.parametrize("logged", ["tensorboard", "csv"])
+def test_each_monitor_of_a_run_can_be_read(tmp_path: Path, logged: str) -> None:
+    row = {"step": 1, "examples": 32.0, "batch_size": 8.0, "lower_bound": 3.0}
+    named = {f"{name}/{key}": value for name in ("wide", "a b/optimizer_1")
+             for key, value in row.items()}  # fmt: skip
+    if logged == "csv":
+        header, cells = zip(*named.items(), strict=True)
+        lines = [",".join(f"noise_scale/{key}" for key in header), ",".join(map(str, cells))]
+        (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    else:
+        write(tmp_path, range(1, 4), **named)
+
+    assert read_run(tmp_path, monitor="wide")["low"].tolist() == [3]
+    assert read_run(tmp_path, monitor="a b", optimizer=1)["low"].tolist() == [3]
+    message = f"`monitor` must be the name of one in {tmp_path}, got 'narrow'. There is 'a b', "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}'wide'"):
+        read_run(tmp_path, monitor="narrow")
+    with pytest.raises(ValueError, match="`optimizer` must be one that was measured in"):
+        read_run(tmp_path, monitor="wide", optimizer=2)
+    if logged == "csv":
+        with pytest.raises(ValueError, match=r"must be the name of one in .*, got None\. There is"):
+            read_run(tmp_path)
+
+
 def test_a_truncated_file_is_told_and_read_on_request(tmp_path: Path) -> None:
     file = write(tmp_path, range(1, 101))
     whole = file.read_bytes()

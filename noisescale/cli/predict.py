@@ -63,6 +63,9 @@ def predict_run(
     optimizer: Annotated[
         int, typer.Option(help="Which one, where several were measured (manual optimization).")
     ] = 0,
+    monitor: Annotated[
+        str | None, typer.Option(help="The name of the monitor, where it was given one.")
+    ] = None,
     allow_truncated: Annotated[
         bool, typer.Option("--allow-truncated", help="Use what is whole of a run being written.")
     ] = False,
@@ -76,7 +79,9 @@ def predict_run(
 
     flags = flags_of(predict_run)
     with renamed(flags):
-        history = read_run(run, optimizer=optimizer, allow_truncated=allow_truncated)
+        history = read_run(
+            run, optimizer=optimizer, monitor=monitor, allow_truncated=allow_truncated
+        )
     kappa = _calibration(history, calibration, sweep, branches, branch_step)
     step_time = None if step_times is None else fit_step_time(read_timings(step_times))
     others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}

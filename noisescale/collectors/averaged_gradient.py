@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.guard import HookErrors, keeps_errors
 
 
-class AveragedGradient:
+class AveragedGradient(HookErrors):
     """|g|² of the gradient in `p.grad`, or of this rank's share of it.
 
     All ranks of data parallelism hold the same average, so each norms 1/W of its rows and the
@@ -37,7 +38,12 @@ class AveragedGradient:
         return self._captured is not None
 
     def sq_norms(self) -> Tensor:
-        """This rank's share, shape (entries,): as captured, or as `p.grad` is now."""
+        """This rank's share, shape (entries,): as captured, or as `p.grad` is now.
+
+        Raises:
+            Exception: What the capture failed with.
+        """
+        self.raise_error_of_hook()
         return self._now() if self._captured is None else self._captured
 
     def capture_at_backward_end(self) -> None:
@@ -51,8 +57,9 @@ class AveragedGradient:
 
     def forget(self) -> None:
         """Begin another step."""
-        self._captured = None
+        self._captured = self._error = None
 
+    @keeps_errors
     def _capture(self) -> None:
         self._captured = self._now()
 

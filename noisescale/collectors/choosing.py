@@ -16,7 +16,8 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.examples.verdicts import refuse_compiled
 from noisescale.collectors.fsdp import FsdpCollector, is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms, Groups
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
 from noisescale.collectors.per_example import Layers, PerExampleCollector
@@ -40,7 +41,7 @@ def choose_collector(
         TypeError: If several processes train and `model` is not wrapped.
         ValueError: If the arguments contradict each other or the way of training.
     """
-    check_small_batch(small_batch, layers, preconditioner is not None)
+    small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
     if small_batch == "example":
         refuse_compiled(model)
     model = unwrapped(model)
@@ -78,8 +79,39 @@ def choose_collector(
     return DdpCollector(ddp, norms)
 
 
-def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> None:
-    """Raise a ValueError where these arguments are unknown or contradict each other."""
+def assigned_groups(
+    model: nn.Module, groups: Groups | None, parameters: Iterable[Parameter] | None = None
+) -> Groups | None:
+    """Return `groups` as a function that knows the names of all that is trained.
+
+    For whoever makes several meters of a model, or has to tell what is wrong with `groups` from
+    what cannot be measured. For arguments and errors see `NoiseScaleMeter`.
+    """
+    model = unwrapped(model)
+    among = None if parameters is None else {id(p) for p in parameters}
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    names = [
+        name
+        for name, p in _named_parameters(model, ddp)
+        if p.requires_grad and (among is None or id(p) in among)
+    ]
+    if groups is None or not names:
+        return groups
+    return dict(zip(names, groups_of(names, groups), strict=True)).get
+
+
+def checked_small_batch(
+    small_batch: SmallBatch, layers: Layers, preconditioned: bool
+) -> SmallBatch:
+    """Return what is compared: examples where only some layers are asked for.
+
+    Raises:
+        ValueError: If these arguments are unknown or contradict each other.
+
+    Example:
+        >>> checked_small_batch("auto", "normalization", preconditioned=False)
+        'example'
+    """
     for name, value, known in (
         ("small_batch", small_batch, get_args(SmallBatch)),
         ("layers", layers, get_args(Layers)),
@@ -89,16 +121,19 @@ def check_small_batch(small_batch: str, layers: str, preconditioned: bool) -> No
             raise ValueError(
                 f'`{name}` must be one of {choices}, got {value!r}. Leave it at "{known[0]}".'
             )
-    if layers != "all" and small_batch != "example":
-        raise ValueError(
-            f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
-            ' examples are normed layer by layer. Pass `small_batch="example"` too.'
-        )
+    if layers != "all":
+        if small_batch not in ("auto", "example"):
+            raise ValueError(
+                f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
+                " examples are normed layer by layer. Leave `small_batch` out."
+            )
+        small_batch = "example"
     if preconditioned and small_batch == "example":
         raise ValueError(
             "A preconditioner must be left out where examples are the small batches, got both:"
             ' their gradients are never formed. Pass `small_batch="micro_batch"` or "rank".'
         )
+    return small_batch
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -15,7 +15,8 @@ B. A hook on every parameter, called when its gradient is accumulated and before
    gradients therefore keep their hooks when A takes over the others.
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
-(which DDP and FSDP use in the same way) and `torch._C._current_graph_task_id`.
+(which DDP and FSDP use in the same way), `torch._C._current_graph_task_id` and, of DDP,
+`_join_config`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from torch.utils.hooks import RemovableHandle
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.rows.window import Weight, WindowLayout, weighted_rank, whole_rank
+from noisescale.guard import HookErrors, RefusalError, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
 _PROBING_BACKWARDS = 2
 
 
-class DdpCollector:
+class DdpCollector(HookErrors):
     """Squared norms of this rank's gradient and of its share of the averaged one.
 
     Args:
@@ -109,6 +111,7 @@ class DdpCollector:
 
     def small_sq_norms(self) -> Tensor | None:
         """|g_rank|² of the captured backward pass; None if there was none to rely on."""
+        self.raise_error_of_hook()
         if self.averaged_too_often:
             return None
         if not self._capture_by_hooks:
@@ -135,6 +138,7 @@ class DdpCollector:
         self._forget()
 
     def _forget(self) -> None:
+        self._error = None
         self._armed = False
         self._capture_average = False
         self._graph_task = None
@@ -149,6 +153,7 @@ class DdpCollector:
         self._hooks = {}
         self.reset()
 
+    @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         if not self._armed:
             return
@@ -163,6 +168,7 @@ class DdpCollector:
                 if self._normed_by_hook(index) and p.grad is not None and p.requires_grad:
                     self._norms_of[index] = self.norms.of([Piece(index, p.grad)])
 
+    @keeps_errors
     def _on_backward_end(self) -> None:
         if self._armed and not self._capture_by_hooks:
             pieces = [
@@ -173,6 +179,7 @@ class DdpCollector:
             self._local_sq_norms = self.norms.sums(self._with_hooked(self.norms.of(pieces)))
         self._armed = False
 
+    @keeps_errors
     def _on_accumulated(self, index: int, parameter: Parameter) -> None:
         if not self._armed:
             return
@@ -211,6 +218,22 @@ class DdpCollector:
         last_ready = next(reversed(self._norms_of))
         for index in self._hooks.keys() - self._sparse - {last_ready}:
             self._hooks.pop(index).remove()
+
+
+def refuse_join(ddp: DistributedDataParallel) -> None:
+    """Raise a RefusalError within `ddp.join()`: a collective more would end the process.
+
+    Every rank that still has batches raises alike, before any collective of ours. torch leaves the
+    model so configured when `join()` ends, and goes on with its own; another, with `enable=False`,
+    ends that.
+    """
+    if ddp._join_config.enable:
+        raise RefusalError(
+            "`model` must not train within its `join()`, got one that does: ranks that have run"
+            " out of batches stand in for DistributedDataParallel's collectives alone, not for the"
+            " meter's. Give all ranks equally many batches, as"
+            " `DistributedSampler(..., drop_last=True)` does, or leave the meter out."
+        )
 
 
 def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:

@@ -27,12 +27,14 @@ from torch.nn import Parameter
 
 from noisescale.collectors.fsdp_unit import Unit, units_of
 from noisescale.collectors.fsdp_unit import is_sharded as is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms, Groups, Piece
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.rows.window import Weight, WindowLayout, mean_inverse
 from noisescale.collectors.squared_norms import scaled
+from noisescale.guard import HookErrors, RefusalError, keeps_errors
 
 
-class FsdpCollector:
+class FsdpCollector(HookErrors):
     """Squared norms of this rank's gradient in every round, and of its shard of the average.
 
     A unit that reduces twice in one backward pass (two methods of one module were called) may
@@ -112,14 +114,16 @@ class FsdpCollector:
         )
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Raise a ValueError: a round is taken to be a mean of equal micro-batches."""
-        raise ValueError(
+        """Raise a RefusalError: a round is taken to be a mean of equal micro-batches."""
+        raise RefusalError(
             "`weight` must be left out where gradients are sharded, got some. Divide every loss by"
             " the number of micro-batches, or leave the meter out."
         )
 
     def small_sq_norms(self) -> Tensor | None:
         """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""
+        for part in (self, *self._units):
+            part.raise_error_of_hook()
         passes_in_round = {end - start for start, end in pairwise([0, *self._rounds])}
         unfinished = self._scattered_only or self._rounds[-1:] != [self._passes]
         unknown = any(unit.waiting is not None for unit in self._units)
@@ -145,6 +149,7 @@ class FsdpCollector:
 
     def reset(self) -> None:
         """Begin another step."""
+        self._error = None
         self._armed = False
         self._average = None
         self._passes = 0
@@ -155,7 +160,7 @@ class FsdpCollector:
         self._captured = self.norms.none()
         self._streams = set()
         for unit in self._units:
-            unit.waiting = None
+            unit.reset()
 
     def close(self) -> None:
         """Put the reduce-scatters back that were there."""
@@ -164,6 +169,7 @@ class FsdpCollector:
             unit.close()
         self._units = []
 
+    @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         if self._armed:
             # FSDP queues a callback in the pass that reduces what is left and waits for it all:
@@ -171,11 +177,13 @@ class FsdpCollector:
             queue_callback = torch.autograd.Variable._execution_engine.queue_callback
             queue_callback(lambda: queue_callback(self._on_backward_end))
 
+    @keeps_errors
     def _on_backward_end(self) -> None:
         self._armed = False
         if self._capture_average and self._rounds[-1:] == [self._passes]:
             self._average = self._shard_sq_norms()
 
+    @keeps_errors
     def _on_reduce(self, unit: Unit, buffer: Tensor) -> None:
         if not self._armed:
             return
@@ -188,6 +196,7 @@ class FsdpCollector:
         self._reduced.add(unit)
         unit.cut(buffer, partial(self._add, unit.factor * unit.divided_by(buffer.dtype)))
 
+    @keeps_errors
     def _add(self, factor: float, pieces: list[Piece]) -> None:
         """Add the norms of a buffer: `factor` makes them those of what p.grad is the mean of."""
         for captured, norms in zip(self._captured, self.norms.of(pieces), strict=True):

@@ -28,6 +28,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.guard import HookErrors, keeps_errors
 
 try:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -43,7 +44,7 @@ def is_sharded(model: nn.Module) -> bool:
     return FSDPModule is not None and any(isinstance(m, FSDPModule) for m in model.modules())
 
 
-class Unit(ReduceScatter):
+class Unit(ReduceScatter, HookErrors):
     """Takes the place of a unit's reduce-scatter: shows its buffer, then calls the one it was.
 
     Args:
@@ -61,6 +62,7 @@ class Unit(ReduceScatter):
         self._on_reduce = on_reduce
         self._wrapped: Any = unit._reduce_scatter_comm
         self._hooks: list[RemovableHandle] = []
+        self._closed = False
         self._columns = [p.padded_sharded_param_size.numel() for p in unit.fsdp_params]
         # For each parameter the first that counts in the same entry; None: it does not count.
         index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -112,12 +114,21 @@ class Unit(ReduceScatter):
         else:
             self._cut_later(rows, trained, take)
 
+    def reset(self) -> None:
+        """Begin another step."""
+        self._error = self.waiting = None
+
     def close(self) -> None:
         """Put the reduce-scatter back, unless somebody has since put another in this place."""
         for hook in self._hooks:
             hook.remove()
+        self._closed = True
         if self._unit._reduce_scatter_comm is self:
-            self._unit._reduce_scatter_comm = self._wrapped
+            # Of several monitors the first to close is not the last that wrapped.
+            wrapped = self._wrapped
+            while isinstance(wrapped, Unit) and wrapped._closed:
+                wrapped = wrapped._wrapped
+            self._unit._reduce_scatter_comm = wrapped
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Leave the buffers to the reduce-scatter that was there."""
@@ -178,6 +189,7 @@ class Unit(ReduceScatter):
                 hook = partial(self._on_written, position)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
+    @keeps_errors
     def _on_written(self, position: int, _: Tensor) -> None:
         if self.waiting is not None:
             self.waiting(position)

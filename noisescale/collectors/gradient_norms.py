@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.preconditioner import AdamPreconditioner
 from noisescale.collectors.squared_norms import Norm, norms_of, norms_of_one, sums_of_squares
-
-Groups = Callable[[str], str | None] | Mapping[str, str]
-"""From a parameter's name to its group's: a function, or regular expressions and group names."""
 
 Norms = list[list[Norm]]
 """For each entry of a row what `sums_of_squares` makes the entry of."""
@@ -47,9 +44,8 @@ class GradientNorms:
         preconditioner: What scales gradients for the last entry; None: there is none.
 
     Raises:
-        ValueError: If a regular expression matches no parameter.
-        TypeError: If `groups` is neither callable nor a mapping, or gives something else than
-            names.
+        ValueError: If `groups` does not fit the parameters.
+        TypeError: If it has a wrong type.
     """
 
     def __init__(
@@ -113,34 +109,3 @@ class GradientNorms:
     def any_trained(self) -> bool:
         """Whether a backward pass can reach any of them: not while all are toggled off."""
         return any(p.requires_grad for p in self.parameters)
-
-
-def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
-    """Return the group of each name, None where it has none; see `GradientNorms`."""
-    if isinstance(groups, Mapping):
-        matched = {
-            pattern: {name for name in names if re.search(pattern, name)} for pattern in groups
-        }
-        for pattern, members in matched.items():
-            if not members:
-                raise ValueError(
-                    f"`groups` must have patterns that match parameters, got {pattern!r}, which"
-                    f" matches none. Some names: {', '.join(names[:5])}."
-                )
-        return [
-            next((group for pattern, group in groups.items() if name in matched[pattern]), None)
-            for name in names
-        ]
-    if not callable(groups):
-        raise TypeError(
-            f"`groups` must be a function or a mapping, got {groups!r}. Pass a function from a"
-            " parameter's name to its group's, or a dict from regular expressions to names."
-        )
-    found = [groups(name) for name in names]
-    for name, group in zip(names, found, strict=True):
-        if group is not None and not (isinstance(group, str) and group):
-            raise TypeError(
-                f"`groups` must give a name or None, got {group!r} for {name!r}."
-                " Return None for a parameter that belongs to no group."
-            )
-    return found

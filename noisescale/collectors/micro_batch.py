@@ -22,6 +22,7 @@ from noisescale.collectors.rows.window import (
     each_micro_batch,
     weighted_micro_batches,
 )
+from noisescale.guard import HookErrors, keeps_errors
 
 # On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
 # bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
@@ -29,7 +30,7 @@ _LARGE_BYTES = 2**20
 _MOST_BYTES_KEPT = 25 * 2**20
 
 
-class MicroBatchCollector:
+class MicroBatchCollector(HookErrors):
     """Squared norms of each micro-batch's gradient and of the step's.
 
     Args:
@@ -87,6 +88,7 @@ class MicroBatchCollector:
 
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
+        self.raise_error_of_hook()
         if not any(self._captured) or self._seen_twice:
             return None
         return self.norms.sums(self._captured)
@@ -102,6 +104,7 @@ class MicroBatchCollector:
 
     def reset(self) -> None:
         """Begin another window."""
+        self._error = None
         self._armed = False
         self._kept, self._bytes_kept = [], 0
         self._captured = self.norms.none()
@@ -116,12 +119,14 @@ class MicroBatchCollector:
         self._handles = []
         self.reset()
 
+    @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         if self._armed:
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
             if self._capture_average:
                 self._average.capture_at_backward_end()
 
+    @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         if not self._armed:
             return
@@ -139,6 +144,7 @@ class MicroBatchCollector:
         if self._bytes_kept >= _MOST_BYTES_KEPT:
             self._flush()
 
+    @keeps_errors
     def _on_backward_end(self) -> None:
         self._flush()
         self._reached[-1] = bool(self._seen)

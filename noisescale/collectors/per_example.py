@@ -43,14 +43,16 @@ from noisescale.collectors.examples.verdicts import (
     refuse_compiled,
     what_is_left,
 )
-from noisescale.collectors.gradient_norms import GradientNorms, Groups
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.rows.window import Weight, WindowLayout, each_example, weighted_examples
 from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.guard import HookErrors, keeps_errors
 
 Layers = Literal["all", "normalization"]
 
 
-class PerExampleCollector:
+class PerExampleCollector(HookErrors):
     """Squared norms of single examples' gradients and of the step's.
 
     The loss must be the mean over the rows of a batch, which is the first dimension of what the
@@ -155,6 +157,7 @@ class PerExampleCollector:
         if self._probe is not None:
             self._settle(self._probe)
             return None
+        self._raise_errors_of_hooks()
         if not self._passes or any(one.rows is None or not one.reliable for one in self._passes):
             return None
         return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
@@ -167,6 +170,7 @@ class PerExampleCollector:
         """Begin another window."""
         self._passes = []
         self._live = None
+        self._error = self._hooks._error = None
         if self._probe is not None:
             self._probe.begin_step()
         if self._settled is not None:
@@ -188,12 +192,15 @@ class PerExampleCollector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what was found before, if it is of the same parameters; else the probe stays."""
         if self._probe is not None and state.get("names") == self.norms.names:
-            self._leave_out(self._probe, [Verdict(v) for v in state["verdicts"]])
+            verdicts = [Verdict(v) for v in state["verdicts"]]
+            self._check_some_measured(verdicts)
+            self._leave_out(self._probe, verdicts)
             self.reset()
 
     def _is_constant(self, x: Tensor) -> bool:
         return self._probe is not None and self._probe.is_constant(x)
 
+    @keeps_errors
     def _on_output_gradient(self, use: Use, d: Tensor) -> None:
         live, layer = self._live, use.layer
         if live is None:
@@ -222,6 +229,7 @@ class PerExampleCollector:
                     ' or "rank".'
                 )
 
+    @keeps_errors
     def _on_backward_start(self, one: _Pass, _: Tensor) -> None:
         if not self._passes or one is not self._passes[-1] or one.sums is not None:
             return
@@ -232,6 +240,7 @@ class PerExampleCollector:
         if one.capture_average:
             self._average.capture_at_backward_end()
 
+    @keeps_errors
     def _end_pass(self, one: _Pass) -> None:
         self._live = None
         if self._probe is not None:
@@ -240,16 +249,14 @@ class PerExampleCollector:
 
     def _settle(self, probe: Probe) -> None:
         """Leave out what the probe found to be inexact, on any rank; say so once."""
-        verdicts = probe.verdicts(self.group)
-        if verdicts is None:
-            return
-        self._leave_out(probe, verdicts)
+        failed = self.failed or self._hooks.failed or probe.failed
+        verdicts = probe.verdicts(self.group, conclusive=not failed)
+        self._raise_errors_of_hooks()
+        if verdicts is not None:
+            self._leave_out(probe, verdicts)
 
     def _leave_out(self, probe: Probe, verdicts: Sequence[Verdict]) -> None:
-        """Go on with what can be measured, the probe being over."""
-        probe.close()
-        self._probe = None
-        self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
+        """Go on with what can be measured, and end the probe once that is arranged."""
         self._check_some_measured(verdicts)
         for layer in self._layers:
             layer.indices = {
@@ -259,12 +266,20 @@ class PerExampleCollector:
         self._hooks.install(self._layers)
         measured = [i for i, verdict in enumerate(verdicts) if verdict == Verdict.MEASURED]
         self._settled = restricted(self.norms, measured)
+        self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
+        probe.close()
+        self._probe = None
         for message in (
             what_is_left(self.norms.names, self.norms.parameters, verdicts),
             dependent_examples(self._model),
         ):
             if message:
                 self._warn(message)
+
+    def _raise_errors_of_hooks(self) -> None:
+        for part in (self, self._hooks, self._probe):
+            if part is not None:
+                part.raise_error_of_hook()
 
     def _check_some_measured(self, verdicts: Sequence[Verdict]) -> None:
         check_some_measured(self.norms.names, verdicts, normalization_only=self._normalization_only)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adamax, Optimizer
 
-from noisescale.collectors.squared_norms import Norm, norms_of
+from noisescale.collectors.squared_norms import Norm, as_real, norms_of
 
 # A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
 _BLOCK = 2**20
@@ -51,6 +51,8 @@ class AdamPreconditioner:
             second_moment = second_moment[rows]
         else:
             second_moment, gradient = second_moment.reshape(1), gradient.reshape(1)
+        if second_moment.is_complex():  # its two parts are the means of the gradient's, squared
+            second_moment, gradient = as_real(second_moment), as_real(gradient)
         rows_a_block = max(1, _BLOCK * len(gradient) // max(gradient.numel(), 1))
         norms: list[Norm] = []
         for g, v in zip(

@@ -31,7 +31,8 @@ def squared_norm(tensors: Sequence[Tensor], *, device: torch.device) -> Tensor:
     """Return Σ|tensor|² over all elements of all `tensors`, without copying any of them.
 
     Args:
-        tensors: Floating-point tensors on one device, dense or sparse; none gives zero.
+        tensors: Real or complex floating-point tensors on one device, dense or sparse; none gives
+            zero. |z|² of a complex number is that of its two parts.
         device: Where the result lives.
 
     Returns:
@@ -48,6 +49,8 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
     for tensor in tensors:
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
+        if tensor.is_complex():
+            tensor = as_real(tensor)
         if not tensor.is_cpu or tensor.numel() <= _LONGEST_NORM:
             if tensor.numel():
                 whole.append(tensor)
@@ -69,8 +72,18 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
 
 def norms_of_one(tensor: Tensor) -> list[Norm]:
     """Return `norms_of((tensor,))`, in a single kernel where that will do."""
+    if tensor.is_complex() and not tensor.is_sparse:
+        tensor = as_real(tensor)
     quick = tensor.is_cpu and tensor.element_size() >= 4 and not tensor.is_sparse
     return [_dots(tensor.view(-1))] if quick and tensor.is_contiguous() else norms_of((tensor,))
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """View a complex tensor as its real and imaginary parts, shape (..., 2); nothing is copied.
+
+    Of a tensor that is stored as its conjugate these are the conjugate's: a square is the same.
+    """
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
 def scaled(norms: Sequence[Norm], factor: float) -> list[Norm]:

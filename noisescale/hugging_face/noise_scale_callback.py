@@ -11,10 +11,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from noisescale.collectors.choosing import SmallBatch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.choosing import SmallBatch, assigned_groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history import History
 from noisescale.hugging_face import host
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
@@ -70,20 +71,21 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             of examples; where both are possible a warning says which is taken. Flattened
             sequences and tokens need one.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it cannot be
             measured.
-        TypeError: If `batch_size_fn` is not callable.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
 
     Example:
         >>> callback = NoiseScaleCallback(window=200)
@@ -129,8 +131,12 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._measuring = False
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
+        self._called: nn.Module | None = None
+        self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
         self._shared: SharedExamples | None = None
+        self._counted = False
+        self._guard = Guard()
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -178,6 +184,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
+            options["groups"] = assigned_groups(called, options["groups"])
             try:
                 meter = NoiseScaleMeter(called, **options)
             except ValueError as reason:
@@ -187,33 +194,48 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 return
             self._measurement = Measurement(meter)
             if self._loaded:
-                self._measurement.load_state_dict(self._loaded)
+                self._measurement.resume(self._loaded)
             self._measurement.start()
             self._measuring = True
+            self._counted = False
             self._shared = None
             if args.world_size > 1:
                 device = next(called.parameters()).device
                 self._shared = SharedExamples(device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options["small_batch"] == "example" else model
-            hook = called.register_forward_hook(self._forward_hook(share_of), with_kwargs=True)
-            self._hooks.append(hook)
+            self._called, self._on_forward = called, self._forward_hook(share_of)
+            self._remove_hooks()  # the one that brought us here
+            self._watch()
 
         self._hooks.append(host.on_first_training_pass(model, measure))
 
+    @beside_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
+        if self._measuring and self._measurement is not None:
+            self._watch()
+            self._measurement.meter.resume()
 
+    @beside_training
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        # So that evaluation, copies, pickles and exports between steps meet no hooks of ours.
+        if self._measuring and self._measurement is not None:
+            self._remove_hooks()
+            self._measurement.meter.pause()
+
+    @beside_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._start = None
 
+    @beside_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
         if not self._measuring or self._measurement is None:
             return
         try:
             self._measurement.step()
-        except ValueError as reason:
+        except RefusalError as reason:
             # Examples were our choice, and turn out not to be told apart by any layer.
             if self._options["small_batch"] != "auto":
                 raise
@@ -221,6 +243,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             self._stop(interrupted=False)
             self._measurement = None
 
+    @beside_training
     def on_log(
         self,
         args: TrainingArguments,
@@ -239,15 +262,19 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)
 
+    @beside_training
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_predict(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_save(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
+    @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._stop(interrupted=False)
 
@@ -263,6 +290,17 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         measured = self._measurement.state_dict() if self._measurement else self._loaded
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
+    def _watch(self) -> None:
+        """Look at the forward passes of what the Trainer calls."""
+        if not self._hooks and self._called is not None and self._on_forward is not None:
+            hook = self._called.register_forward_hook(self._on_forward, with_kwargs=True)
+            self._hooks.append(hook)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
     def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
         """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
         batch_size_of = self._batch_size_fn or host.BatchCounter()
@@ -276,29 +314,38 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             if self._start is not None:  # a loss of several forward passes: one micro-batch
                 self._start.add(tensors)
                 return
-            self._start = BackwardStart(tensors)
+            self._start = start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
-            batch_size = batch_size_of(examples)
-            check_batch_size(batch_size, "What `batch_size_fn` returns")
-            self._look_for_shared_examples(examples)
-            self._measurement.meter.before_backward(
-                cast(Tensor, self._start),
-                batch_size,
-                capture_average=host.is_last_micro_batch(),
-                weight=None if share_of is None else host.loss_share(share_of, inputs),
-            )
+            try:
+                batch_size = batch_size_of(examples)
+                check_batch_size(batch_size, "What `batch_size_fn` returns")
+                self._counted = True
+                self._look_for_shared_examples(examples)
+                self._measurement.meter.before_backward(
+                    cast(Tensor, start),
+                    batch_size,
+                    capture_average=host.is_last_micro_batch(),
+                    weight=None if share_of is None else host.loss_share(share_of, inputs),
+                )
+            except Exception as error:
+                # What cannot be counted, and what is refused, is told at the first batch.
+                if not self._counted or isinstance(error, RefusalError):
+                    raise
+                self._measurement.meter.leave_step_out(error)
 
         return on_forward
 
     def _look_for_shared_examples(self, inputs: Mapping[str, Any]) -> None:
         """Say once if ranks have the same ones. Costs the first batches alone."""
-        if self._shared is None:
+        shared, self._shared = self._shared, None
+        if shared is None or self._measurement is None:
             return
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-        if (message := self._shared.look(tensors)) is not None:
-            host.warn(message)
-        if self._shared.over:
-            self._shared = None
+        with self._measurement.guard("Whether ranks share examples was not looked at"):
+            if (message := shared.look(tensors)) is not None:
+                host.warn(message)
+            if not shared.over:
+                self._shared = shared
 
     def _interrupt(self) -> None:
         if self._measurement is not None:
@@ -308,11 +355,10 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         """Take everything back that was put into the model."""
         self._measuring = False
         self._start = None
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._remove_hooks()
+        self._called = self._on_forward = None
         if self._measurement is not None:
-            self._measurement.meter.close(interrupted=interrupted)
+            self._measurement.close(interrupted=interrupted)
 
 
 def _warn_that_nothing_is_measured(reason: Exception) -> None:

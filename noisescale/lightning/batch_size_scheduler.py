@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.estimator import check_confidence
+from noisescale.guard import Guard
 from noisescale.lightning import host
 from noisescale.lightning.accumulation import Accumulation
 from noisescale.lightning.device_batches import ResizedLoaders, check_resizable
 from noisescale.lightning.memory_trial import fits
 from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.schedulable import check_may_resize, check_schedulable
-from noisescale.lightning.schedules import ClockedSchedules, counts_steps
-from noisescale.lightning.starting import start
+from noisescale.lightning.schedules import PROGRESS, ClockedSchedules, Progress, default_progress
+from noisescale.lightning.starting import check_saved, start
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -29,7 +31,7 @@ from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-_PROGRESS = ("steps", "examples", "gain")
+_ROOT = "batch_size/"
 
 
 class BatchSizeScheduler(host.Callback):
@@ -59,6 +61,7 @@ class BatchSizeScheduler(host.Callback):
     | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
 
     and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
+    `trainer.callback_metrics` has them where epochs and validations end, too; NaN is not known.
 
     Learning-rate schedules never see the factor: it is applied while the optimizer steps.
 
@@ -81,15 +84,17 @@ class BatchSizeScheduler(host.Callback):
             "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
             by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
             "smith" are made of, for them; else "sqrt".
-        monitor: The monitor that measures. Default: the one among the Trainer's callbacks, or a
-            new one.
+        monitor: The monitor that measures. Default: the one among the Trainer's callbacks (of
+            several the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
             loader's batches stay.
-        progress: What your learning-rate schedules by steps are stepped by. "steps": optimizer
-            steps, as Lightning does. "examples": steps of the first batch size, so that one sized
-            by `trainer.estimated_stepping_batches` ends with the last epoch. "gain": AdaScale's
+        progress: What your learning-rate schedules by steps are stepped by. "run": the share of
+            the run that is over, by examples where epochs end it and by optimizer steps where
+            `max_steps` does, so that one sized by `trainer.estimated_stepping_batches` ends with
+            the run; where nothing is known to end it, as "examples". "examples": steps of the
+            first batch size. "steps": optimizer steps, as Lightning does. "gain": AdaScale's
             scale-invariant steps. Default: "gain" where you pass `lr_scaling="adascale"`, else
-            "steps".
+            "run"; a run that is resumed goes on by what it went by.
         confidence: Of the interval that moves are gated on.
         decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
             the device once. Schedules are kept to the step whatever it is.
@@ -119,13 +124,13 @@ class BatchSizeScheduler(host.Callback):
         monitor: NoiseScaleMonitor | None = None,
         *,
         max_device_batch_size: int | None = None,
-        progress: Literal["steps", "examples", "gain"] | None = None,
+        progress: Progress | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         super().__init__()
-        if progress not in (None, *_PROGRESS):
-            names = ", ".join(f'"{name}"' for name in _PROGRESS)
+        if progress not in (None, *PROGRESS):
+            names = ", ".join(f'"{name}"' for name in PROGRESS)
             raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
         self._arguments: dict[str, Any] = {
             "policy": policy,
@@ -137,9 +142,8 @@ class BatchSizeScheduler(host.Callback):
         }
         settings = Settings.checked(**self._arguments)
         check_confidence(confidence)
-        by_scaling: Literal["steps", "gain"] = "gain" if lr_scaling == "adascale" else "steps"
-        self._progress = progress or by_scaling
-        self._needs_monitor = settings.needs_noise_scale or self._progress == "gain"
+        self._progress = progress
+        self._needs_monitor = settings.needs_noise_scale or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
         self._counter = host.BatchCounter()
@@ -157,6 +161,7 @@ class BatchSizeScheduler(host.Callback):
         self._rows: int | None = None  # of a batch on one device, where the loader tells
         self._largest_rows = 0
         self._max_batch_size: float | None = None
+        self._guard = Guard()
 
     @property
     def moves(self) -> list[Move]:
@@ -176,6 +181,7 @@ class BatchSizeScheduler(host.Callback):
         others = [callback for callback in host.callbacks_of(trainer) if callback is not self]
         if self._monitor is None:
             found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
+            found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else NoiseScaleMonitor()
         if self._monitor is not None:
@@ -191,6 +197,7 @@ class BatchSizeScheduler(host.Callback):
         if goes_on is None:
             goes_on = self.state_dict() if trainer.global_step else {}
         self._loaded = None
+        check_saved(goes_on)
         self._goes_on = goes_on
         self._controller = None
         self._counter = host.BatchCounter(trainer, "BatchSizeScheduler")
@@ -207,6 +214,13 @@ class BatchSizeScheduler(host.Callback):
         if goes_on:  # Lightning asks whether the last step was complete before the first batch
             self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if host.is_fitting(trainer):
+            self._publish(trainer)
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -214,8 +228,8 @@ class BatchSizeScheduler(host.Callback):
             return  # averaged weights are being prepared: nothing is trained
         if self._controller is None:
             self._controller = self._start(trainer, batch)
-        if batch_idx == 0:
-            self._controller.clock.begin_epoch()
+        if batch_idx == 0 and self._schedules is not None:
+            self._schedules.begin_epoch(trainer)
         if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
             return
         self._begins_anew = False
@@ -251,16 +265,13 @@ class BatchSizeScheduler(host.Callback):
         controller = self._controller
         if controller is None or trainer.fit_loop._skip_backward or not host.steps_now(trainer):
             return
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, _ROOT):
+            self._publish(trainer)
         plan = controller.plan
         examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
         controller.step(examples)
         if self._schedules is not None:
-            gains = self._progress == "gain"
-            due = controller.clock.advance(
-                controller.gain if gains else examples / controller.base_batch_size,
-                ends_epoch=not gains and host.is_last_batch(trainer),
-            )
-            self._schedules.advance(trainer, due)
+            self._schedules.advance(trainer, examples)
         if self._loaders is None or not self._rows:
             return
         if self._batch is None or not host.is_last_batch(trainer):  # which may be a short one
@@ -269,6 +280,7 @@ class BatchSizeScheduler(host.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._loaders is not None and self._controller is not None:
             self._resize(trainer, self._controller, self._loaders)
+        self._publish(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(host.log_step(trainer) - 1, 0)
@@ -285,7 +297,7 @@ class BatchSizeScheduler(host.Callback):
         self._stop(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._controller is None:
+        if self._controller is None or self._schedules is None:
             return self._goes_on
         return {
             "controller": self._controller.state_dict(),
@@ -294,6 +306,7 @@ class BatchSizeScheduler(host.Callback):
             "rows": self._rows,
             "resized": None if self._loaders is None else self._loaders.size,
             "largest_rows": self._largest_rows,
+            "schedules": self._schedules.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -313,12 +326,18 @@ class BatchSizeScheduler(host.Callback):
             self._arguments,
             accumulation=self._users_accumulation,
             min_accumulation=least,
-            by_examples=self._progress == "examples",
             saved=self._goes_on,
         )
         self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
-        if self._progress != "steps":
-            self._schedules = ClockedSchedules(trainer, controller.clock.taken)
+        by_gain = self._arguments["lr_scaling"] == "adascale"
+        self._schedules = ClockedSchedules(
+            trainer,
+            controller,
+            self._progress
+            or default_progress(self._goes_on, by_gain=by_gain, measured=self._needs_monitor),
+            accumulation=self._users_accumulation,
+            saved=self._goes_on,
+        )
         return controller
 
     def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
@@ -332,11 +351,12 @@ class BatchSizeScheduler(host.Callback):
         )
         if move is not None:
             self._tell(trainer, str(move), controller)
-            if self._progress == "steps" and not self._warned and counts_steps(trainer):
+            drifts = self._schedules is not None and self._schedules.drifts(trainer)
+            if drifts and not self._warned:
                 self._warned = True
                 host.rank_zero_warn(
                     "The learning-rate schedule counts optimizer steps, of which there are now"
-                    ' more or fewer than it was made for. Pass `progress="examples"` to'
+                    ' more or fewer than it was made for. Pass `progress="run"` to'
                     " BatchSizeScheduler to keep it on track."
                 )
 
@@ -372,26 +392,40 @@ class BatchSizeScheduler(host.Callback):
             self._tell(trainer, str(move), controller)
 
     def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
-        metrics = {
-            "batch_size/wanted": controller.wanted,
-            "batch_size/given": float(controller.plan.batch_size),
-            "batch_size/lr_factor": controller.lr_factor,
-        }
-        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
-            metrics["batch_size/noise_scale"] = now.value
+        metrics = self._metrics(controller)
         self._logged_step = step
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=step)
-        host.publish(trainer, metrics)
+                with self._guard(f"{type(logger).__name__} was not given the batch size"):
+                    logger.log_metrics(metrics, step=step)
+        self._publish(trainer)
+
+    def _metrics(self, controller: BatchSizeController) -> dict[str, float]:
+        metrics = {
+            _ROOT + "wanted": controller.wanted,
+            _ROOT + "given": float(controller.plan.batch_size),
+            _ROOT + "lr_factor": controller.lr_factor,
+        }
+        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+            metrics[_ROOT + "noise_scale"] = now.value
+        return metrics
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put all metrics where other callbacks look for them; NaN is not known, or not yet."""
+        with self._guard("The batch size is not in `callback_metrics`"):
+            names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
+            unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
+            known = {} if self._controller is None else self._metrics(self._controller)
+            host.publish(trainer, unknown | known)
 
     def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
         trainer.lightning_module.print(f"BatchSizeScheduler: {text}")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                writer = getattr(logger, "experiment", None)
-                if isinstance(writer, SummaryWriter):
-                    writer.add_text("batch_size/moves", text, host.log_step(trainer))
+                with self._guard("A move of the batch size is not in TensorBoard"):
+                    writer = getattr(logger, "experiment", None)
+                    if isinstance(writer, SummaryWriter):
+                        writer.add_text("batch_size/moves", text, host.log_step(trainer))
 
     @property
     def _average_moments(self) -> GradientMoments | None:
@@ -421,5 +455,4 @@ class BatchSizeScheduler(host.Callback):
         for part in (self._controller, self._loaders, self._schedules):
             if part is not None:
                 part.close()
-        self._schedules = None
         self._batch = None

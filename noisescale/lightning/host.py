@@ -24,6 +24,7 @@ from noisescale.batch_size import Count, examples_in, examples_of_loaders
 _logger = getattr(rank_zero, "log", None)
 
 import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.loggers.logger import DummyLogger as DummyLogger  # noqa: E402
 from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature  # noqa: E402
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
         MisconfigurationException as MisconfigurationException,
     )
     from pytorch_lightning import Callback as Callback
+    from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
+
+    WANDB_LOGGERS = (WandbLogger,)
+    MLFLOW_LOGGERS = (MLFlowLogger,)
 else:
     _PACKAGES = [
         name
@@ -39,15 +44,20 @@ else:
         if importlib.util.find_spec(name.split(".")[0]) is not None
     ]
 
-    def _base_for_all_packages(module: str, name: str) -> type:
+    def _in_all_packages(module: str, name: str) -> tuple[type, ...]:
         modules = [importlib.import_module(f"{package}{module}") for package in _PACKAGES]
-        bases = tuple(dict.fromkeys(getattr(m, name) for m in modules))
+        return tuple(dict.fromkeys(getattr(m, name) for m in modules))
+
+    def _base_for_all_packages(module: str, name: str) -> type:
+        bases = _in_all_packages(module, name)
         return type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__})
 
     Callback = _base_for_all_packages("", "Callback")
     MisconfigurationException = _base_for_all_packages(
         ".utilities.exceptions", "MisconfigurationException"
     )
+    WANDB_LOGGERS = _in_all_packages(".loggers", "WandbLogger")
+    MLFLOW_LOGGERS = _in_all_packages(".loggers", "MLFlowLogger")
 
 if _logger is not None:
     rank_zero.log = _logger
@@ -121,12 +131,6 @@ def log_step(trainer: pl.Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def save_logs(trainer: pl.Trainer) -> None:
-    """Have the loggers write down what they still hold, as Lightning has them at its log steps."""
-    for logger in trainer.loggers:
-        logger.save()
-
-
 def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
     """Show a value until it is replaced. `self.log` would also send it to every logger."""
     # Declared for floats; the progress bars show strings as they are.
@@ -157,6 +161,49 @@ def is_last_batch(trainer: pl.Trainer) -> bool:
 def steps_now(trainer: pl.Trainer) -> bool:
     """Whether the optimizer steps after the batch under way."""
     return not trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
+    """What it has for callbacks, loggers and the progress bar, to be put back where changed."""
+    connector: Any = trainer._logger_connector
+    return [
+        connector._callback_metrics,
+        connector._logged_metrics,
+        connector._progress_bar_metrics,
+    ]
+
+
+def is_fitting(trainer: pl.Trainer) -> bool:
+    """Whether it trains, or validates what it trains: not in the sanity check before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
+    """Whether Lightning looks a metric up after the batch under way, which ends a step.
+
+    Checkpoints every so many steps do, and learning-rate schedules by steps that go by a metric.
+    Those that save after some time decide it themselves then: they find what was there last.
+
+    Args:
+        trainer: In `on_train_batch_end`.
+        root: What the names of the metrics begin with.
+    """
+    for checkpoint in trainer.checkpoint_callbacks:
+        every = getattr(checkpoint, "_every_n_train_steps", 0)
+        if every and _begins(checkpoint, root) and trainer.global_step % every == 0:
+            return True
+    batches = trainer.fit_loop.epoch_loop.batch_idx + 1
+    return any(
+        schedule.reduce_on_plateau
+        and schedule.interval == "step"
+        and batches % schedule.frequency == 0
+        and _begins(schedule, root)
+        for schedule in trainer.lr_scheduler_configs
+    )
+
+
+def _begins(watcher: Any, root: str) -> bool:
+    return (getattr(watcher, "monitor", None) or "").startswith(root)
 
 
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:

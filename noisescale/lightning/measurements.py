@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from noisescale.collectors.gradient_norms import groups_of
+from noisescale.collectors.choosing import assigned_groups
 from noisescale.lightning.host import is_compiled, rank_zero_info, rank_zero_warn
 from noisescale.lightning.supported import accumulates
 from noisescale.logged_tags import prefix_of
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def measurements_for(
-    trainer: pl.Trainer, options: dict[str, Any], *, preconditioned: bool
+    trainer: pl.Trainer, options: dict[str, Any], *, preconditioned: bool, name: str | None = None
 ) -> list[Measurement]:
     """Return a measurement for each optimizer, for one where gradients are taken together.
 
@@ -26,6 +25,7 @@ def measurements_for(
         trainer: About to fit, its strategy set up.
         options: For `NoiseScaleMeter`.
         preconditioned: Whether to measure the preconditioned noise scale too.
+        name: The monitor's.
 
     Returns:
         None at all, after one warning, where there is nothing to measure.
@@ -45,12 +45,12 @@ def measurements_for(
     if by_example:
         options["small_batch"] = "example"
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
-    if several and isinstance(options["groups"], Mapping):
-        # A pattern may match parameters of one optimizer only; none at all is an error.
-        named = trainer.lightning_module.named_parameters()
-        names = [name.replace("_orig_mod.", "") for name, _ in named]
-        of_name = dict(zip(names, groups_of(names, options["groups"]), strict=True))
-        options["groups"] = of_name.get
+    # A pattern may match parameters of one optimizer only; none at all is an error, and no reason
+    # to go on without measuring.
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    options["groups"] = assigned_groups(
+        model, options["groups"], [p for group in groups for p in group["params"]]
+    )
     measurements: list[Measurement] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         of_one = [optimizer] if several else trainer.optimizers
@@ -75,14 +75,13 @@ def measurements_for(
                 raise
             warn_that_nothing_is_measured(reason)
             return []
-        measurements.append(Measurement(meter, prefix_of(index)))
+        measurements.append(Measurement(meter, prefix_of(index, name)))
     if by_example:
         rank_zero_info(
             "NoiseScaleMonitor compares single examples: one process trains and does not"
             " accumulate. The loss has to be a mean over independent rows (no contrastive loss)."
             " That takes some of the step's time. `every_n_steps=10`,"
-            ' `small_batch="example", layers="normalization"` or'
-            " `Trainer(accumulate_grad_batches=2)` take less."
+            ' `layers="normalization"` or `Trainer(accumulate_grad_batches=2)` take less.'
         )
     return measurements
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +26,15 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
     What is tried is a copy of the module that shares the parameters' memory and nothing else:
     buffers, metrics and counters are copied, `self.log` is off, random generators are put back,
     and gradients are those of the copy. They need the memory that the step's own take, which are
-    still there, so that the trial is a little stricter than training.
+    still there, so that the trial is a little stricter than training. The Trainer has loggers
+    that log nothing, and what `training_step` may set of it is put back, see `_as_it_was`.
 
-    Out of its reach is what lies outside of the module: a forward hook that is a plain function
-    sees one more batch, and so does a logger that `training_step` calls by itself. A collective
-    in `training_step` would wait for ever for a rank whose memory runs out before it; batch norms
+    Whatever is raised is told as a reason against the larger batch, and training goes on. A
+    module that cannot be copied, because it has a lock or an open file say, cannot be tried.
+
+    Out of its reach is what lies outside of module and Trainer: a forward hook that is a plain
+    function sees one more batch, and so does a file that it writes. A collective in
+    `training_step` would wait for ever for a rank whose memory runs out before it; batch norms
     that synchronize are tried without.
 
     Args:
@@ -51,7 +57,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
                 trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
             )
         except Exception as error:  # told, with the move that is not made, whatever it is
-            failure = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            failure = "".join(traceback.format_exception_only(error)).split("\n")[0][:200]
     gc.collect()
     if trainer.strategy.root_device.type == "cuda":
         torch.cuda.empty_cache()
@@ -69,11 +75,34 @@ def _repeated(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
 
 def _forward_and_backward(trainer: pl.Trainer, batch: Any) -> None:
     module = _copy(trainer)
-    with trainer.precision_plugin.train_step_context(), torch.enable_grad():
+    with (
+        _as_it_was(trainer, module),
+        trainer.precision_plugin.train_step_context(),
+        torch.enable_grad(),
+    ):
         output = module.training_step(*((batch, 0) if host.takes_batch_idx(module) else (batch,)))
         loss = output if isinstance(output, Tensor) or output is None else output["loss"]
     if loss is not None:
         loss.backward()
+
+
+@contextmanager
+def _as_it_was(trainer: pl.Trainer, module: Any) -> Iterator[None]:
+    """Let a Trainer train `module` without its loggers, and put back what that may change of it."""
+    strategy, metrics = trainer.strategy, host.metrics_of(trainer)
+    original, loggers, stops = strategy._lightning_module, trainer.loggers, trainer.should_stop
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    kept = [(changed, dict(changed)) for changed in (*metrics, *groups)]
+    strategy._lightning_module = module  # for `self.trainer.lightning_module`
+    trainer.loggers = [host.DummyLogger() for _ in loggers]
+    try:
+        yield
+    finally:
+        strategy._lightning_module, trainer.loggers = original, loggers
+        trainer.should_stop = stops
+        for changed, before in kept:
+            changed.clear()
+            changed.update(before)
 
 
 def _copy(trainer: pl.Trainer) -> Any:
@@ -86,11 +115,6 @@ def _copy(trainer: pl.Trainer) -> Any:
     for part in module.modules():
         # Outputs that are kept for the end of an epoch have a graph, which cannot be copied.
         shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(part)) if not t.is_leaf}
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
-            ours = [k for k, hook in hooks.items() if _is_ours(hook)]
-            if ours:  # they lead to what is measured, which a trial is no part of
-                kept = {k: hook for k, hook in hooks.items() if k not in ours}
-                shared[id(hooks)] = type(hooks)(kept)
     made = copy.deepcopy(module, shared)
     if host.is_compiled(module):  # its methods were replaced by compiled ones, of the original
         for name in ("forward", "training_step"):
@@ -120,9 +144,3 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(item)
-
-
-def _is_ours(hook: Any) -> bool:
-    """Whether a hook was put there by this package."""
-    function = getattr(hook, "func", hook)
-    return str(getattr(function, "__module__", "")).startswith("noisescale.")

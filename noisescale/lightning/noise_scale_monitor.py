@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.collectors.choosing import SmallBatch
-from noisescale.collectors.gradient_norms import Groups
+from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history import History
 from noisescale.lightning import host
 from noisescale.lightning.measurements import (
@@ -23,9 +24,14 @@ from noisescale.lightning.measurements import (
     warn_that_nothing_is_measured,
 )
 from noisescale.lightning.reporting import report_run
-from noisescale.lightning.supported import check_supported, refuse_several_gradients_a_step
+from noisescale.lightning.supported import (
+    check_supported,
+    refuse_namesakes,
+    refuse_several_gradients_a_step,
+)
 from noisescale.lightning.tensorboard_layout import charts, merged_into
-from noisescale.measurement import Measurement, checked_options
+from noisescale.logged_tags import check_monitor_name, prefix_of
+from noisescale.measurement import Measurement, checked_options, nothing_measured
 from noisescale.meter import check_batch_size
 from noisescale.moments import GradientMoments
 from noisescale.shared_examples import SharedExamples
@@ -44,9 +50,11 @@ class NoiseScaleMonitor(host.Callback):
     Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
     accumulates each micro-batch's with their sum, in one that does not each example's with the
     batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
-    steps every logger gets these keys, finite values only, and `trainer.callback_metrics` all of
-    them. Those of a noise scale are logged only where it is resolved, the lower bound always. Where
-    every step since the last log was left out, none of them is logged: they are NaN.
+    steps every logger gets these keys, finite values only. Those of a noise scale are logged only
+    where it is resolved, the lower bound always. Where every step since the last log was left out,
+    none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
+    validations end, for `ModelCheckpoint(monitor=...)` and the like; NaN is not known, or not yet.
+    `EarlyStopping` stops at NaN: pass it `check_finite=False`, or have it go by the lower bound.
 
     | key | meaning |
     |---|---|
@@ -83,21 +91,25 @@ class NoiseScaleMonitor(host.Callback):
             both are possible a warning says which is taken. Tokens need one, and so do batches
             with several augmented copies of an example, which count once.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
             see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
             Examples cost some of the step's time: set `every_n_steps`, or `layers`.
-        layers: With `small_batch="example"`: "all", or those of "normalization", which cost next
-            to nothing.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
-            save it with figures as `noise_scale.html` in the logger's folder; see `predict`.
+            save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
+            MLflow are given it too.
+        name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
+            keys begin with `noise_scale/<name>/`. One of them needs none.
 
     Raises:
         ValueError: If an argument is out of its range.
-        TypeError: If `batch_size_fn` is not callable.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
     Example:
@@ -122,8 +134,11 @@ class NoiseScaleMonitor(host.Callback):
         layers: Layers = "all",
         preconditioned: bool = False,
         report: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__()
+        if name is not None:
+            check_monitor_name(name)
         if batch_size_fn is not None and not callable(batch_size_fn):
             raise TypeError(
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
@@ -141,6 +156,7 @@ class NoiseScaleMonitor(host.Callback):
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
+        self._name = name
         self._report = report
         self._follow: float | None = None
         self._batch_size_fn = batch_size_fn
@@ -154,7 +170,20 @@ class NoiseScaleMonitor(host.Callback):
         self._trained: set[int] = set()
         self._shared: SharedExamples | None = None
         self._stepped = False
+        self._counted = False
         self._layouts = ExitStack()
+        self._guard = Guard(host.MisconfigurationException)
+
+    @property
+    def name(self) -> str | None:
+        """What tells it from other monitors of the same Trainer."""
+        return self._name
+
+    @property
+    def state_key(self) -> str:
+        """What its state is called in a checkpoint; without a name as it has always been."""
+        unnamed = super().state_key
+        return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -223,18 +252,24 @@ class NoiseScaleMonitor(host.Callback):
         self._loaded = None
         self._handed_on = state
         self._counter = host.BatchCounter(trainer)
+        self._counted = False
+        self._guard = Guard(host.MisconfigurationException)
         self._measurements = []
         check_supported(trainer)
+        monitors = [c for c in host.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)]
+        refuse_namesakes([monitor.name for monitor in monitors])
         self._measurements = measurements_for(
-            trainer, self._options, preconditioned=self._preconditioned
+            trainer, self._options, preconditioned=self._preconditioned, name=self._name
         )
-        if self._follow is not None:
-            for measurement in self._measurements:
+        for measurement in self._measurements:
+            measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
+            if self._follow is not None:
                 measurement.meter.follow(self._follow)
-        for measurement, of_it in zip(
-            self._measurements, state.get("optimizers", ()), strict=False
-        ):
-            measurement.load_state_dict(of_it)
+        with self._guard("The averages of before were not restored, they begin anew"):
+            for measurement, of_it in zip(
+                self._measurements, state.get("optimizers", ()), strict=False
+            ):
+                measurement.resume(of_it)
         self._measuring = bool(self._measurements)
         self._trained = ids_of_trained(trainer)
         self._shared = None
@@ -243,30 +278,27 @@ class NoiseScaleMonitor(host.Callback):
                 trainer.strategy.root_device, trainer.accumulate_grad_batches
             )
 
+    @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             measurement.start()
+        self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
-                if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
-                    self._layouts.enter_context(merged_into(writer, self._charts()))
+                with self._guard("There are no charts of the noise scale in TensorBoard"):
+                    if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
+                        self._layouts.enter_context(
+                            merged_into(writer, self._charts(), self._guard)
+                        )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._measuring:
-            if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
-                self._trained |= trained
-                host.rank_zero_warn(
-                    "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
-                    " measuring those that were trained then. Resume from a checkpoint to measure"
-                    " all of them."
-                )
-            self._local_batch_size = self.examples_in(batch)
-            self._look_for_shared_examples(batch)
-            self._batch_idx = batch_idx
-            self._stepped = False
+            self._count(batch)
+            self._begin_batch(trainer, batch, batch_idx)
 
+    @beside_training
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
@@ -280,6 +312,7 @@ class NoiseScaleMonitor(host.Callback):
                     batch=None if pl_module.automatic_optimization else self._batch_idx,
                 )
 
+    @beside_training
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
@@ -294,7 +327,7 @@ class NoiseScaleMonitor(host.Callback):
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
         try:
             measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
-        except ValueError as reason:
+        except RefusalError as reason:
             # Examples were our choice, and turn out not to be told apart by any layer.
             if self._options["small_batch"] != "auto":
                 raise
@@ -305,30 +338,59 @@ class NoiseScaleMonitor(host.Callback):
         if host.should_log(trainer):
             self._log(trainer, measurement, host.log_step(trainer))
 
+    @beside_training
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        for measurement in self._measurements:
+            measurement.meter.pause()
+        if host.is_last_batch(trainer) or host.looks_after_batch(trainer, self._prefix):
+            self._publish(trainer)
+
+    @beside_training
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interrupt()
+        if host.is_fitting(trainer):
+            self._publish(trainer)
 
+    @beside_training
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)  # an epoch that ends early is not known to before
+
+    @beside_training
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._interrupt()
         # A run that is killed and goes on from here does not log again what was before.
-        host.save_logs(trainer)
+        for logger in trainer.loggers:
+            with self._guard(f"{type(logger).__name__} did not save what it was given"):
+                logger.save()
 
+    @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for measurement in self._measurements:
             if self._measuring and measurement.advanced:
                 self._log(trainer, measurement, max(host.log_step(trainer) - 1, 0))
 
+    @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._report and self._measuring:
-            report_run(trainer, self.histories)
+            with self._guard("There is no report of the noise scale"):
+                report_run(trainer, self.histories, self._guard, self._name)
 
+    @beside_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
         self._counter = host.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
+    @beside_training
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -346,23 +408,69 @@ class NoiseScaleMonitor(host.Callback):
         reading = measurement.read()
         if host.has_log_steps(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(reading.known, step=step)
+                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
+                    logger.log_metrics(reading.known, step=step)
         # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
         # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
         # that stays would pass for a new measurement.
         host.publish(trainer, reading.all)
         if measurement is self._measurements[0]:
-            host.show_in_progress_bar(trainer, "noise_scale", reading.estimate.short())
+            host.show_in_progress_bar(trainer, self._prefix.rstrip("/"), reading.estimate.short())
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of its metrics begin with, those of all optimizers."""
+        return prefix_of(0, self._name)
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put the metrics where early stopping, checkpoints and schedules are about to look.
+
+        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and
+        the history keep to that. Reads the device where there is something new.
+        """
+        if not self._measurements:
+            host.publish(trainer, nothing_measured(self._prefix))
+        for measurement in self._measurements:
+            if measurement.has_news:
+                host.publish(trainer, measurement.look())
+
+    def _count(self, batch: Any) -> None:
+        """Count the examples in a batch. What cannot be counted is told at the first one."""
+        try:
+            self._local_batch_size = self.examples_in(batch)
+        except Exception as error:
+            if not self._counted:
+                raise
+            for measurement in self._measurements:
+                measurement.meter.leave_step_out(error)
+        self._counted = True
+
+    @beside_training
+    def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
+        self._batch_idx = batch_idx
+        self._stepped = False
+        for measurement in self._measurements:
+            measurement.meter.resume()
+        if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
+            self._trained |= trained
+            host.rank_zero_warn(
+                "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
+                " measuring those that were trained then. Resume from a checkpoint to measure"
+                " all of them."
+            )
+        self._look_for_shared_examples(batch)
 
     def _look_for_shared_examples(self, batch: Any) -> None:
         """Say once a fit if ranks have the same ones. Costs the first batches alone."""
-        if self._shared is None:
+        shared, self._shared = self._shared, None
+        if shared is None:
             return
-        if (message := self._shared.look(host.tensors_of(batch))) is not None:
-            host.rank_zero_warn(message)
-        if self._shared.over:
-            self._shared = None
+        with self._guard("Whether ranks share examples was not looked at"):
+            if (message := shared.look(host.tensors_of(batch))) is not None:
+                host.rank_zero_warn(message)
+            if not shared.over:
+                self._shared = shared
 
     def _interrupt(self) -> None:
         for measurement in self._measurements:
@@ -371,9 +479,10 @@ class NoiseScaleMonitor(host.Callback):
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model and the loggers."""
         self._measuring = False
-        self._layouts.close()
+        with self._guard("The charts of the noise scale were not closed"):
+            self._layouts.close()
         for measurement in reversed(self._measurements):  # as what they wrap was wrapped
-            measurement.meter.close(interrupted=interrupted)
+            measurement.close(interrupted=interrupted)
 
     def _charts(self) -> dict[str, Any]:
         groups = any(m.meter.group_noise_scales for m in self._measurements)
@@ -382,4 +491,5 @@ class NoiseScaleMonitor(host.Callback):
             self._options["confidence"],
             groups=groups,
             preconditioned=self._preconditioned,
+            monitor=self._name,
         )

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from noisescale.lightning import host
+from noisescale.scheduling.checks import checked_state
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.plan import Plan
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 _EPOCH_SHARE = 10
 """Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
+
+
+_SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows")
+"""What a fit goes on from. How schedules go, `went_by` tells also where it was not saved."""
 
 
 class Start(NamedTuple):
@@ -30,6 +35,18 @@ class Start(NamedTuple):
     """The one that was given, or its default; None where an epoch has no known end."""
 
 
+def check_saved(saved: Any) -> None:
+    """Raise where the state of the callback cannot be gone on from; empty is a new run.
+
+    Raises:
+        ValueError: It names what is missing.
+    """
+    if saved != {}:
+        checked_state("BatchSizeScheduler", saved, _SAVED)
+        needed = ("plan", "steps", "base_batch_size", "clock")
+        checked_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
+
+
 def start(
     trainer: pl.Trainer,
     examples: float,
@@ -37,7 +54,6 @@ def start(
     *,
     accumulation: int,
     min_accumulation: int,
-    by_examples: bool,
     saved: dict[str, Any],
 ) -> Start:
     """Make the controller, now that a batch tells how many examples it has. All ranks call it.
@@ -48,7 +64,6 @@ def start(
         arguments: Of the controller, as the user gave them.
         accumulation: The Trainer's own `accumulate_grad_batches`.
         min_accumulation: Least micro-batches a step.
-        by_examples: Whether the clock counts examples.
         saved: State of the callback to go on from; empty for a new run.
 
     Raises:
@@ -90,18 +105,11 @@ def start(
         examples_per_row=size / rows if rows else 1.0,
         **{**arguments, "max_batch_size": max_batch_size},
     )
-    if by_examples:
-        controller.clock.steps_per_epoch = _ceil(batches / accumulation)
-        controller.clock.begin_epoch(already=trainer.fit_loop.epoch_loop.batch_idx / accumulation)
     if saved:
         controller.load_state_dict(saved["controller"])
         if controller.plan.device_batch_size != size:  # from what the loader gives
             controller.plan = controller.plan_for(controller.plan.batch_size, size)
     return Start(controller, rows, max_batch_size)
-
-
-def _ceil(number: float) -> float:
-    return float(math.ceil(number)) if math.isfinite(number) else number
 
 
 def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:

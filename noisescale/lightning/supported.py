@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.comm_hooks import spoiling_comm_hook
-from noisescale.lightning.host import MisconfigurationException
+from noisescale.lightning.host import MisconfigurationException, callbacks_of
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -64,11 +65,24 @@ def refuse_several_gradients_a_step(optimizer: torch.optim.Optimizer) -> NoRetur
     )
 
 
+def refuse_namesakes(names: Sequence[str | None]) -> None:
+    """Raise where two monitors of a Trainer have one name: they log and save the same keys.
+
+    Lightning refuses those that a Trainer is given. A `BatchSizeScheduler` may bring another.
+    """
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise MisconfigurationException(
+            "`name` must differ between the NoiseScaleMonitors of a Trainer, got"
+            f" {twice[0]!r} twice. Pass `NoiseScaleMonitor(name=...)`, or one monitor to the"
+            " Trainer and to `BatchSizeScheduler(monitor=...)`."
+        )
+
+
 def accumulates(trainer: pl.Trainer) -> bool:
     """Whether optimizer steps are taken over several batches, by Lightning or by the module."""
     scheduled = any(
         kind.__name__ == "GradientAccumulationScheduler"
-        for callback in getattr(trainer, "callbacks", [])
+        for callback in callbacks_of(trainer)
         for kind in type(callback).__mro__
     )
     by_hand = not trainer.lightning_module.automatic_optimization

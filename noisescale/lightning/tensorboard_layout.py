@@ -8,6 +8,7 @@ merged on its way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -21,7 +22,8 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars
 
-from noisescale.logged_tags import ROOT
+from noisescale.guard import Guard
+from noisescale.logged_tags import prefix_of
 
 # Layouts are written when a run starts. Further into old event files we do not look for one.
 _RECORDS_SEARCHED = 10_000
@@ -34,7 +36,12 @@ _USERS_WAYS_TO_WRITE_ONE = (
 
 
 def charts(
-    unit: str, confidence: float, *, groups: bool = False, preconditioned: bool = False
+    unit: str,
+    confidence: float,
+    *,
+    groups: bool = False,
+    preconditioned: bool = False,
+    monitor: str | None = None,
 ) -> dict[str, Any]:
     """Our part of the Custom Scalars page; Multiline tags are regular expressions.
 
@@ -43,14 +50,16 @@ def charts(
         confidence: Coverage of its interval.
         groups: Whether there is a chart that overlays the parameter groups.
         preconditioned: Whether there is one of the preconditioned noise scale.
+        monitor: Its name, where it has one: then the charts are a category of their own.
     """
+    prefix = prefix_of(0, monitor)
     interval = f"its {confidence * 100:g} % interval [{unit}]"
 
     def band(name: str) -> list[Any]:
-        return ["Margin", [f"{ROOT}{name}{end}" for end in ("", "_low", "_high")]]
+        return ["Margin", [f"{prefix}{name}{end}" for end in ("", "_low", "_high")]]
 
     def lines(*patterns: str) -> list[Any]:
-        return ["Multiline", [f"^{ROOT}{pattern}" for pattern in patterns]]
+        return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
     page = {f"Simple noise scale and {interval}": band("simple")}
     if groups:
@@ -63,29 +72,32 @@ def charts(
         "Signal: |G|²": lines("grad_sq_norm$"),
         "Noise: tr(Σ)": lines("noise_trace$"),
     }
-    return {"Noise scale": page}
+    return {f"Noise scale, {monitor}" if monitor else "Noise scale": page}
 
 
-def merged_into(writer: SummaryWriter, page: dict[str, Any]) -> ExitStack:
+def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
     """Add a `page` of charts to the layout of a run, now and whenever the user writes another one.
 
     Args:
         writer: The run's writer.
         page: As for `SummaryWriter.add_custom_scalars`.
+        guard: Keeps the user's layouts as they are where ours cannot be merged with them.
 
     Returns:
         A context that lasts for as long as layouts of the user's are to be merged.
     """
     ours = _layout_in(custom_scalars(page))
-    _write(writer, _merged(_layout_on_disk(writer), ours))
+    writer._get_file_writer().add_summary(_summary_of(_merged(_on_disk(writer, guard), ours)))
     stack = ExitStack()
     for name in _USERS_WAYS_TO_WRITE_ONE:
-        stack.enter_context(_merging(writer, name, ours))
+        stack.enter_context(_merging(writer, name, ours, guard))
     return stack
 
 
 @contextmanager
-def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Iterator[None]:
+def _merging(
+    writer: SummaryWriter, name: str, ours: layout_pb2.Layout, guard: Guard
+) -> Iterator[None]:
     """While active, the writer's method `name` writes its layout merged with `ours`."""
     original = getattr(writer, name)
 
@@ -97,7 +109,10 @@ def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Itera
             original(*args, **kwargs)
         finally:
             del file_writer.add_summary
-        _write(writer, _merged(_layout_in(written[-1]), ours))
+        summary = written[-1]
+        with guard("The charts of the noise scale are not in a layout that was written later"):
+            summary = _summary_of(_merged(_layout_in(summary), ours))
+        file_writer.add_summary(summary)
 
     setattr(writer, name, write_merged)
     try:
@@ -107,14 +122,17 @@ def _merging(writer: SummaryWriter, name: str, ours: layout_pb2.Layout) -> Itera
             delattr(writer, name)
 
 
-def _layout_on_disk(writer: SummaryWriter) -> layout_pb2.Layout:
+def _on_disk(writer: SummaryWriter, guard: Guard) -> layout_pb2.Layout:
     """The layout that counts in the writer's run so far; empty where there is none."""
     writer.flush()
     layout = layout_pb2.Layout()
     for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
-        for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
-            if metadata.CONFIG_SUMMARY_TAG.encode() in record:
-                layout = _layout_in(Event.FromString(record).summary)
+        if not path.is_file():  # opening a pipe would wait for ever
+            continue
+        with guard("Charts of an event file that cannot be read are not kept"):
+            for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
+                if metadata.CONFIG_SUMMARY_TAG.encode() in record:
+                    layout = _layout_in(Event.FromString(record).summary)
     return layout
 
 
@@ -141,7 +159,7 @@ def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.La
     return merged
 
 
-def _write(writer: SummaryWriter, layout: layout_pb2.Layout) -> None:
-    summary = custom_scalars({})
+def _summary_of(layout: layout_pb2.Layout) -> Summary:
+    summary: Summary = custom_scalars({})
     summary.value[0].tensor.string_val[0] = layout.SerializeToString()
-    writer._get_file_writer().add_summary(summary)
+    return summary

@@ -85,7 +85,8 @@ class AutoWarmUp(LRScheduler):
     Raises:
         ValueError: If an argument is out of its range, or the warm-up too short for `patience`
             tests. From `observe`, if a loss is not a single number.
-        RuntimeError: From `step`, if an epoch of the warm-up ends without a loss.
+        RuntimeError: From `step`, if the first epoch of the warm-up ends without a loss. Later
+            ones may: under `BatchSizeScheduler` an optimizer step can be worth an epoch or more.
 
     Example:
         >>> noise = torch.Generator().manual_seed(0)
@@ -208,7 +209,10 @@ class AutoWarmUp(LRScheduler):
         if steps >= self.warmup_steps:
             self._switch(steps, peak_step=steps)
         elif steps % self._steps_per_epoch == 0:
-            self._losses = torch.cat([self._losses, self._epoch.end_epoch()])
+            losses = self._epoch.end_epoch()
+            self._losses = torch.cat([self._losses, losses])
+            if losses.isnan().all():  # there is nothing new to test
+                return
             minimum = loss_minimum(self._losses.double().numpy())
             self.probabilities.append(minimum.probability)
             latest = self.probabilities[-self._patience :]

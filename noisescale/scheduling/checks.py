@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from noisescale.estimator import is_real, is_whole
@@ -45,3 +46,24 @@ def checked_positive(name: str, value: Any, remedy: str) -> float:
     if not (is_real(value) and 0 < value < math.inf):
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
     return float(value)
+
+
+def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the state of `of` if it has all that is needed, else raise a ValueError.
+
+    The batch size is a part of training, so that nothing that is missing may be made up.
+    """
+    remedy = (
+        f" Resume from a whole checkpoint of {of}, or take its state out of this one, and the"
+        " batch size begins anew from your loader's."
+    )
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"The state of {of} must be a dictionary, got {type(state).__name__}.{remedy}"
+        )
+    if missing := [name for name in names if name not in state]:
+        raise ValueError(
+            f"The state of {of} must have {', '.join(f'`{name}`' for name in missing)}, got only"
+            f" {', '.join(f'`{name}`' for name in state) or 'an empty one'}.{remedy}"
+        )
+    return state

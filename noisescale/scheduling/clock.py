@@ -14,10 +14,15 @@ class Clock:
     A schedule is sized in whole steps an epoch, a short last one included. So an epoch has as
     many of them on this clock, whatever the steps are that it is taken in.
 
+    A schedule is also sized for a run of so many steps, see `end_with`. No more are due.
+
     Example:
         >>> clock = Clock()
         >>> [clock.advance(0.75) for _ in range(4)]
         [0, 1, 1, 1]
+        >>> clock.end_with(steps_of_epochs=5)
+        >>> [clock.advance(0.75) for _ in range(4)], clock.is_past_end
+        ([0, 1, 1, 0], True)
     """
 
     def __init__(self) -> None:
@@ -28,23 +33,55 @@ class Clock:
         self.steps_per_epoch = math.inf
         """That an epoch has at the first batch size; infinite where that is not known."""
         self._epoch_began = 0.0
+        self._of_epochs = self._of_steps = math.inf
+        self._reached = 0.0
+
+    @property
+    def epoch_began(self) -> int:
+        """The whole steps that were due when the epoch began."""
+        return math.floor(self._epoch_began + _ROUNDING)
+
+    @property
+    def is_past_end(self) -> bool:
+        """Whether steps were not due because the run has no more at the first batch size."""
+        return math.floor(self._reached + _ROUNDING) > self._end
+
+    def end_with(
+        self, *, steps_of_epochs: float = math.inf, optimizer_steps: float = math.inf
+    ) -> None:
+        """Say what ends the run, as far as that is known. The first of both that is reached does.
+
+        Args:
+            steps_of_epochs: Steps of the first batch size in all epochs of the run.
+            optimizer_steps: The optimizer steps that the run is limited to, whatever their size.
+        """
+        self._of_epochs, self._of_steps = steps_of_epochs, optimizer_steps
 
     def begin_epoch(self, already: float = 0.0) -> None:
         """Count the steps of another epoch, `already` of which are over."""
         self._epoch_began = self.time - already
 
-    def advance(self, steps: float, *, ends_epoch: bool = False) -> int:
+    def advance(
+        self, steps: float, *, ends_epoch: bool = False, optimizer_steps: int | None = None
+    ) -> int:
         """Let `steps` pass, and return how many whole ones are due.
 
         Args:
             steps: In steps of the first batch size.
             ends_epoch: Whether no more follow in this epoch.
+            optimizer_steps: That the run has taken in all. If given, a schedule is as far as the
+                run is: by its epochs or by its optimizer steps, whichever is nearer to its end.
         """
         end = self._epoch_began + self.steps_per_epoch
         self.time = min(self.time + steps, end)
         if ends_epoch:
             self.time = end if math.isfinite(end) else float(math.ceil(self.time - _ROUNDING))
-        due = math.floor(self.time + _ROUNDING) - self.taken
+        self._reached = self.time
+        if optimizer_steps is not None and math.isfinite(self._end):
+            share = max(self.time / self._of_epochs, optimizer_steps / self._of_steps)
+            self._reached = share * self._end
+        due = math.floor(min(self._reached, self._end) + _ROUNDING) - self.taken
+        due = max(due, 0)  # a run that goes on with another clock may be ahead of it
         self.taken += due
         return due
 
@@ -61,3 +98,7 @@ class Clock:
         """Continue from a `state_dict`."""
         self.time, self.taken = state["time"], int(state["taken"])
         self.steps_per_epoch, self._epoch_began = state["steps_per_epoch"], state["epoch_began"]
+
+    @property
+    def _end(self) -> float:
+        return min(self._of_epochs, self._of_steps)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
 from noisescale.moments import GradientMoments
 from noisescale.scheduling.agreement import Agreement, check_same_schedule
-from noisescale.scheduling.checks import checked_count, checked_positive
+from noisescale.scheduling.checks import checked_count, checked_positive, checked_state
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import Factors, LearningRateScaling, factors_for, gain_of
@@ -36,6 +37,9 @@ _FIRST_DECISION = 4
 _MOVES_KEPT = 1000
 
 _NOTHING_MEASURED = NoiseScaleEstimator().estimate()
+
+_LATER = {"policy_kind"}
+"""What states have not always had, and can do without."""
 
 
 class BatchSizeController:
@@ -150,7 +154,7 @@ steps on
         self.run = RunSoFar()
         """What the steps so far were worth, and its critical batch size."""
         self.clock = Clock()
-        """For schedules that do not count steps, see `Clock`."""
+        """How often a schedule that is sized in steps is due, see docs/scheduling.md."""
         self.max_device_batch_size = self.settings.max_device_batch_size
         """The largest micro-batch to try, in rows; lowered where memory ran out."""
         self._examples_per_row = examples_per_row
@@ -352,6 +356,18 @@ steps on
         """
         self._agreement.settle()
 
+    def _load_policy(self, state: Any, of_kind: str | None) -> None:
+        policy, kind = self.settings.policy, _kind_of(self.settings.policy)
+        if of_kind not in (None, kind):
+            warnings.warn(
+                f"`policy` is {kind}, and the run that goes on had {of_kind}. It begins without"
+                " what that one had kept, at the batch size of now. Pass the same policy to go on"
+                " as before.",
+                stacklevel=3,
+            )
+        elif hasattr(policy, "load_state_dict"):
+            policy.load_state_dict(state)
+
     def close(self) -> None:
         """Leave the optimizers as they were."""
         self._scaled.close()
@@ -441,17 +457,24 @@ steps on
             "low": self._low,
             "same_schedule": self._same_schedule,
             "policy": policy.state_dict() if hasattr(policy, "state_dict") else None,
+            "policy_kind": _kind_of(policy),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. All ranks have to call it.
 
         On another number of devices the global batch, the factor on the learning rate and the
-        clock stay, and the plan is made anew.
+        clock stay, and the plan is made anew. Another policy than the saved one begins with what
+        the run has come to, and with no state of its own.
 
         Raises:
+            ValueError: If something is missing.
             RuntimeError: If the ranks do not go on with the same schedule.
         """
+        needed = [name for name in self.state_dict() if name not in _LATER]
+        checked_state("BatchSizeController", state, needed)
+        for name, part in (("clock", self.clock), ("run", self.run)):
+            checked_state(f"BatchSizeController, `{name}`,", state[name], part.state_dict())
         device_batch_size, accumulation, devices = state["plan"]
         saved = Plan(device_batch_size, accumulation, devices)
         self.base_batch_size = state["base_batch_size"]
@@ -468,8 +491,8 @@ steps on
         self.run.load_state_dict(state["run"])
         self._steps_observed = state["steps_observed"]
         self._low = state["low"]
-        if state["policy"] is not None and hasattr(self.settings.policy, "load_state_dict"):
-            self.settings.policy.load_state_dict(state["policy"])
+        if state["policy"] is not None:
+            self._load_policy(state["policy"], state.get("policy_kind"))
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._check_same_schedule()
         same = saved.devices == self.plan.devices and (
@@ -477,3 +500,8 @@ steps on
             or saved.device_batch_size == self.plan.device_batch_size
         )
         self.plan = saved if same else self.plan_for(saved.batch_size)
+
+
+def _kind_of(policy: Any) -> str:
+    """What tells a policy's state from that of another kind."""
+    return str(getattr(policy, "__qualname__", type(policy).__qualname__))

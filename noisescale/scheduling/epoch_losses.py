@@ -28,13 +28,13 @@ class EpochLosses:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        self._observed = False
         self.clear()
 
     def clear(self) -> None:
         """Forget the epoch under way."""
         self._micro_batches: list[Tensor] = []
         self._steps: list[Tensor] = []
-        self._observed = False
 
     def observe(self, loss: Tensor | float) -> None:
         """Take in the loss of a micro-batch, or of a step of only one."""
@@ -60,10 +60,11 @@ class EpochLosses:
     def end_epoch(self) -> Tensor:
         """Return the losses of the steps, on the CPU, averaged over ranks; begin a new epoch.
 
-        This is the one place where ranks and the host wait.
+        This is the one place where ranks and the host wait. An optimizer step that counts as
+        several has one loss for them; the others are NaN, which may be all of an epoch.
 
         Raises:
-            RuntimeError: If no step of the epoch had a loss.
+            RuntimeError: If there has never been a loss.
         """
         if not self._observed:
             raise RuntimeError(

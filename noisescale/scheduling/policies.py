@@ -225,7 +225,8 @@ class InsteadOfDecay:
     | `"linear"` | stays at lr_peak, decays from `max_batch_size` on | Smith et al. |
     | `"sqrt"` | √(lr·lr_peak): where lr is divided by a, lr/√a and a·B | Seesaw |
 
-    Let the schedule count examples (`progress="examples"`), or it decays later in the data.
+    Let the schedule go by examples, or it decays later in the data. In a fit that epochs end
+    `BatchSizeScheduler` does so by default; in a loop of your own `BatchSizeController.clock` does.
 
     Args:
         batch_size: B0, the global batch at the peak of the learning rate. Default: where the run

@@ -11,15 +11,12 @@ from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
 from noisescale.history import COLUMNS, History
-from noisescale.logged_tags import HOSTS, name_in, prefix_of
+from noisescale.logged_tags import HOSTS, measured_in, name_in, prefix_of
 from noisescale.runs import history_from_scalars
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000
 """Of each tag. TensorBoard keeps as many at random itself, the last one always."""
-
-MOST_OPTIMIZERS = 8
-"""So many optimizers of a run are looked for."""
 
 TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS)
 """What is read; columns that are logged under another name are just not found."""
@@ -32,29 +29,40 @@ class LoggedRuns(NamedTuple):
     ctx: RequestContext
     experiment: str
 
-    def optimizers(self) -> dict[str, list[int]]:
-        """Return the numbers of the optimizers measured in each run that has any."""
-        wanted = {
-            f"{host}{prefix_of(number)}step": number
-            for host in HOSTS
-            for number in range(MOST_OPTIMIZERS)
-        }
+    def any(self) -> bool:
+        """Whether there is a run with the monitor."""
+        without_a_name = [f"{host}{prefix_of(0)}step" for host in HOSTS]
+        return bool(self._tags(without_a_name)) or bool(self.measured())
+
+    def measured(self) -> dict[str, dict[str, list[int]]]:
+        """Return the monitors in each run that has any, and the optimizers that each measured.
+
+        Monitors by their names ("": without one), optimizers by their numbers.
+        """
+        runs: dict[str, dict[str, list[int]]] = {}
+        for run, tags in self._tags(None).items():
+            for monitor, optimizer in sorted({who for t in tags if (who := measured_in(t))}):
+                runs.setdefault(run, {}).setdefault(monitor, []).append(optimizer)
+        return runs
+
+    def _tags(self, wanted: list[str] | None) -> dict[str, Any]:
+        """Those that there are of the wanted ones (None: all), in each run that has any."""
         found = self.provider.list_scalars(
             self.ctx,
             experiment_id=self.experiment,
             plugin_name="scalars",
-            run_tag_filter=RunTagFilter(tags=list(wanted)),
+            run_tag_filter=RunTagFilter(tags=wanted),
         )
-        return {run: sorted({wanted[tag] for tag in tags}) for run, tags in found.items() if tags}
+        return {run: tags for run, tags in found.items() if tags}
 
-    def history(self, run: str, optimizer: int) -> History:
-        """Return what was logged of one optimizer.
+    def history(self, run: str, optimizer: int, monitor: str = "") -> History:
+        """Return what was logged of one optimizer by the monitor of that name.
 
         Raises:
             NotFoundError: If there is no such run, or nothing of that optimizer in it.
             ValueError: If no row of it is whole.
         """
-        prefix = prefix_of(optimizer)
+        prefix = prefix_of(optimizer, monitor)
         tags = [host + prefix + tag for host in HOSTS for tag in TAGS]
         found = self.provider.read_scalars(
             self.ctx,
@@ -72,5 +80,8 @@ class LoggedRuns(NamedTuple):
         }
         if (base := f"{prefix}step") not in scalars:
             which = f" of optimizer {optimizer}" if optimizer else ""
+            which += f" by monitor {monitor!r}" if monitor else ""
             raise errors.NotFoundError(f"`run` must have the noise scale{which}, got {run!r}.")
-        return history_from_scalars(on_common_steps(scalars, base), optimizer=optimizer, source=run)
+        return history_from_scalars(
+            on_common_steps(scalars, base), optimizer=optimizer, monitor=monitor, source=run
+        )

@@ -32,8 +32,9 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     | route | answers |
     |---|---|
-    | `/runs` | names of runs and the optimizers measured in them |
-    | `/prediction?run=&optimizer=&devices=&price=&worth=&kappa=` | answers, figures, tables |
+    | `/runs` | names of runs, the monitors in them, and the optimizers that each measured |
+    | `/prediction?run=&monitor=&optimizer=&devices=&price=&worth=&kappa=` | answers, figures, \
+    tables |
     | `/plotly.js` | the script of the installed plotly package |
 
     A bad value is answered by status 400 and `{"error": ...}`, one line with the remedy.
@@ -58,7 +59,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def is_active(self) -> bool:
         """Whether any run has something to show."""
-        return bool(LoggedRuns(self._provider, RequestContext(), "").optimizers())
+        return LoggedRuns(self._provider, RequestContext(), "").any()
 
     def data_plugin_names(self) -> tuple[str, ...]:
         """Return none: with "scalars" the page would show for every folder of logs."""
@@ -96,8 +97,19 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def _runs(self) -> Application:
         @wrappers.Request.application
         def serve(request: wrappers.Request) -> wrappers.Response:
-            runs = self._runs_for(request).optimizers()
-            return _answer([{"name": name, "optimizers": runs[name]} for name in sorted(runs)])
+            runs = self._runs_for(request).measured()
+            return _answer(
+                [
+                    {
+                        "name": run,
+                        "monitors": [
+                            {"name": monitor, "optimizers": optimizers}
+                            for monitor, optimizers in runs[run].items()
+                        ],
+                    }
+                    for run in sorted(runs)
+                ]
+            )
 
         return serve
 
@@ -119,7 +131,9 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
         with renamed(fields):
             return predict(
-                self._runs_for(request).history(asked.get("run", ""), index(asked, "optimizer")),
+                self._runs_for(request).history(
+                    asked.get("run", ""), index(asked, "optimizer"), asked.get("monitor", "")
+                ),
                 devices=numbers(asked, "devices"),
                 price_per_device_hour=number(asked, "price"),
                 hour_worth=number(asked, "worth"),

@@ -158,6 +158,7 @@ CASES: list[tuple[list[str], str]] = [
             (["--devices-per-node", "0"], "`--devices-per-node` must be a whole number from 1 to"),
             (["--devices-per-node", "-8"], "`--devices-per-node` must be a whole number from 1 to"),
             (["--devices-per-node", "two"], "Invalid value for '--devices-per-node'"),
+            (["--monitor", "wide"], "`--monitor` must be the name of one in"),
             (["--optimizer", "3"], "`--optimizer` must be one that was measured in"),
             (["--optimizer", "-1"], "`--optimizer` must be one that was measured in"),
             (["--html", "gone/r.html"], "`--html` must be in a folder that exists"),

@@ -41,7 +41,7 @@ def test_json_is_what_the_package_predicts(logged: Path) -> None:
 
 def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
     log_run(tmp_path)
-    log_run(tmp_path, optimizer=1, noise_scale=50.0)
+    log_run(tmp_path, optimizer=1, monitor="wide", noise_scale=50.0)
     options = {
         "batch_sizes": [64, 512],
         "devices": [2, 16],
@@ -61,9 +61,9 @@ def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
         )
     ]
 
-    output, _ = run("predict", tmp_path, "--optimizer", 1, *words, "--json")
+    output, _ = run("predict", tmp_path, "--monitor", "wide", "--optimizer", 1, *words, "--json")
 
-    expected = predict(read_run(tmp_path, optimizer=1), **options)  # type: ignore[arg-type]
+    expected = predict(read_run(tmp_path, optimizer=1, monitor="wide"), **options)  # type: ignore[arg-type]
     assert json.loads(output) == json.loads(expected.to_json())
 
 

@@ -203,7 +203,7 @@ def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
 
 
 MESHES = [(2,), (4,), (2, 2)]
-GROUPS = {r"blocks\.0": "first block", r"bias|norm": "vectors"}
+GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["one unit", "nested units"])
@@ -287,6 +287,50 @@ def test_modules_may_share_a_unit_and_gradients_be_offloaded() -> None:
         )
 
     check(on_ranks(2, shared))
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 6)
+        self.middle = nn.Linear(3, 3, dtype=torch.cfloat)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.middle(torch.view_as_complex(self.first(x).unflatten(-1, (3, 2))))
+        return self.last(torch.view_as_real(z).flatten(-2))
+
+
+def test_complex_parameters_are_measured_in_a_unit_of_their_own() -> None:
+    """FSDP2 itself takes one dtype a unit."""
+
+    def flat_gradient(net: nn.Module, rank: int) -> Tensor:
+        net.zero_grad()
+        net(batch(0, 0, rank)).square().mean().backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        parts = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+        return torch.cat([p.double().flatten() for p in parts])
+
+    def measured() -> tuple[float, ...]:
+        rank, plain, net = dist.get_rank(), Complex(), Complex()
+        mesh = mesh_of((2,))
+        fully_shard(net.middle, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        collector = FsdpCollector(net, list(net.named_parameters()))
+        loss = net(batch(0, 0, rank)).square().mean()
+        collector.before_backward(loss, 1)
+        loss.backward()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(big, group=collector.group)
+        assert small is not None
+        of_ranks = [flat_gradient(plain, r) for r in range(2)]
+        mean = torch.stack(of_ranks).mean(0)
+        truth = of_ranks[rank].square().sum().item(), mean.square().sum().item()
+        return (small.item(), big.item(), *truth)
+
+    for small, big, expected_small, expected_big in on_ranks(2, measured):
+        assert (small, big) == pytest.approx((expected_small, expected_big), rel=1e-6)
 
 
 def test_only_trained_parameters_count() -> None:

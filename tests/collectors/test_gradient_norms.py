@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import re
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ def norms(groups: Any) -> GradientNorms:
 @pytest.mark.parametrize(
     "groups",
     [
-        {r"norm\.": "normalization", "attention": "attention", r"^blocks": "never: all are taken"},
+        {"normalization": r"norm\.", "attention": "attention", "all are taken": "^blocks"},
         lambda name: {"norm": "normalization", "attention": "attention"}.get(name.split(".")[-2]),
     ],
 )
@@ -42,17 +41,3 @@ def test_without_groups_there_is_one_entry() -> None:
 
     assert everything.group_names == ()
     assert everything.sums(everything.of(pieces)).tolist() == [pytest.approx(24)]
-
-
-def test_groups_that_make_no_sense_are_refused() -> None:
-    message = (
-        "`groups` must have patterns that match parameters, got 'atention', which matches none."
-        " Some names: blocks.0.attention.weight, blocks.0.norm.weight, blocks.1.norm.bias,"
-        " head.weight."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        norms({"norm": "normalization", "atention": "attention"})
-    with pytest.raises(TypeError, match=r"^`groups` must be a function or a mapping, got 3\."):
-        norms(3)
-    with pytest.raises(TypeError, match=r"^`groups` must give a name or None, got 1 for 'blocks"):
-        norms(lambda name: 1)

@@ -67,6 +67,33 @@ def test_gradients_are_divided_as_the_optimizer_would(
         largest = [torch.maximum(m, v) for m, v in zip(largest, second, strict=True)]
 
 
+@pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
+def test_complex_gradients_are_divided_part_by_part(name: str) -> None:
+    """Adam steps complex parameters as if they were twice as many real ones."""
+    as_complex = [nn.Parameter(torch.view_as_complex(torch.zeros(250, 3, 2)))]
+    as_complex.append(nn.Parameter(torch.zeros((), dtype=torch.complex64)))
+    as_real = [nn.Parameter(torch.zeros(250, 3, 2)), nn.Parameter(torch.zeros(2))]
+    found = []
+
+    for parameters in (as_complex, as_real):
+        optimizer = OPTIMIZERS[name](parameters)
+        norms = GradientNorms(
+            [(str(i), p) for i, p in enumerate(parameters)],
+            preconditioner=AdamPreconditioner(optimizer),
+        )
+        of_one: list[float] = []
+        for step in range(4):
+            parts = gradients(step)[0].T.reshape(-1)[:1500].reshape(250, 3, 2)
+            for p, g in zip(parameters, (parts, parts[0, 0]), strict=True):
+                p.grad = torch.view_as_complex(g) if p.is_complex() else g
+            if step:
+                of_one += AveragedGradient(norms, None).sq_norms().tolist()
+            optimizer.step()
+        found.append(of_one)
+
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 def test_an_optimizer_without_second_moments_is_refused() -> None:
     with pytest.raises(ValueError, match="must be an optimizer of Adam's family, got SGD, which"):
         AdamPreconditioner(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))

@@ -68,6 +68,38 @@ def test_any_layout_counts_every_element_once() -> None:
     assert result.item() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("elements", [7, 20_000, 2**18 + 1])
+def test_a_complex_number_counts_by_both_of_its_parts(dtype: torch.dtype, elements: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(elements, dtype=torch.complex64, generator=generator).to(dtype)
+    parts = torch.view_as_real(z)
+
+    for tensor in (z, z.conj()):
+        for norms in (norms_of([tensor]), norms_of_one(tensor)):
+            result = sums_of_squares([norms], device=CPU).item()
+
+            assert result == pytest.approx(by_numpy(parts), rel=1e-6)
+
+
+def test_complex_and_real_tensors_count_together_in_any_layout() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(64, 32, 25, dtype=torch.complex64, generator=generator)
+    x = torch.randn(300, 70, generator=generator)
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[3, 0, 3]]), z[:3, :4, 0], (9, 4), check_invariants=True
+    )
+    complex_ones = [z.transpose(0, 1), z[:, ::2], z[0, 0, 0], z[:0], z.mT.conj()]
+
+    result = squared_norm([*complex_ones, x, sparse], device=CPU).item()
+
+    parts = [torch.view_as_real(t.resolve_conj()) for t in (*complex_ones, sparse.to_dense())]
+    assert result == pytest.approx(by_numpy(*parts, x), rel=1e-6)
+    assert sums_of_squares([norms_of_one(sparse)], device=CPU).item() == pytest.approx(
+        by_numpy(parts[-1]), rel=1e-6
+    )
+
+
 def test_no_tensors_have_norm_zero() -> None:
     assert squared_norm([], device=CPU).item() == 0
     assert squared_norm([torch.empty(0)], device=CPU).item() == 0
@@ -81,9 +113,16 @@ def test_a_non_finite_element_shows(bad: float) -> None:
     assert not torch.isfinite(squared_norm([tensor], device=CPU))
 
 
-def test_no_copy_is_made() -> None:
-    tensor = torch.ones(8 * 2**20)
-
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(8 * 2**20),
+        torch.ones(4 * 2**20, dtype=torch.complex64),
+        torch.ones(4 * 2**20, dtype=torch.complex64).conj(),
+    ],
+    ids=["real", "complex", "conjugate"],
+)
+def test_no_copy_is_made(tensor: Tensor) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         squared_norm([tensor], device=CPU)
 

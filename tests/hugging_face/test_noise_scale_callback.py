@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callback against gradients of plain copies of the model, micro-batch by micro-batch."""
 
+import copy
+import gc
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -376,7 +379,7 @@ def test_training_resumes_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
     def run(resume: str | None) -> list[Fit]:
         def one() -> Fit:
-            callback = NoiseScaleCallback(every_n_steps=2, groups={"layers.0": "first"})
+            callback = NoiseScaleCallback(every_n_steps=2, groups={"first": "layers.0"})
             return fit(callback, resume=resume, logging_steps=2, **options)
 
         return on_ranks(2, as_torchrun(one))
@@ -511,6 +514,38 @@ def test_nothing_stays_in_the_model_after_training_nor_after_an_error(failing_st
 
     assert hooks_on(trainers[0].model) == 0
     assert callback.history["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_between_steps_the_model_has_no_hooks(accumulated: int, tmp_path: Path) -> None:
+    """Evaluation is as it is without, and a copy or a pickle is of the model alone."""
+    seen: list[int] = []
+
+    class Looking(TrainerCallback):
+        def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
+            pickle.dumps(copy.deepcopy(model))
+            self.on_prediction_step(model=model)
+
+        def on_prediction_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+            hooks = len(torch_modules._global_forward_hooks)
+            seen.append(hooks + sum(len(m._forward_hooks) for m in model.modules()))
+
+    gc.collect()
+    there = len(torch_modules._global_forward_hooks)
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "output_dir": str(tmp_path)}
+    callback = NoiseScaleCallback()
+
+    fit(
+        callback,
+        Looking(),
+        gradient_accumulation_steps=accumulated,
+        extras={"eval_dataset": digits()[:8]},
+        **evaluated,
+    )
+
+    assert len(seen) > 7
+    assert max(seen) <= there
+    assert callback.noise_scale.steps > 4
 
 
 def test_labels_that_are_hidden_are_told_of() -> None:

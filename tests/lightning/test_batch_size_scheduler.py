@@ -66,7 +66,8 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"progress": "tokens"},
             ValueError,
-            '`progress` must be one of "steps", "examples", "gain", got \'tokens\'. Choose one.',
+            '`progress` must be one of "run", "steps", "examples", "gain", got \'tokens\'.'
+            " Choose one.",
         ),
         (
             {"min_batch_size": 64, "max_batch_size": 32},

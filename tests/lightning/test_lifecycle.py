@@ -3,6 +3,8 @@
 
 import copy
 import pickle
+import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,12 +85,74 @@ def test_checkpoints_load_weights_only_and_are_alike_on_all_ranks(tmp_path: Path
         np.testing.assert_equal(result["meter"], saved)
 
 
-def test_a_checkpoint_of_another_window_is_refused_at_fit_start(tmp_path: Path) -> None:
-    fit(NoiseScaleMonitor(window=20), checkpoint_to(tmp_path), enable_checkpointing=True)
+def damaged(checkpoint: Any, damage: str) -> dict[str, Any]:
+    """The options of a monitor for which a checkpoint does not fit, or is made not to."""
+    (state,) = checkpoint["callbacks"]["NoiseScaleMonitor"]["optimizers"]
+    match damage:
+        case "another window":
+            return {"window": 30}
+        case "another unit":
+            return {"unit": "rows"}
+        case "no averages":
+            del state["meter"]["estimates"]["whole"]["averages"]
+        case "averages of other windows":
+            state["meter"]["estimates"]["whole"]["averages"]["mean"].append([0.0, 0.0])
+        case "no counts":
+            del state["meter"]["skipped_steps"]
+        case "no meter":
+            del state["meter"]
+        case "nothing":
+            checkpoint["callbacks"]["NoiseScaleMonitor"]["optimizers"] = None
+        case "no history":
+            del state["history"]
+    return {}
 
+
+ANEW, GOES_ON = [8, 10, 12, 14], [2, 4, 6, 8, 10, 12, 14]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told", "steps"),
+    [
+        ("another window", "averages of before.*`window` must be the one", GOES_ON),
+        ("another unit", "averages of before.*`unit` must be the one", ANEW),
+        ("no averages", "averages of before.*KeyError: 'averages'", GOES_ON),
+        ("averages of other windows", "averages of before.*cannot reshape", GOES_ON),
+        ("no counts", "averages of before.*KeyError: 'skipped_steps'", GOES_ON),
+        ("no meter", "averages of before.*KeyError: 'meter'", [1, 3, 5, 7]),
+        ("nothing", "averages of before.*TypeError", [1, 3, 5, 7]),
+        ("no history", "history of before.*KeyError: 'history'", ANEW),
+    ],
+)
+def test_what_cannot_be_restored_begins_anew_and_training_goes_on(
+    damage: str, told: str, steps: list[int], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"strategy": "auto", "accumulate_grad_batches": 2}
+    options["log_every_n_steps"] = 2
+    first = trainer(
+        1,
+        callbacks=[NoiseScaleMonitor(window=20), checkpoint_to(tmp_path)],
+        enable_checkpointing=True,
+        **options,
+    )
+    first.fit(classifier(), loader())
     (path,) = tmp_path.glob("*.ckpt")
-    with pytest.raises(Exception, match="`window` must be the one the state was saved with"):
-        fit(NoiseScaleMonitor(window=30), max_epochs=2, ckpt_path=path)
+    checkpoint = torch.load(path, weights_only=True)
+    monitor = NoiseScaleMonitor(**{"window": 20} | damaged(checkpoint, damage))
+    torch.save(checkpoint, path)
+    options["max_epochs"] = 2
+    plain, resumed = classifier(), classifier()
+    trainer(1, **options).fit(plain, loader(), ckpt_path=path)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(1, callbacks=[monitor], **options).fit(resumed, loader(), ckpt_path=path)
+
+    assert any(re.search(told, str(warning.message)) for warning in caught)
+    assert monitor.history["step"].tolist() == steps
+    assert (monitor.noise_scale.steps > 7) == (damage == "no history")
+    for ours, theirs in zip(resumed.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_checkpoint_of_a_run_without_the_monitor_can_be_resumed(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_second_optimizers_metrics_have_a_name_of_their_own() -> None:
         }
 
     result, _ = fit(
-        NoiseScaleMonitor(groups={"generator": "g", "discriminator": "d"}),
+        NoiseScaleMonitor(groups={"g": "generator", "d": "discriminator"}),
         model=Gan(),
         train_loader=loader(BATCH_SIZE),
         strategy="ddp_fork_find_unused_parameters_true",
@@ -296,3 +296,79 @@ def test_several_passes_of_one_batch_are_told_and_not_measured() -> None:
         )
 
     assert monitor.noise_scale.steps == 0
+
+
+class TemplateGan(L.LightningModule):
+    """As in Lightning's own example: the discriminator runs twice in its pass, of one batch."""
+
+    def __init__(self, batches_a_step: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(), nn.Linear(16, FEATURES))
+        self.discriminator = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.batches_a_step = batches_a_step
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real = batch[0]
+        noise = torch.randn(len(real), 4)
+
+        def of_generator() -> Tensor:
+            return nn.functional.softplus(-self.discriminator(self.generator(noise))).mean()
+
+        def of_discriminator() -> Tensor:
+            fake = self.discriminator(self.generator(noise).detach())
+            both = nn.functional.softplus(fake) + nn.functional.softplus(-self.discriminator(real))
+            return both.mean() / 2
+
+        losses = of_generator, of_discriminator
+        for optimizer, loss in zip(self.optimizers(), losses, strict=True):
+            self.toggle_optimizer(optimizer)
+            self.manual_backward(loss() / self.batches_a_step)
+            if (batch_idx + 1) % self.batches_a_step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        networks = self.generator, self.discriminator
+        return [torch.optim.Adam(net.parameters(), lr=2e-4) for net in networks]
+
+
+def skipped(fitting: Any, module: Any) -> list[float]:
+    metrics = fitting.callback_metrics
+    prefixes = ("noise_scale/", "noise_scale/optimizer_1/")
+    return [metrics[prefix + "skipped_steps"].item() for prefix in prefixes]
+
+
+def fit_template(monitor: NoiseScaleMonitor, batches_a_step: int) -> list[float]:
+    (found,) = fit(
+        monitor,
+        ranks=1,
+        strategy="auto",
+        model=TemplateGan(batches_a_step),
+        train_loader=loader(BATCH_SIZE, 96),
+        results=skipped,
+        log_every_n_steps=1,
+    )
+    return found  # type: ignore[no-any-return]
+
+
+def test_a_gan_on_one_device_is_told_what_works_there() -> None:
+    with pytest.warns(UserWarning, match=r"twice a pass, as in a GAN: step it after the backward"):
+        alone = fit_template(NoiseScaleMonitor(), 1)
+
+    assert alone == [12, 12]
+    assert fit_template(NoiseScaleMonitor(), 2) == [0, 0]
+
+
+def test_a_discriminator_is_no_matter_of_single_examples() -> None:
+    """Asked for by name they are refused, with the reason and with remedies that exist."""
+    with pytest.raises(ValueError, match="`model` must have parameters with a formula") as error:
+        fit_template(NoiseScaleMonitor(small_batch="example"), 1)
+
+    assert "got none: discriminator.0.weight" in str(error.value)
+    assert str(error.value).endswith(
+        ' (in modules called more than once). Choose small_batch="micro_batch" where two or more'
+        ' are accumulated, or "rank" on several devices.'
+    )

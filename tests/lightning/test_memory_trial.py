@@ -2,6 +2,7 @@
 """A larger micro-batch is tried before it is adopted, and the trial leaves no trace."""
 
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 from fits import CLASSES, FEATURES, fit, loader, trainer
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins import MixedPrecision
 from named_batches import Names, names
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -77,7 +80,7 @@ def everything(module: Any, fitting: Any) -> dict[str, Any]:
         "metric": {k: v.numpy().copy() for k, v in module.accuracy.metric_state.items()},
         "calls": module.calls,
         "outputs": [t.item() for t in module.outputs],
-        "by_name": module.by_name["output"].detach().numpy().copy(),
+        "by_name": module.by_name["output"].detach().float().numpy().copy(),
         "sizes": list(module.sizes),
         "random": (random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()),
         "logged": {k: v.item() for k, v in fitting.callback_metrics.items()},
@@ -310,3 +313,125 @@ def test_a_batch_of_unequal_parts_grows_where_it_has_rows() -> None:
     trainer(1, strategy="auto", callbacks=[grows()], max_epochs=2).fit(module, data)
 
     assert [len(batch) for batch in module.arrived] == [4] * 16 + [16] * 4
+
+
+class Raises(torch.autograd.Function):
+    """An error in the middle of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise MemoryError("no more")
+
+
+class UntoldError(Exception):
+    """An error that does not even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("nothing to say")
+
+
+def fails(module: Any, x: Tensor) -> Tensor:
+    module.body.eval()
+    module.body[0].weight.requires_grad_(False)
+    module.body[1].running_mean.fill_(7.0)
+    raise RuntimeError("out of memory")
+
+
+def fails_wordless(module: Any, x: Tensor) -> Tensor:
+    raise UntoldError
+
+
+def fails_in_backward(module: Any, x: Tensor) -> Tensor:
+    return Raises.apply(x.requires_grad_())  # type: ignore[no-any-return,no-untyped-call]
+
+
+def fails_in_the_trainer(module: Any, x: Tensor) -> Tensor:
+    module.trainer.should_stop = True
+    module.trainer.lightning_module.calls = 99
+    module.trainer.lightning_module.log("rows", float(len(x)))
+    module.trainer.callback_metrics["rows"] = torch.tensor(1.0)
+    module.optimizers().param_groups[0]["lr"] = 99.0
+    module.logger.log_metrics({"rows": len(x)})
+    module.logger.experiment.whatever(len(x))
+    raise RuntimeError("after all of that")
+
+
+def cannot_be_copied(module: Any, x: Tensor) -> Tensor:
+    return x
+
+
+class Logs(Logger):
+    """Everything, into a list."""
+
+    name, version = "logs", 0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[Any] = []
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.lines.append(metrics)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize(
+    "fault",
+    [fails, fails_wordless, fails_in_backward, fails_in_the_trainer, cannot_be_copied],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_fault_in_the_trial_leaves_training_bitwise_as_it_is(
+    fault: Callable[[Any, Tensor], Tensor], precision: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Faulty(Stateful):
+        def __init__(self) -> None:
+            super().__init__()
+            if fault is cannot_be_copied:
+                self.lock = threading.Lock()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if len(batch[0]) > 8:
+                batch = [fault(self, batch[0]), batch[1]]
+            return super().training_step(batch, batch_idx)
+
+    def trained(callback: Any) -> dict[str, Any]:
+        module, logger = Faulty(), Logs()
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        fitting = trainer(
+            1,
+            strategy="auto",
+            callbacks=[callback],
+            max_epochs=2,
+            logger=logger,
+            log_every_n_steps=1,
+            plugins=[MixedPrecision("16-mixed", "cpu")] if precision == "16-mixed" else None,
+            precision=None if precision == "16-mixed" else precision,
+        )
+        fitting.fit(module, loader(8, examples=96))
+        return {
+            **everything(module, fitting),
+            "steps": fitting.global_step,
+            "rate": fitting.optimizers[0].param_groups[0]["lr"],
+            "scaler": fitting.precision_plugin.state_dict(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "lines": logger.lines,
+        }
+
+    with_trial = trained(tries := Tries())
+    told = [why for why, _, _ in tries.seen]
+    without = trained(BatchSizeScheduler(lambda noise_scale, plan, progress: plan.batch_size))
+
+    assert len(told) == 2
+    assert all(told)
+    for _, before, after in tries.seen:
+        np.testing.assert_equal(after, before)
+    assert with_trial["steps"] == 24
+    np.testing.assert_equal(with_trial, without)

@@ -8,13 +8,39 @@ import pytest
 import torch
 from brute_force import brute_force
 from fits import CLASSES, FEATURES, classifier, fit, loader, trainer
-from torch import nn
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
 from zoo import ZOO, Adapter, PartlyUnused, Tied
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
 
 EXAMPLES, BATCH_SIZE = 96, 8
+
+
+class SpectralConvolution(nn.Module):
+    """Multiply the lowest frequencies by complex weights, as Fourier neural operators do."""
+
+    def __init__(self, channels: int = 4, modes: int = 3) -> None:
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.randn(channels, channels, modes, dtype=torch.cfloat) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = torch.fft.rfft(x)[..., : self.modes]
+        mixed = torch.einsum("bim,iom->bom", low, self.weight)
+        return torch.fft.irfft(mixed, n=x.shape[-1])
+
+
+def fourier_operator() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, FEATURES)),
+        nn.Conv1d(1, 4, 1),
+        SpectralConvolution(),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(4 * FEATURES, CLASSES),
+    )
 
 
 def frozen() -> nn.Module:
@@ -27,6 +53,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "adapters": lambda: nn.Sequential(Adapter(FEATURES, 16), nn.Tanh(), Adapter(16, CLASSES)),
     "tied": Tied,
     "unused": PartlyUnused,
+    "complex": fourier_operator,
     # Every part is normalised by its own statistics: that is the gradient that is measured.
     "batch normalisation": lambda: nn.Sequential(
         nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, CLASSES)
@@ -80,6 +107,32 @@ def test_what_is_trained_is_measured(
             ranks=ranks,
             accumulated=accumulated,
             compared=compared,
+            examples=EXAMPLES,
+            batch_size=BATCH_SIZE,
+        ),
+    )
+
+
+def test_complex_gradients_are_measured_where_they_are_the_bucket(
+    recorded: list[StepNorms],
+) -> None:
+    strategy = DDPStrategy(start_method="fork", gradient_as_bucket_view=True)
+
+    results = fit(
+        NoiseScaleMonitor(),
+        strategy=strategy,
+        model=classifier(net=made("complex"), lr=0.0),
+        train_loader=loader(BATCH_SIZE, EXAMPLES),
+        results=lambda *_: list(recorded),
+    )
+
+    check(
+        results,
+        brute_force(
+            made("complex"),
+            ranks=2,
+            accumulated=1,
+            compared="rank",
             examples=EXAMPLES,
             batch_size=BATCH_SIZE,
         ),

@@ -34,8 +34,12 @@ SCHEDULES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def every_step(schedule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda optimizer, of: {"scheduler": schedule(optimizer, of), "interval": "step"}
+def every_step(schedule: Callable[[Any, Any], Any], **options: Any) -> Callable[[Any, Any], Any]:
+    return lambda optimizer, of: {
+        "scheduler": schedule(optimizer, of),
+        "interval": "step",
+        **options,
+    }
 
 
 def fitted(*callbacks: Any, schedule: Any = None, batches: int = 12, **options: Any) -> Names:
@@ -91,7 +95,7 @@ def test_the_optimizer_steps_with_the_factor(
 def test_schedules_by_steps_are_what_they_are_without_the_factor(
     schedule: Callable[[Any, Any], Any],
 ) -> None:
-    module = fitted(scheduler(), schedule=every_step(schedule), max_epochs=4)
+    module = fitted(scheduler(progress="steps"), schedule=every_step(schedule), max_epochs=4)
 
     steps = len(windows(12, 4, LENGTHS))
     factors = [LENGTHS[step % len(LENGTHS)] for step in range(steps)]
@@ -152,16 +156,16 @@ class Watches:
     accumulate=st.integers(1, 4),
     rows=st.sampled_from([None, 3, 32]),
 )
-def test_by_examples_a_schedule_ends_with_the_last_epoch(
+def test_a_schedule_ends_with_the_last_epoch(
     lengths: list[int], batches: int, epochs: int, accumulate: int, rows: int | None
 ) -> None:
     """However many steps there were, of however large batches of the loader."""
-    for schedule in (cosine, one_cycle):
+    for schedule, progress in ((cosine, "examples"), (one_cycle, None)):
         watched = Watches(schedule)
         if schedule is one_cycle and batches * epochs < 4 * accumulate:
             continue  # torch wants more steps than that
         fitted(
-            scheduler(lengths, progress="examples", max_device_batch_size=rows),
+            scheduler(lengths, progress=progress, max_device_batch_size=rows),
             schedule=watched,
             batches=batches,
             max_epochs=epochs,
@@ -174,16 +178,21 @@ def test_by_examples_a_schedule_ends_with_the_last_epoch(
             assert watched.made.get_last_lr() == pytest.approx([0.0], abs=1e-12)
 
 
-@pytest.mark.parametrize(("batches", "accumulate"), [(12, 1), (12, 3), (11, 1), (11, 3)])
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "frequency"), [(12, 3, 1), (11, 1, 1), (11, 3, 1), (11, 3, 2)]
+)
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-@pytest.mark.parametrize("progress", ["steps", "examples"])
+@pytest.mark.parametrize("progress", [None, "steps", "examples", "gain"])
+@pytest.mark.filterwarnings("ignore:NoiseScaleMonitor has nothing to measure")
 def test_where_the_batch_size_stays_every_rate_is_identical(
-    batches: int, accumulate: int, sized: bool, progress: Any
+    batches: int, accumulate: int, frequency: int, sized: bool, progress: Any
 ) -> None:
+    """Lightning compares a frequency with the number of batches in the epoch."""
+
     def rates(*callbacks: Any) -> list[float]:
         return fitted(
             *callbacks,
-            schedule=every_step(SCHEDULES["SequentialLR"]),
+            schedule=every_step(SCHEDULES["SequentialLR"], frequency=frequency),
             batches=batches,
             sized=sized,
             accumulate_grad_batches=accumulate,
@@ -218,6 +227,159 @@ def test_a_schedule_by_every_second_step_keeps_its_frequency() -> None:
     assert module.rates == pytest.approx(0.1 * 0.5 ** (begins // 2), rel=1e-12)
 
 
+@pytest.mark.parametrize("lengths", [(8,), (1, 2, 3)])
+@pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": 1000}])
+def test_where_steps_end_the_run_a_schedule_ends_with_the_last_step(
+    lengths: Sequence[int], limits: dict[str, int]
+) -> None:
+    """20 steps of four batches are 6.7 epochs, whatever the batch size becomes."""
+    watched = Watches(one_cycle)
+
+    module = fitted(
+        scheduler(lengths), schedule=watched, accumulate_grad_batches=4, max_steps=20, **limits
+    )
+
+    assert len(module.rates) == watched.total == watched.made.last_epoch == 20
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps"),
+    [
+        ((8,), 8),  # 4 epochs of 2 steps: they end the run, at first the 10 steps would
+        ((1,), 10),
+        ((4,), 10),
+    ],
+)
+def test_where_both_may_end_the_run_a_schedule_ends_with_the_first_of_them(
+    lengths: Sequence[int], steps: int
+) -> None:
+    watched = Watches(one_cycle)
+
+    module = fitted(
+        scheduler(lengths), schedule=watched, accumulate_grad_batches=4, max_steps=10, max_epochs=4
+    )
+
+    assert len(module.rates) == steps
+    assert watched.made.last_epoch == watched.total == 10
+
+
+def test_without_a_known_end_a_schedule_goes_by_examples() -> None:
+    """A stream has no length, and nobody knows how many steps an hour has."""
+
+    def by_hand(optimizer: Any, _: Any) -> Any:
+        return lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=3 * 12)
+
+    for limits in ({"max_epochs": 3}, {"max_epochs": -1, "max_time": "00:01:00:00"}):
+        watched = Watches(by_hand)
+        stop = Stops(after_epochs=3)
+        fitted(scheduler(), stop, schedule=watched, sized=False, **limits)
+
+        assert watched.made.last_epoch == 3 * 12
+
+
+class Stops(L.Callback):
+    def __init__(self, after_epochs: int) -> None:
+        self._epochs = after_epochs
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 == self._epochs
+
+
+IS_OVER = "is at its end before the run is"
+
+
+def test_by_gains_a_schedule_that_is_over_stays_at_its_end() -> None:
+    """Half the batch is worth more than half a step: the last steps are past what it is for."""
+    watched = Watches(one_cycle)
+    callback = scheduler((2,), progress="gain", lr_scaling="none")
+
+    with pytest.warns(UserWarning, match=IS_OVER) as warned:
+        module = fitted(callback, schedule=watched, accumulate_grad_batches=4, max_epochs=4)
+
+    assert len(module.rates) == 24
+    assert watched.made.last_epoch == watched.total == 12
+    assert module.rates[-1] == module.optimizer.param_groups[0]["lr"]
+    assert sum(IS_OVER in str(w.message) for w in warned) == 1
+
+
+def in_a_chain(optimizer: Any, of: Any) -> Any:
+    return lr_scheduler.ChainedScheduler([one_cycle(optimizer, of)])
+
+
+def in_a_sequence(optimizer: Any, of: Any) -> Any:
+    rest = of.estimated_stepping_batches - 5
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+        lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=rest),
+    ]
+    return lr_scheduler.SequentialLR(optimizer, parts, [5])
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, in_a_chain, in_a_sequence])
+@pytest.mark.filterwarnings("ignore:The learning-rate schedule counts optimizer steps")
+def test_more_optimizer_steps_than_a_schedule_has_do_not_end_the_run(schedule: Any) -> None:
+    with pytest.warns(UserWarning, match=IS_OVER):
+        module = fitted(
+            scheduler((1,), progress="steps", lr_scaling="none"),
+            schedule=every_step(schedule),
+            accumulate_grad_batches=2,
+            max_epochs=3,
+        )
+
+    assert len(module.rates) == 36
+    assert len(set(module.rates[18:])) == 1
+
+
+def test_a_metric_by_every_kth_step_is_waited_for_at_any_batch_size() -> None:
+    """From batch 1 on windows of 2 end with batches 3, 5, ..., of which none is a multiple of 2."""
+
+    class Plateau(Names):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("flat", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    def by_plateau(optimizer: Any, _: Any) -> Any:
+        made = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {"scheduler": made, "monitor": "flat", "interval": "step", "frequency": 2}
+
+    module = Plateau(26, by_plateau)
+    callback = BatchSizeScheduler({0: 2, 1: 4}, max_batch_size=4, lr_scaling="none")
+    trainer(1, strategy="auto", callbacks=[callback]).fit(module, names(26, 2))
+
+    assert module.rates == [0.1 * f for f in (1, 1, 1, 1, 0.5, 0.5, 0.25)]
+
+
+def test_a_schedule_that_another_callback_brings_replaces_the_first() -> None:
+    """As averaging of weights does: what it replaces is not stepped any more."""
+
+    class Swaps(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                (config,) = trainer.lr_scheduler_configs
+                made = lr_scheduler.ConstantLR(config.scheduler.optimizer, 0.5, total_iters=10**6)
+                trainer.strategy.lr_scheduler_configs = [type(config)(made, interval="step")]
+
+    watched = Watches(SCHEDULES["ExponentialLR"])
+    module = fitted(scheduler((3,), lr_scaling="none"), Swaps(), schedule=watched, max_epochs=2)
+
+    assert watched.made.last_epoch == 12
+    assert len(set(module.rates[4:])) == 1
+
+
+def test_the_modules_own_hook_steps_it_as_often_as_it_is_due() -> None:
+    seen: list[int] = []
+
+    class Own(Names):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            seen.append(self.global_step)
+            super().lr_scheduler_step(scheduler, metric)
+
+    module = Own(24, every_step(SCHEDULES["ExponentialLR"]))
+    trainer(1, strategy="auto", callbacks=[scheduler((2, 4))]).fit(module, names(24, 2))
+
+    assert seen == [1] * 2 + [2] * 4 + [3] * 2 + [4] * 4
+
+
 def test_malladi_scales_betas_and_eps_while_adam_steps() -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -246,7 +408,7 @@ def test_malladi_scales_betas_and_eps_while_adam_steps() -> None:
 
 def test_one_warning_tells_that_a_schedule_by_steps_drifts() -> None:
     with pytest.warns(UserWarning, match="counts optimizer steps") as warned:
-        fitted(scheduler(), schedule=every_step(SCHEDULES["StepLR"]))
+        fitted(scheduler(progress="steps"), schedule=every_step(SCHEDULES["StepLR"]))
 
     told = [w for w in warned if "counts optimizer steps" in str(w.message)]
     assert len(told) == 1

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import NoiseScaleMonitor
+from noisescale.runs import read_run
 
 SCALE = ("simple", "simple_low", "simple_high", "efficiency", "lower_bound", "group/all")
 
@@ -101,6 +102,20 @@ def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Pat
         " compared with: no noise scale is logged from there on. Accumulate two or more, use more"
         ' devices, or compare single examples: `small_batch="example"`.'
     ]
+
+
+def test_a_log_without_a_lower_bound_at_its_end_is_read_back_with_all_its_steps(
+    tmp_path: Path,
+) -> None:
+    """Steps 1 to 8 have 2 micro-batches, steps 9 to 24 one."""
+    monitor = NoiseScaleMonitor()
+    fit(tmp_path, monitor, GradientAccumulationScheduler({0: 2, 2: 1}))
+
+    read = read_run(tmp_path)
+
+    assert read["step"].tolist() == monitor.history["step"].tolist()
+    assert read["examples"].tolist() == monitor.history["examples"].tolist()
+    assert np.isfinite(read["low"]).tolist() == (read["step"] <= 8).tolist()
 
 
 def test_the_short_last_window_of_an_epoch_ends_no_training(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Custom Scalars page as TensorBoard's own plugin reads it back."""
 
+import os
+import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,13 @@ import pytest
 from fits import fit
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import NoiseScaleMonitor
+from noisescale.guard import Guard
+from noisescale.lightning import tensorboard_layout
 from noisescale.lightning.tensorboard_layout import merged_into
 
 OURS = {"Noise scale": {"B_simple": ["Margin", ["value", "low", "high"]]}}
@@ -28,7 +34,7 @@ def titles(folder: Path) -> dict[str, list[str]]:
 
 
 def test_ours_is_written_where_there_is_none(tmp_path: Path) -> None:
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS):
+    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
         pass
 
     assert titles(tmp_path) == {"Noise scale": ["B_simple"]}
@@ -37,7 +43,7 @@ def test_ours_is_written_where_there_is_none(tmp_path: Path) -> None:
 def test_a_layout_written_before_is_kept(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(THEIRS)
-        with merged_into(writer, OURS):
+        with merged_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -47,9 +53,9 @@ def test_a_layout_of_an_earlier_writer_of_the_run_is_kept(tmp_path: Path) -> Non
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(THEIRS)
     with SummaryWriter(str(tmp_path), filename_suffix=".resumed") as writer:
-        with merged_into(writer, OURS):
+        with merged_into(writer, OURS, Guard()):
             pass
-        with merged_into(writer, OURS):
+        with merged_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -66,7 +72,7 @@ def test_a_layout_of_an_earlier_writer_of_the_run_is_kept(tmp_path: Path) -> Non
 def test_a_layout_written_while_we_are_there_is_merged(
     tmp_path: Path, method: str, arguments: Any
 ) -> None:
-    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS):
+    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
         getattr(writer, method)(*arguments)
 
     assert titles(tmp_path) == {"Losses": ["both"], "Noise scale": ["B_simple"]}
@@ -76,7 +82,7 @@ def test_a_category_of_the_same_name_has_both_charts(tmp_path: Path) -> None:
     theirs = {"Noise scale": {"mine": ["Multiline", ["a"]], "B_simple": ["Multiline", ["old"]]}}
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars(theirs)
-        with merged_into(writer, OURS):
+        with merged_into(writer, OURS, Guard()):
             pass
 
     assert titles(tmp_path) == {"Noise scale": ["mine", "B_simple"]}
@@ -85,9 +91,78 @@ def test_a_category_of_the_same_name_has_both_charts(tmp_path: Path) -> None:
 def test_the_writer_is_as_before_when_we_leave(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         before = dict(vars(writer))
-        with merged_into(writer, OURS):
+        with merged_into(writer, OURS, Guard()):
             assert vars(writer) != before
         assert vars(writer) == before
+
+
+BAD_FILES = {
+    "no event file": b"not an event file at all",
+    "truncated": None,
+    "no summary in it": None,
+    "empty": b"",
+    "a record of 2**62 bytes": struct.pack("<Q", 2**62) + bytes(12),
+}
+
+
+def put_bad_file(folder: Path, kind: str) -> None:
+    path = folder / "events.out.tfevents.1.bad"
+    if (content := BAD_FILES[kind]) is not None:
+        path.write_bytes(content)
+        return
+    with SummaryWriter(str(folder / "good")) as writer:
+        writer.add_custom_scalars(THEIRS)
+    (good,) = (folder / "good").iterdir()
+    whole = good.read_bytes()
+    if kind == "truncated":
+        path.write_bytes(whole[:-20])
+        return
+    # A record that names the layout's tag, with a right checksum, and is no event.
+    data = b"\xff" * 8 + b"custom_scalars__config__"
+    header = struct.pack("<Q", len(data))
+    crcs = [struct.pack("<I", masked_crc32c(part)) for part in (header, data)]
+    path.write_bytes(header + crcs[0] + data + crcs[1])
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_our_charts_are_there_beside_an_event_file_that_cannot_be_read(
+    kind: str, tmp_path: Path
+) -> None:
+    put_bad_file(tmp_path, kind)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+            pass
+
+    written = [path for path in tmp_path.glob("events*") if path.suffix != ".bad"]
+    assert any(b"B_simple" in path.read_bytes() for path in written)
+    assert all("event file that cannot be read" in str(warning.message) for warning in caught)
+
+
+def test_folders_and_pipes_that_are_named_like_event_files_are_passed_by(tmp_path: Path) -> None:
+    (tmp_path / "folder.tfevents").mkdir()
+    os.mkfifo(tmp_path / "pipe.tfevents")  # opening it would wait for a writer
+
+    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+        pass
+
+    (tmp_path / "folder.tfevents").rmdir()
+    (tmp_path / "pipe.tfevents").unlink()
+    assert titles(tmp_path) == {"Noise scale": ["B_simple"]}
+
+
+def test_a_layout_that_ours_cannot_be_merged_with_is_written_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no merging today")
+
+    with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
+        monkeypatch.setattr(tensorboard_layout, "_merged", fails)
+        with pytest.warns(UserWarning, match="no merging today"):
+            writer.add_custom_scalars(THEIRS)
+
+    assert titles(tmp_path) == {"Losses": ["both"]}
 
 
 def test_a_fit_leaves_the_users_charts_and_ours(tmp_path: Path) -> None:

@@ -187,6 +187,45 @@ def test_many_unresolved_steps_are_told() -> None:
     )
 
 
+def increments(noise: float, signal: float, measured: Any = True) -> dict[str, Any]:
+    """Of 20 steps a row: tr(Σ) and |G|² of each over its |g|², which scatter by a tenth of that."""
+    weight = np.where(measured, 20 * 64.0, 0.0)
+    spread = 0.01 * 64 * weight
+    return {
+        "increment_measured_steps": np.where(measured, 20, 0),
+        "increment_weight": weight,
+        "increment_noise_trace": noise * weight,
+        "increment_grad_sq_norm": signal * weight,
+        "increment_noise_trace_squares": max(noise, 1) ** 2 * spread,
+        "increment_products": 0,
+        "increment_grad_sq_norm_squares": signal**2 * spread,
+    }
+
+
+def test_steps_in_which_nothing_was_measured_are_told() -> None:
+    """At b = 192 and B = 64 a quarter of |g|² is |G|²."""
+    measured = history(**increments(48, 0.25, STEP > 400))
+
+    prediction = predict(measured, devices=[2], batch_sizes=[64])
+
+    assert prediction.critical_batch_size.value == pytest.approx(192, rel=1e-3)
+    assert prediction.warnings == (
+        "In 40 % of the steps nothing was measured: they are taken to be like the steps nearest to"
+        " them.",
+    )
+
+
+def test_gradients_without_noise_have_no_critical_batch_size() -> None:
+    """tr(Σ) then comes out on either side of 0."""
+    message = (
+        "`history` must have a noise scale above 0, got gradients without noise, but for the error"
+        " of measuring it, in 1,000 steps. Train at a smaller batch size to measure it, or check"
+        " that the batches differ."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        predict(history(**increments(-0.05, 1)))
+
+
 def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
     theory, given, fitted = (
         predict(history(), calibration=c).assumptions[1]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -245,3 +246,15 @@ def test_a_run_that_changed_its_batch_size_is_drawn_with_its_steps() -> None:
     assert set(size.y) == {64, 192}
     assert list(run.x) == [128]
     assert "times the batch size" not in noise_scale_figure(p).layout.title.text
+
+
+def test_a_run_that_is_mostly_not_resolved_has_no_median() -> None:
+    """It is resolved as a whole."""
+    prediction = predict(history(rows=40))
+    unknown = np.where(np.arange(len(prediction.run.noise_scale)) < 25, math.nan, 100.0)
+    mostly = replace(prediction, run=replace(prediction.run, noise_scale=unknown))
+
+    titles = [noise_scale_figure(p).layout.title.text for p in (prediction, mostly)]
+
+    assert "Noise scale 100 examples (median)" in titles[0]
+    assert "Noise scale mostly not resolved, batch size 64" in titles[1]

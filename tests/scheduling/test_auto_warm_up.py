@@ -233,6 +233,19 @@ def test_losses_that_are_not_finite_are_left_out() -> None:
     assert scheduler.peak_step == pytest.approx(200, abs=10)
 
 
+def test_a_step_may_count_as_more_than_an_epoch() -> None:
+    """As steps of a batch that has grown do: there is no test where there is no new loss."""
+    scheduler = AutoWarmUp(sgd(), 4000, steps_per_epoch=20)
+    for step, loss in enumerate(valley(50, bottom=10, noise=0)):
+        scheduler.optimizer.step()
+        scheduler.observe(loss)
+        for _ in range(1 if step < 5 else 50):
+            scheduler.step()
+
+    assert scheduler.switch_step is not None
+    assert scheduler.peak_step == pytest.approx(5 + 5 * 50, abs=60)
+
+
 def test_a_loss_that_is_never_observed_is_an_error() -> None:
     scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
     message = (

@@ -46,6 +46,47 @@ def test_an_epoch_whose_length_is_known_never_has_more(
         assert min(due) >= 0  # none is taken back
 
 
+@given(
+    sizes=st.lists(st.floats(0.1, 9), min_size=1, max_size=40),
+    end=st.integers(1, 30),
+    steps_per_epoch=st.one_of(st.none(), st.integers(1, 20)),
+)
+def test_no_more_steps_are_due_than_the_run_has(
+    sizes: list[float], end: int, steps_per_epoch: int | None
+) -> None:
+    clock = Clock()
+    clock.steps_per_epoch = steps_per_epoch or math.inf
+    clock.end_with(steps_of_epochs=end)
+
+    due = sum(clock.advance(size) for size in sizes)
+
+    passed = min(sum(sizes), clock.steps_per_epoch)
+    assert due == min(math.floor(passed + 1e-6), end)
+    assert clock.is_past_end == (math.floor(passed + 1e-6) > end)
+
+
+@given(
+    sizes=st.lists(st.floats(0.1, 9), min_size=1, max_size=40),
+    of_epochs=st.integers(1, 50),
+    of_steps=st.integers(1, 50),
+)
+def test_a_run_is_as_far_as_the_first_thing_that_ends_it(
+    sizes: list[float], of_epochs: int, of_steps: int
+) -> None:
+    clock = Clock()
+    clock.steps_per_epoch = of_epochs  # a run of one epoch
+    clock.end_with(steps_of_epochs=of_epochs, optimizer_steps=of_steps)
+
+    for number, size in enumerate(sizes, 1):
+        clock.advance(size, optimizer_steps=number)
+        share = max(min(sum(sizes[:number]) / of_epochs, 1), number / of_steps)
+        if number == of_steps or share == 1:
+            assert clock.taken == min(of_epochs, of_steps)
+            break
+        assert clock.taken == math.floor(share * min(of_epochs, of_steps) + 1e-6)
+    assert not clock.is_past_end
+
+
 def test_thirds_do_not_get_lost() -> None:
     clock = Clock()
 

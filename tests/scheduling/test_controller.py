@@ -267,8 +267,62 @@ def test_all_of_the_state_is_loaded() -> None:
     saved, before = controller.state_dict(), fresh.state_dict()
     fresh.load_state_dict(saved)
 
-    assert {k for k in saved if before[k] == saved[k]} == {"same_schedule", "policy"}
+    assert {k for k in saved if before[k] == saved[k]} == {
+        "same_schedule",
+        "policy",
+        "policy_kind",
+    }
     assert fresh.state_dict() == saved
+
+
+@pytest.mark.parametrize(
+    ("within", "name", "message"),
+    [
+        (None, "gain", "The state of BatchSizeController must have `gain`, got only `plan`, "),
+        ("clock", "time", "The state of BatchSizeController, `clock`, must have `time`, got only "),
+        ("run", "last", "The state of BatchSizeController, `run`, must have `last`, got only "),
+    ],
+)
+def test_a_state_that_lacks_something_is_refused_by_its_name(
+    within: str | None, name: str, message: str
+) -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd())
+    state = controller.state_dict()
+    del (state[within] if within else state)[name]
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}.* Resume from a whole checkpoint"):
+        controller.load_state_dict(state)
+
+
+class Counts:
+    """A policy of a user's own that has a state."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, noise_scale: Any, plan: Plan, progress: Any) -> float:
+        self.asked += 1
+        return 32.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.asked = state["asked"]
+
+
+def test_another_policy_begins_without_the_state_of_the_first() -> None:
+    first = BatchSizeController(Plan(8, 4), sgd(), Counts())
+    first.update()
+    same, other = (BatchSizeController(Plan(8, 4), sgd(), p) for p in (Counts(), "seesaw"))
+
+    same.load_state_dict(first.state_dict())
+    with pytest.warns(UserWarning, match="^`policy` is InsteadOfDecay, and the run .* had Counts"):
+        other.load_state_dict(first.state_dict())
+
+    assert same.settings.policy.asked == 1
+    assert other.settings.policy.state_dict() == {"batch_size": None}
+    assert (other.steps, other.examples) == (1, 32.0)
 
 
 def test_half_and_half_is_a_whole_run() -> None:

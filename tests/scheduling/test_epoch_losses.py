@@ -102,6 +102,16 @@ def test_the_state_carries_an_epoch_under_way() -> None:
     assert resumed.end_epoch().tolist() == losses.end_epoch().tolist() == [1.5, 3.0]
 
 
+def test_only_the_first_epoch_must_have_a_loss() -> None:
+    losses = EpochLosses()
+    losses.observe(1.5)
+    losses.end_step()
+    losses.end_epoch()
+    losses.end_step()
+
+    assert losses.end_epoch().isnan().tolist() == [True]
+
+
 def test_an_epoch_without_any_loss_is_an_error() -> None:
     losses = EpochLosses()
     losses.end_step()

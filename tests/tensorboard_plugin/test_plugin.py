@@ -42,6 +42,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log_run(folder / "one")
     log_run(folder / "gan/version_0")
     log_run(folder / "gan/version_0", optimizer=1, noise_scale=20.0)
+    log_run(folder / "two monitors", monitor="wide", noise_scale=30.0)
+    log_run(folder / "two monitors", monitor="wide", optimizer=1, noise_scale=40.0)
     log_run(folder / "transformers", noise_scale=50.0, host="train/")
     log_run(folder / "unresolved", resolved=False)
     with SummaryWriter(str(folder / "without")) as writer:
@@ -49,16 +51,23 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_with_the_monitor_are_listed_with_their_optimizers(logs: Path) -> None:
+def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(logs: Path) -> None:
     plugin = plugin_of(logs)
 
     assert plugin.is_active()
     assert json.loads(get(plugin, "/runs").data) == [
-        {"name": "gan/version_0", "optimizers": [0, 1]},
-        {"name": "one", "optimizers": [0]},
-        {"name": "transformers", "optimizers": [0]},
-        {"name": "unresolved", "optimizers": [0]},
+        {"name": "gan/version_0", "monitors": [{"name": "", "optimizers": [0, 1]}]},
+        {"name": "one", "monitors": [{"name": "", "optimizers": [0]}]},
+        {"name": "transformers", "monitors": [{"name": "", "optimizers": [0]}]},
+        {"name": "two monitors", "monitors": [{"name": "wide", "optimizers": [0, 1]}]},
+        {"name": "unresolved", "monitors": [{"name": "", "optimizers": [0]}]},
     ]
+
+
+def test_a_monitor_with_a_name_alone_shows_the_tab(tmp_path: Path) -> None:
+    log_run(tmp_path, monitor="wide")
+
+    assert plugin_of(tmp_path).is_active()
 
 
 def test_a_run_is_answered_with_what_the_package_predicts(logs: Path) -> None:
@@ -81,6 +90,8 @@ def test_controls_change_the_answer(logs: Path) -> None:
 
     assert critical(run="one", kappa=2).startswith("384 examples")
     assert critical(run="gan/version_0", optimizer=1).startswith("20.0 examples")
+    assert critical(run="two monitors", monitor="wide").startswith("30.0 examples")
+    assert critical(run="two monitors", monitor="wide", optimizer=1).startswith("40.0 examples")
     assert critical(run="transformers").startswith("50.0 examples")
     assert critical(run="unresolved") == "at least 154 examples, not resolved"
     devices = json.loads(get(plugin, "/prediction", run="one", devices="1, 3").data)["tables"][1]
@@ -156,6 +167,11 @@ def test_controls_change_the_answer(logs: Path) -> None:
             {"optimizer": "1"},
             404,
             "Not found: `run` must have the noise scale of optimizer 1, got 'one'.",
+        ),
+        (
+            {"monitor": "wide"},
+            404,
+            "Not found: `run` must have the noise scale by monitor 'wide', got 'one'.",
         ),
     ],
 )

@@ -4,19 +4,28 @@
 Nothing is kept but through the autograd graph: where a forward pass has no backward pass, what
 was kept goes with its graph.
 
-Private attribute read here, as of torch 2.13: `torch._C._are_functorch_transforms_active`.
+Private attributes read here, as of torch 2.13: `torch._C._are_functorch_transforms_active`, and
+`_global_forward_hooks_with_kwargs` of `torch.nn.modules.module`: a handle leaves its mark there.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from noisescale.collectors.examples.layers import Layer, Statistics
+from noisescale.guard import HookErrors, keeps_errors
+
+# Which hooks are given keyword arguments; before torch 2.6 none is.
+_GIVEN_KEYWORDS: dict[int, bool] | None = getattr(
+    torch.nn.modules.module, "_global_forward_hooks_with_kwargs", None
+)
 
 
 class Use:
@@ -56,8 +65,13 @@ class Use:
         return x  # type: ignore[no-any-return] # likewise
 
 
-class LayerHooks:
-    """A forward hook on every layer, and from there one on its output.
+class LayerHooks(HookErrors):
+    """One hook on the forward passes of all modules, which looks out for some layers.
+
+    A hook in a layer itself would be in the way of others: TorchScript cannot compile it, copies
+    and pickles of the model would hold it, and torch's inference fast path, whose results differ in
+    the last bit, is not taken where there is one. Of all hooks this one comes first and sees what
+    the layer gave, before another hook changes it.
 
     Args:
         on_output_gradient: Called in the backward pass with the use and its output's gradient.
@@ -69,21 +83,49 @@ class LayerHooks:
         on_output_gradient: Callable[[Use, Tensor], None],
         is_constant: Callable[[Tensor], bool],
     ) -> None:
-        self.wanted = True
-        """Turn it off and forward passes are not looked at."""
+        self._wanted = True
         self._on_output_gradient = on_output_gradient
         self._is_constant = is_constant
         self._anchor = torch.zeros((), requires_grad=True)
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._layer_of: dict[int, Layer] = {}
+        self._remove: Callable[[], None] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether forward passes are looked at; where they are not, no module has a hook."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, wanted: bool) -> None:
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._watch()
 
     def install(self, layers: Sequence[Layer]) -> None:
         """Watch these layers and no others."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = [
-            layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True)
-            for layer in layers
-        ]
+        self._layer_of = {id(layer.module): layer for layer in layers}
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+        if self._wanted and self._layer_of:
+            self._remove = _watch_forward_passes(weakref.ref(self))
+
+    @keeps_errors
+    def on_module(
+        self, module: nn.Module, args: tuple[Any, ...], output: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """Take in a call of a module, if it is one of the layers."""
+        layer = self._layer_of.get(id(module))
+        if layer is None or not (args or kwargs):
+            return
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # untyped
+            return
+        x = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(x, Tensor) and isinstance(output, Tensor):
+            self.on_forward(layer, x, output)
 
     def on_forward(self, layer: Layer, x: Tensor, output: Tensor) -> None:
         """Keep what a layer read until the gradient of what it gave arrives.
@@ -91,10 +133,8 @@ class LayerHooks:
         In evaluation mode too: a backbone that is trained with its dropout off.
         """
         if (
-            not self.wanted
-            or not torch.is_grad_enabled()
+            not torch.is_grad_enabled()
             or not output.requires_grad
-            or torch.compiler.is_compiling()
             or torch._C._are_functorch_transforms_active()
         ):
             return
@@ -123,21 +163,23 @@ class _Keep(torch.autograd.Function):
         return anchor.new_empty(0)
 
 
-class _ForwardHook:
-    """Call the hooks' owner; in a copy of the model (an average of weights, say) do nothing."""
+def _watch_forward_passes(owner: weakref.ref[LayerHooks]) -> Callable[[], None]:
+    """Show the owner all modules' forward passes, until what is returned is called."""
 
-    def __init__(self, hooks: LayerHooks | None = None, layer: Layer | None = None) -> None:
-        self._hooks = hooks
-        self._layer = layer
-
-    def __call__(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if self._hooks is None or self._layer is None:
+    def on_forward(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+        if torch.compiler.is_compiling():  # first, so that compiled code has no more of this
             return
-        x = args[0] if args else next(iter(kwargs.values()))
-        if isinstance(x, Tensor) and isinstance(output, Tensor):
-            self._hooks.on_forward(self._layer, x, output)
+        if (hooks := owner()) is None:
+            remove()
+        else:
+            *kwargs, output = kwargs_and_output
+            hooks.on_module(module, args, output, kwargs[0] if kwargs else {})
 
-    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[()]]:
-        return _ForwardHook, ()
+    def remove() -> None:
+        handle.remove()
+        if _GIVEN_KEYWORDS is not None:
+            _GIVEN_KEYWORDS.pop(handle.id, None)
+
+    options = {} if _GIVEN_KEYWORDS is None else {"with_kwargs": True}
+    handle = register_module_forward_hook(on_forward, **options)
+    return remove

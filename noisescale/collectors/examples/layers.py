@@ -128,7 +128,7 @@ class LinearLayer(Layer):
         found: Gradients = {}
         d = _positions_in_the_middle(d)
         if x is not None and "weight" in names:
-            found["weight"] = Outer(_positions_in_the_middle(x), d)
+            found["weight"] = Outer(_positions_in_the_middle(x).conj(), d)
         if "bias" in names:
             found["bias"] = Summed(d)
         return found
@@ -164,7 +164,7 @@ class ConvLayer(Layer):
             groups = self.module.groups
             a = self._patches(x)
             found["weight"] = Outer(
-                a.unflatten(1, (groups, -1)).flatten(0, 1).mT,
+                a.conj().unflatten(1, (groups, -1)).flatten(0, 1).mT,
                 d.unflatten(1, (groups, -1)).flatten(0, 1).mT,
                 groups,
             )
@@ -344,7 +344,8 @@ def kind_of(
     ):
         return None
     for base, kind in kinds.items():
-        own_forward = "forward" in vars(module) or type(module).forward is not base.forward
-        if isinstance(module, base) and not own_forward:
+        if not isinstance(module, base):
+            continue  # first: the class of a traced module raises where it is asked for `forward`
+        if "forward" not in vars(module) and type(module).forward is base.forward:
             return kind
     return None

@@ -4,7 +4,7 @@
 A parameter of a layer is used at many positions t (tokens, pixels) of an example. With a_t what
 the layer read there and d_t the gradient of its output, the example's gradient is a sum over t,
 whose norm often takes less than the sum itself. All functions are pure; b is the number of
-examples. Tensors are float32 or float64: 16 bits must be widened before.
+examples. Tensors are float32 or float64, or complex of such parts: 16 bits must be widened before.
 
 References:
     Goodfellow 2015, arXiv:1510.01799. Gray et al. 2024, arXiv:2411.00999, section 3.
@@ -41,6 +41,9 @@ class Outer(NamedTuple):
     The norm is taken of that product, in t·k·l multiplications, or without it in t²·(k + l):
 
         |g_i|² = Σ_tt' (a_t·a_t')(d_t·d_t')
+
+    Of complex numbers, too, with the products of conjugates x̄_t·x_t'. There `a` holds the
+    conjugate of what the layer read: g_i = Σ_t d_t a_tᴴ (Kreutz-Delgado 2009, arXiv:0906.4835).
     """
 
     a: Tensor
@@ -165,23 +168,23 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _gram(x: Tensor, rows: slice) -> Tensor:
-    """x_t·x_t' for the t in `rows`, shape (b, rows, t)."""
-    return torch.bmm(x[:, rows], x.mT)
+    """x̄_t·x_t' for the t in `rows`, shape (b, rows, t)."""
+    return torch.bmm(x[:, rows].conj(), x.mT)
 
 
 def _weighted_gram(weights: Callable[[slice, slice], Tensor], d: Tensor) -> Tensor:
     """Σ_tt' w_tt' d_t·d_t' of every example; `weights` gives w for some examples and some t."""
     b, t, _ = d.shape
-    sums = d.new_zeros(b)
+    sums = d.new_zeros(b, dtype=d.dtype.to_real())
     for examples, rows in _blocks(b, t, 2 * t * d.element_size()):
         pairs = _gram(d[examples], rows).mul_(weights(examples, rows))
-        sums[examples] += pairs.sum((1, 2))
+        sums[examples] += pairs.sum((1, 2)).real  # what is imaginary cancels
     return sums
 
 
 def _products(a: Tensor, d: Tensor) -> Tensor:
     """|Σ_t d_t a_tᵀ|² of every example, by way of the sum itself."""
-    sums = d.new_zeros(len(d))
+    sums = d.new_zeros(len(d), dtype=d.dtype.to_real())
     for examples, rows in _blocks(len(d), d.shape[2], a.shape[2] * a.element_size()):
         products = torch.bmm(d[examples, :, rows].mT, a[examples])
         sums[examples] += _squares(products).sum(1)

@@ -26,6 +26,7 @@ from torch.nn import Parameter
 from noisescale.collectors.examples.hooks import Use
 from noisescale.collectors.examples.layers import ConvLayer, GroupNormLayer, Layer
 from noisescale.collectors.examples.verdicts import LOOKS, Verdict
+from noisescale.guard import HookErrors, keeps_errors
 
 # Of the gradient's norm. The hooks' sums and autograd's differ by rounding alone; a second use of
 # a parameter that adds less than this goes unnoticed, and matters as little.
@@ -44,7 +45,7 @@ class Seen(NamedTuple):
     """Whether its input is no data."""
 
 
-class Probe:
+class Probe(HookErrors):
     """Compare what the layers' hooks see with autograd's gradients.
 
     Args:
@@ -76,6 +77,7 @@ class Probe:
 
     def begin_step(self) -> None:
         """Forget what was seen."""
+        self._error = None
         self._found: dict[int, Verdict] = {}
         self._checks: list[tuple[int, float, Tensor]] = []
         self._any_gradient = False
@@ -120,6 +122,7 @@ class Probe:
         for name in names:
             self._awaited[layer.indices[name]] = total[name], spread[name], noise
 
+    @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         if not self._live:
             return
@@ -146,36 +149,32 @@ class Probe:
         self._begin_pass()
         return rows
 
-    def verdicts(self, group: dist.ProcessGroup | None) -> list[Verdict] | None:
+    def verdicts(
+        self, group: dist.ProcessGroup | None, *, conclusive: bool = True
+    ) -> list[Verdict] | None:
         """Return the verdicts that all ranks agree on; None: look at another step.
 
         Runs one collective and waits for the device. A step with infinite gradients, as a loss
         scale that is still too large makes, says nothing. One in which a parameter's gradient is
         zero on all ranks says nothing of that parameter.
+
+        Args:
+            group: The ranks; None: one process.
+            conclusive: Whether this rank has seen all of the step.
         """
-        conclusive = self._any_gradient
-        checks = torch.stack([c for *_, c in self._checks]).tolist() if self._checks else []
-        checked = set()
-        compared = list(self._compared)
-        for (index, noise, _), (off, norm, spread) in zip(self._checks, checks, strict=True):
-            conclusive &= math.isfinite(off) and math.isfinite(norm)
-            checked.add(index)
-            compared[index] |= norm > 0
-            if not off <= _TOLERANCE * norm + noise * spread:
-                self._judge(index, Verdict.USED_ELSEWHERE)
-        for index in self._candidates:
-            if index not in checked:
-                self._judge(index, Verdict.NO_GRADIENT)
-        found = [max(v, self._found.get(i, v)) for i, v in enumerate(self._before)]
-        votes = torch.tensor([not conclusive, *found, *compared], device=self._parameters[0].device)
-        if group is not None:
-            dist.all_reduce(votes, dist.ReduceOp.MAX, group)
-        inconclusive, *rest = votes.tolist()
-        self.begin_step()
+        votes = [True, *self._before, *self._compared]
+        try:
+            votes = self._votes(conclusive)
+        finally:  # the other ranks wait for this one's votes, whatever became of them
+            votes_of_all = torch.tensor(votes, device=self._parameters[0].device)
+            if group is not None:
+                dist.all_reduce(votes_of_all, dist.ReduceOp.MAX, group)
+            self.begin_step()
+        inconclusive, *rest = votes_of_all.tolist()
         if inconclusive:
             return None
-        agreed = [Verdict(v) for v in rest[: len(found)]]
-        self._compared = [bool(c) for c in rest[len(found) :]]
+        agreed = [Verdict(v) for v in rest[: len(self._before)]]
+        self._compared = [bool(c) for c in rest[len(self._before) :]]
         zero = [
             index
             for index in self._candidates
@@ -190,6 +189,24 @@ class Probe:
         for index in zero:
             agreed[index] = Verdict.ZERO_GRADIENT
         return agreed
+
+    def _votes(self, conclusive: bool) -> list[int]:
+        """Return whether the step says nothing, a verdict and whether it was compared for each."""
+        conclusive &= self._any_gradient
+        checks = torch.stack([c for *_, c in self._checks]).tolist() if self._checks else []
+        checked = set()
+        compared = list(self._compared)
+        for (index, noise, _), (off, norm, spread) in zip(self._checks, checks, strict=True):
+            conclusive &= math.isfinite(off) and math.isfinite(norm)
+            checked.add(index)
+            compared[index] |= norm > 0
+            if not off <= _TOLERANCE * norm + noise * spread:
+                self._judge(index, Verdict.USED_ELSEWHERE)
+        for index in self._candidates:
+            if index not in checked:
+                self._judge(index, Verdict.NO_GRADIENT)
+        found = [max(v, self._found.get(i, v)) for i, v in enumerate(self._before)]
+        return [not conclusive, *found, *compared]
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -231,6 +248,6 @@ def _address(tensor: Tensor) -> int:
 
 def _counts_up(x: Tensor) -> bool:
     """Whether x is `arange`, as the positions of an embedding are. Waits for the device."""
-    if x.dtype.is_floating_point or x.dim() != 1 or len(x) < 2:
+    if x.is_floating_point() or x.is_complex() or x.dim() != 1 or len(x) < 2:
         return False
     return torch.equal(x, torch.arange(len(x), device=x.device, dtype=x.dtype))

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.collectors.examples.layers import ALL, NORMALIZATION, Layer, kind_of
+from noisescale.guard import RefusalError
 
 _NAMES = 4  # named for every reason in a message
 
@@ -125,13 +126,15 @@ def check_some_measured(
     others = left_out(names, verdicts)
     got = f"got none{others and ': '}{others}"
     if normalization_only:
-        raise ValueError(
+        raise RefusalError(
             "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained,"
-            f' {got}. Choose layers="all", or small_batch="micro_batch" or "rank".'
+            f' {got}. Choose layers="all", or small_batch="micro_batch" where two or more are'
+            ' accumulated, or "rank" on several devices.'
         )
-    raise ValueError(
+    raise RefusalError(
         "`model` must have parameters with a formula for one example's gradient where examples"
-        f' are the small batches, {got}. Choose small_batch="micro_batch" or "rank".'
+        f' are the small batches, {got}. Choose small_batch="micro_batch" where two or more are'
+        ' accumulated, or "rank" on several devices.'
     )
 
 
@@ -142,7 +145,7 @@ def refuse_compiled(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-            raise ValueError(
+            raise RefusalError(
                 "`model` must not be compiled where examples are the small batches, got"
                 f" torch.compile on {name or 'all of it'}. Leave it uncompiled, or choose"
                 ' small_batch="micro_batch" or "rank".'

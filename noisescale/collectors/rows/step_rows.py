@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.reduced_rows import ReducedRows
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.collectors.rows.window import Weight, WindowLayout
+from noisescale.collectors.rows.window import UNKNOWN, Weight, WindowLayout
+from noisescale.collectors.squared_norms import wide_dtype
 
 
 class MeasuredStep(NamedTuple):
@@ -31,13 +33,13 @@ class StepRows:
     """A queue of measured steps.
 
     Args:
-        partition: Entries that together are the whole gradient; those after them are not part
-            of it.
+        norms: What the entries of a row are norms of.
         group: The ranks to sum over; None: one process.
     """
 
-    def __init__(self, partition: int, group: dist.ProcessGroup | None) -> None:
-        self._partition = partition
+    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
+        self._partition = norms.partition
+        self._none = norms.entries, norms.device
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
         self._rows = ReducedRows()
@@ -49,7 +51,7 @@ class StepRows:
     def add(
         self,
         small: Tensor | None,
-        big: Tensor,
+        big: Tensor | None,
         layout: WindowLayout,
         *,
         examples: float,
@@ -60,27 +62,45 @@ class StepRows:
         Args:
             small: Squared norms as captured, shape (entries,); None: nothing comparable. That
                 reduces NaN, so that all ranks leave the step out.
-            big: This rank's share of the squared norm of the step's gradient, likewise.
+            big: This rank's share of the squared norm of the step's gradient, likewise; None: not
+                known, for which the step is left out, too.
             layout: What they are norms of.
             examples: This rank's.
             unmeasured_examples: This rank's since the last measured step.
         """
+        counts = examples, unmeasured_examples
+        try:
+            row = self._row(small, big, layout, counts)
+        except Exception:
+            # The other ranks wait for this one's row, whatever became of it.
+            self._rows.add(self._row(None, None, UNKNOWN, counts), self._group)
+            raise
+        self._rows.add(row, self._group)
+
+    def _row(
+        self,
+        small: Tensor | None,
+        big: Tensor | None,
+        layout: WindowLayout,
+        counts: tuple[float, float],
+    ) -> Tensor:
+        if big is None:
+            entries, device = self._none
+            big = torch.full((entries,), math.nan, dtype=wide_dtype(device), device=device)
         if small is None:
-            small = torch.full_like(big, float("nan"))
+            small = torch.full_like(big, math.nan)
         numbers = (
             layout.inverse_part_size,
             layout.inverse_size,
             layout.part_weight,
             layout.total_weight,
-            examples,
-            unmeasured_examples,
+            *counts,
         )
         if layout.small_scale != 1:
             small = small * layout.small_scale
         if layout.big_scale != 1:
             big = big * layout.big_scale
-        row = torch.cat([small, big, self._on_device(numbers, big)])
-        self._rows.add(row, self._group)
+        return torch.cat([small, big, self._on_device(numbers, big)])
 
     def read(self, *, without_waiting: bool = False) -> Iterator[MeasuredStep]:
         """Take all steps out; `without_waiting` only those that need no other rank."""

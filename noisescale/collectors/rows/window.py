@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from noisescale.guard import RefusalError
+
 Weight = float | Tensor
 """How much a loss counts; a number on the device where only that knows it."""
 
@@ -34,6 +36,10 @@ class WindowLayout(NamedTuple):
     """Σu² over this rank's parts, which |g_part|² is averaged with; 1: ranks count alike."""
     total_weight: Weight = 1.0
     """Σu over this rank's parts, which the step's gradient is averaged with."""
+
+
+UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan)
+"""Of a step that is to be left out."""
 
 
 def whole_rank(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
@@ -119,10 +125,11 @@ def each_example(
     inverse_row_sizes = []
     for size, n in zip(sizes, rows, strict=True):
         if n is not None and 0 < size < n:
-            raise ValueError(
+            raise RefusalError(
                 "`local_batch_size` must be at least the rows of the batch where examples are the"
                 f" small batches, got {size:g} for {n} rows. If several rows come from one"
-                ' example, choose small_batch="micro_batch" or "rank".'
+                ' example, choose small_batch="micro_batch" where two or more are accumulated, or'
+                ' "rank" on several devices.'
             )
         inverse_row_sizes.append(math.nan if n is None else n / size if size else math.inf)
     return WindowLayout(

@@ -62,13 +62,15 @@ class Page {
     this.shown = null; // What was drawn last, and of which run.
     this.drawnRun = null;
     this.run = element("select", {name: "run"});
+    this.monitor = element("select", {name: "monitor"});
+    this.monitorField = labelled("Monitor", this.monitor);
     this.optimizer = element("select", {name: "optimizer"});
     this.optimizerField = labelled("Optimizer", this.optimizer);
     const fields = FIELDS.map(({name, label, hint}) => {
       const decimal = name === "devices" ? "text" : "decimal";
       return labelled(label, element("input", {name, inputMode: decimal, autocomplete: "off"}), hint);
     });
-    this.form = element("form", {}, labelled("Run", this.run), this.optimizerField, ...fields);
+    this.form = element("form", {}, labelled("Run", this.run), this.monitorField, this.optimizerField, ...fields);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(event));
     this.status = element("p", {id: "status"});
@@ -85,19 +87,24 @@ class Page {
     }
     this.runs = runs;
     setOptions(this.run, runs.map(({name}) => name));
-    this.listOptimizers();
+    this.listMeasured();
     await this.redraw();
   }
 
-  listOptimizers() {
+  listMeasured() {
     const run = this.runs.find(({name}) => name === this.run.value);
-    const numbers = run ? run.optimizers : [];
+    const monitors = run ? run.monitors : [];
+    const names = monitors.map(({name}) => name);
+    setOptions(this.monitor, names, (name) => name || "without a name");
+    this.monitorField.hidden = names.length < 2;
+    const monitor = monitors.find(({name}) => name === this.monitor.value);
+    const numbers = monitor ? monitor.optimizers : [];
     setOptions(this.optimizer, numbers.map(String));
     this.optimizerField.hidden = numbers.length < 2;
   }
 
   changed(event) {
-    if (event.target === this.run) this.listOptimizers();
+    if (event.target === this.run || event.target === this.monitor) this.listMeasured();
     this.asked++; // An answer under way is to what the form held before.
     clearTimeout(this.typing);
     this.typing = setTimeout(() => this.redraw(), TYPING_MILLISECONDS);
@@ -155,7 +162,7 @@ class Page {
     for (const figure of figures) {
       // A zoom is kept until the figure is of something else.
       const axes = [figure.layout.xaxis, figure.layout.yaxis].map(({title}) => title.text);
-      const revision = [this.run.value, this.optimizer.value, ...axes].join("\n");
+      const revision = [this.run.value, this.monitor.value, this.optimizer.value, ...axes].join("\n");
       drawFigure(document.getElementById(figure.id), figure, settings, revision);
     }
   }
@@ -202,10 +209,10 @@ function element(kind, properties, ...children) {
   return made;
 }
 
-function setOptions(select, names) {
+function setOptions(select, names, shown = (name) => name) {
   if (JSON.stringify(Array.from(select.options, ({value}) => value)) === JSON.stringify(names)) return;
   const chosen = select.value;
-  select.replaceChildren(...names.map((name) => new Option(name, name)));
+  select.replaceChildren(...names.map((name) => new Option(shown(name), name)));
   if (names.includes(chosen)) select.value = chosen;
 }
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from noisescale import NoiseScaleMonitor
 
-GROUPS = {r"^net\.0\.": "first", r"^net\.2\.": "last"}
+GROUPS = {"first": r"^net\.0\.", "last": r"^net\.2\."}
 
 
 def adam() -> Any:
@@ -99,7 +99,7 @@ def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path
                      log_every_n_steps=3)  # fmt: skip
 
     np.testing.assert_equal(astuple(resumed["preconditioned"]), astuple(whole["preconditioned"]))
-    for name in GROUPS.values():
+    for name in GROUPS:
         column = f"group/{name}"
         np.testing.assert_equal(resumed["history"][column], whole["history"][column])
         ours, theirs = resumed["groups"][name], whole["groups"][name]
@@ -123,3 +123,18 @@ def test_the_preconditioned_noise_scale_has_names_of_its_own() -> None:
 def test_sgd_has_nothing_to_precondition_with() -> None:
     with pytest.raises(Exception, match="must be an optimizer of Adam's family, got SGD, which"):
         fit(NoiseScaleMonitor(preconditioned=True))
+
+
+@pytest.mark.parametrize("groups", [{"first": r"^net\.9"}, {"first[0]": r"^net"}, lambda _: "a:b"])
+def test_wrong_groups_are_no_reason_to_go_on_without_measuring(groups: Any) -> None:
+    """On one device, where what cannot be measured by example is told by a warning."""
+    with pytest.raises(ValueError, match="`groups` must have"):
+        fit(NoiseScaleMonitor(groups=groups), ranks=1, strategy="auto")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_order_of_before_measures_the_same() -> None:
+    old, _ = fit(NoiseScaleMonitor(groups={p: n for n, p in GROUPS.items()}), results=seen)
+    new, _ = fit(NoiseScaleMonitor(groups=GROUPS), results=seen)
+
+    assert old["groups"] == new["groups"]

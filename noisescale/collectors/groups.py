@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which group each parameter belongs to, by its name."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from noisescale.logged_tags import check_name
+
+# The mapping stands first: from a union that begins with a function jsonargparse, which
+# LightningCLI is made of, writes "Unable to serialize" into configs.
+Groups = Mapping[str, str | Sequence[str]] | Callable[[str], str | None]
+"""Groups' names and regular expressions (one, or several) that are found in the names of their
+parameters; or a function from a parameter's name to its group's."""
+
+_NAMES = "`groups` must have names"
+
+_Pairs = list[tuple[str, str]]
+"""A group and a regular expression of it."""
+
+
+def check_groups(groups: Groups | None) -> None:
+    """Raise where `groups` is wrong whatever the model is.
+
+    Raises:
+        ValueError: If a name is not one that loggers take, or an expression does not compile.
+        TypeError: If something has the wrong type.
+
+    Example:
+        >>> check_groups({"attention": r"attn|attention", "ends": ["^embed", r"^head\\."]})
+        >>> check_groups({"attention": "(attn"})
+        Traceback (most recent call last):
+        ...
+        ValueError: `groups` must have regular expressions, got '(attn' for 'attention': missing ),
+        unterminated subpattern at position 0. Mend it, or escape it by `re.escape`.
+    """
+    if groups is None or (callable(groups) and not isinstance(groups, Mapping)):
+        return
+    if not isinstance(groups, Mapping):
+        raise TypeError(
+            f"`groups` must be a mapping or a function, got {groups!r}. Pass a dict from names of"
+            " groups to regular expressions, or a function from a parameter's name to its group's."
+        )
+    for name, patterns in groups.items():
+        one = isinstance(patterns, str)
+        several = isinstance(patterns, Sequence) and patterns
+        if not (isinstance(name, str) and (one or several)) or not all(
+            isinstance(pattern, str) for pattern in patterns
+        ):
+            raise TypeError(
+                "`groups` must map names to regular expressions, got"
+                f" {name!r}: {patterns!r}. Pass a string or a list of strings for each group."
+            )
+    try:
+        _pairs(groups)
+    except ValueError:
+        if not _is_in_old_order(groups):
+            raise
+
+
+def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
+    """Return the group of each parameter's name, None where it has none.
+
+    A name that belongs to several groups is in the first of them. A mapping from regular
+    expressions to names, as it was before, is read as such where it makes sense in no other way.
+
+    Raises:
+        ValueError: If a regular expression matches no parameter, or a function gives a name that
+            loggers do not take.
+        TypeError: If a function gives something else than names.
+
+    Example:
+        >>> groups_of(["norm.weight", "mlp.weight", "mlp.bias"], {"bias": "bias", "mlp": "mlp"})
+        [None, 'mlp', 'bias']
+    """
+    check_groups(groups)
+    if not isinstance(groups, Mapping):
+        return _by_function(names, groups)
+    try:
+        return _by_patterns(names, _pairs(groups))
+    except ValueError as reason:
+        if not _is_in_old_order(groups):
+            raise
+        turned = [(name, pattern) for pattern, name in groups.items() if isinstance(name, str)]
+        try:
+            found = _by_patterns(names, turned)
+        except ValueError as old_reason:
+            raise reason from old_reason
+    warnings.warn(
+        "`groups` must map names to regular expressions, not expressions to names, which will be"
+        f" refused in 1.0. Write it as {_as_mapping(turned)!r}.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return found
+
+
+def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
+    pairs = []
+    for name, patterns in groups.items():
+        check_name(name, _NAMES)
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            try:
+                re.compile(pattern)
+            except re.error as reason:
+                raise ValueError(
+                    f"`groups` must have regular expressions, got {pattern!r} for {name!r}:"
+                    f" {reason}. Mend it, or escape it by `re.escape`."
+                ) from None
+            pairs.append((name, pattern))
+    return pairs
+
+
+def _is_in_old_order(groups: Mapping[str, str | Sequence[str]]) -> bool:
+    """Whether it can be read from expressions to names."""
+    if not all(groups) or not all(isinstance(name, str) for name in groups.values()):
+        return False
+    try:
+        _pairs({str(name): [] for name in groups.values()})
+        for pattern in groups:
+            re.compile(pattern)
+    except (ValueError, re.error):
+        return False
+    return True
+
+
+def _by_patterns(names: Sequence[str], pairs: _Pairs) -> list[str | None]:
+    for group, pattern in pairs:
+        if not any(re.search(pattern, name) for name in names):
+            raise ValueError(
+                f"`groups` must have regular expressions that match parameters, got {pattern!r} for"
+                f" {group!r}, which matches none. Some names: {', '.join(names[:5])}."
+            )
+    return [
+        next((group for group, pattern in pairs if re.search(pattern, name)), None)
+        for name in names
+    ]
+
+
+def _by_function(names: Sequence[str], function: Callable[[str], str | None]) -> list[str | None]:
+    found = [function(name) for name in names]
+    for name, group in zip(names, found, strict=True):
+        if group is not None and not isinstance(group, str):
+            raise TypeError(
+                f"`groups` must give a name or None, got {group!r} for {name!r}."
+                " Return None for a parameter that belongs to no group."
+            )
+    for group in dict.fromkeys(found):
+        if group is not None:
+            check_name(group, _NAMES)
+    return found
+
+
+def _as_mapping(pairs: _Pairs) -> dict[str, str | list[str]]:
+    patterns: dict[str, list[str]] = {}
+    for name, pattern in pairs:
+        patterns.setdefault(name, []).append(pattern)
+    return {name: some if len(some) > 1 else some[0] for name, some in patterns.items()}

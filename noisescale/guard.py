@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is not training must not end one: it fails with a warning, and training goes on."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import torch.distributed as dist
+
+_log = logging.getLogger(__name__)
+
+
+class RefusalError(ValueError):
+    """What was asked for cannot be had. Guards let it pass: whoever asked has to be told."""
+
+
+class Guard:
+    """Catch what fails beside a training, and warn once for each kind of it.
+
+    Every rank warns of its own failures, as the others do not know of them. The traceback goes to
+    the log `noisescale.guard`, at the level DEBUG.
+
+    Args:
+        *let_pass: Errors that it does not catch, beside refusals.
+
+    Example:
+        >>> guard = Guard()
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     for _ in range(2):
+        ...         with guard("There is no report"):
+        ...             raise OSError("the disk is full")
+        >>> [str(warning.message) for warning in caught]
+        ['There is no report: OSError: the disk is full (<doctest ...>, line 5). Training goes on.']
+    """
+
+    def __init__(self, *let_pass: type[Exception]) -> None:
+        self._let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
+        self._told: set[str] = set()
+
+    @contextmanager
+    def __call__(self, lost: str) -> Iterator[None]:
+        """Let errors end this block alone. `lost`: what there is not because of one."""
+        try:
+            yield
+        except self._let_pass:
+            raise
+        except Exception as error:
+            self.tell(lost, error)
+
+    def tell(self, lost: str, error: Exception) -> None:
+        """Warn of an error that was caught elsewhere."""
+        _log.debug("%s", lost, exc_info=error)
+        if lost in self._told:
+            return
+        self._told.add(lost)
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        on_rank = f" on rank {rank}" if rank else ""
+        warnings.warn(
+            f"{lost}{on_rank}: {type(error).__name__}: {error}{_where(error)}. Training goes on.",
+            stacklevel=2,
+        )
+
+
+_Hook = TypeVar("_Hook", bound=Callable[..., None])
+
+
+def beside_training(hook: _Hook) -> _Hook:
+    """Let no error but refusals out of a callback's hook; the callback has a `_guard`."""
+
+    @wraps(hook)
+    def guarded(callback: Any, *args: Any, **kwargs: Any) -> None:
+        with callback._guard(f"{type(callback).__name__} failed in `{hook.__name__}`"):
+            hook(callback, *args, **kwargs)
+
+    return cast(_Hook, guarded)
+
+
+class HookErrors:
+    """Keeps the error of a hook until the step ends: raised in the hook it would end the pass."""
+
+    _error: Exception | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a hook has failed since the step began."""
+        return self._error is not None
+
+    def raise_error_of_hook(self) -> None:
+        """Raise what a hook has failed with, if one has, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound=HookErrors)
+
+
+def keeps_errors(
+    method: Callable[Concatenate[_S, _P], _R],
+) -> Callable[Concatenate[_S, _P], _R | None]:
+    """Have a method that torch calls in a pass keep its errors, see `HookErrors`."""
+
+    @wraps(method)
+    def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._error = error
+            return None
+
+    return called
+
+
+def _where(error: Exception) -> str:
+    frames: list[Any] = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

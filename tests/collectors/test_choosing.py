@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from noisescale import NoiseScaleMeter, NoiseScaleMonitor
+from noisescale.collectors.per_example import PerExampleCollector
+from noisescale.hugging_face import NoiseScaleCallback
+
+
+def meter(**options: Any) -> NoiseScaleMeter:
+    return NoiseScaleMeter(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), **options)
+
+
+def test_normalization_layers_are_compared_by_example_without_saying_so() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    meter = NoiseScaleMeter(model, layers="normalization")
+
+    meter.backward(model(torch.randn(4, 2)).pow(3).mean(), 4)  # found out at the first step
+    meter.step()
+
+    assert isinstance(meter._collector, PerExampleCollector)
+    assert meter._collector.norms.names == ["1.weight", "1.bias"]
+    for made in (NoiseScaleMonitor, NoiseScaleCallback):
+        assert made(layers="normalization")._options["small_batch"] == "example"
+
+
+@pytest.mark.parametrize("made", [meter, NoiseScaleMonitor, NoiseScaleCallback])
+@pytest.mark.parametrize("small_batch", ["rank", "micro_batch"])
+def test_layers_of_another_small_batch_are_refused(
+    made: Callable[..., Any], small_batch: str
+) -> None:
+    message = (
+        f'`layers` must be "all" with `small_batch="{small_batch}"`, got \'normalization\': only'
+        " examples are normed layer by layer. Leave `small_batch` out."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        made(small_batch=small_batch, layers="normalization")
+
+
+def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="A preconditioner must be left out where examples"):
+        NoiseScaleMonitor(layers="normalization", preconditioned=True)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults put into the functions of the package, one after another, while something is trained."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import noisescale
+
+_PACKAGE = str(Path(noisescale.__file__).parent)
+
+
+class FaultError(Exception):
+    """Raised where a function of the package is called."""
+
+
+class Faults:
+    """Raise an error in each function that is called, once, and in one function a step.
+
+    Args:
+        begin: The name of the function from whose first call on faults are raised.
+        spared: Whether the function of that module and name is left alone.
+        done: Functions that have had theirs in an earlier fit.
+    """
+
+    def __init__(
+        self, begin: str, spared: Callable[[str, str], bool], done: set[str] | None = None
+    ) -> None:
+        self.done = set() if done is None else done
+        self._begin = begin
+        self._spared = spared
+        self._begun = False
+        self.raised = 0
+
+    def next_step(self) -> None:
+        """Let another fault be raised; call it where a step begins."""
+        sys.settrace(self._on_call)
+
+    def stop(self) -> None:
+        sys.settrace(None)
+
+    def _on_call(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(_PACKAGE):
+            return
+        self._begun |= code.co_qualname == self._begin
+        module = code.co_filename.removeprefix(_PACKAGE)[1:]
+        name = f"{module}: {code.co_qualname}"
+        if not self._begun or name in self.done or "<" in code.co_name:
+            return
+        if self._spared(module, code.co_qualname):
+            return
+        self.done.add(name)
+        self.raised += 1
+        # Python takes a trace function that raises out, so this is the only fault of the step.
+        raise FaultError(name)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fault in whatever is not training ends no training, and changes none."""
+
+import itertools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from faults import Faults
+from fits import both_loggers, fit, loader
+
+from noisescale import NoiseScaleMonitor
+
+STEPS = 150
+
+
+CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
+CALLED_BY_LIGHTNING |= {"_begin_batch", "_count", "examples_in"}  # of which the first may fail
+
+COLLECTIVE = {
+    "Measurement.step",
+    "NoiseScaleMeter.step",
+    "NoiseScaleMeter._send_row",
+    "NoiseScaleMeter._measures",
+    "NoiseScaleMeter._open_collector",
+    "refuse_join",
+    "NoiseScaleMeter._spoils_step",
+    "StepRows.add",
+    "ReducedRows.add",
+    "SharedExamples.look",
+    "SharedExamples._largest_share",
+    "tensors_of",
+    "Probe.verdicts",
+}
+"""What leads to a collective. It does nothing else; what it calls may fail."""
+
+
+def spared(module: str, name: str) -> bool:
+    """The functions that guards are in, and what guards are made of."""
+    monitor, _, hook = name.partition(".")
+    return (
+        (monitor == "NoiseScaleMonitor" and hook in CALLED_BY_LIGHTNING)
+        or name in COLLECTIVE
+        or name == "_watch_forward_passes.<locals>.on_forward"
+        or module == "guard.py"
+    )
+
+
+class Faulty(L.Callback):
+    """Raises in one function a step, on the rank that is given."""
+
+    def __init__(self, faults: Faults, rank: int) -> None:
+        self.faults, self.rank = faults, rank
+        self.catching = warnings.catch_warnings()
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        self.catching.__enter__()
+        warnings.simplefilter("ignore")
+        if trainer.global_rank == self.rank:
+            self.faults.next_step()
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_rank == self.rank:
+            self.faults.next_step()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.faults.stop()
+        if trainer.global_rank == self.rank and batch_idx:  # what fails at the first one is told
+            self.faults.next_step()
+
+    on_train_end = on_train_start
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        self.catching.__exit__(None, None, None)
+
+
+def fitted(callbacks: list[Any], folder: Path, ranks: int, **options: Any) -> dict[str, Any]:
+    def results(trainer: Any, module: Any) -> dict[str, Any]:
+        faults = [c.faults for c in trainer.callbacks if isinstance(c, Faulty)]
+        for one in faults:
+            one.stop()
+        monitors = [c for c in trainer.callbacks if isinstance(c, NoiseScaleMonitor)]
+        return {
+            "steps": trainer.global_step,
+            "parameters": [p.detach().clone() for p in module.parameters()],
+            "done": faults[0].done if faults else set(),
+            "measured": [m.noise_scale.steps for m in monitors],
+        }
+
+    defaults: dict[str, Any] = {
+        "strategy": "auto" if ranks == 1 else "ddp_fork",
+        "train_loader": loader(4, 400),
+        "max_steps": STEPS,
+        "max_epochs": -1,
+        "logger": both_loggers(folder),
+        "log_every_n_steps": 3,
+    }
+    of_ranks = fit(*callbacks, ranks=ranks, results=results, **{**defaults, **options})
+    return of_ranks[-1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "least"),
+    [
+        (1, {}, 70),
+        (1, {"accumulate_grad_batches": 2}, 70),
+        (2, {}, 70),
+    ],
+    ids=["example", "micro_batch", "rank"],
+)
+def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
+    ranks: int, options: dict[str, Any], least: int, tmp_path: Path
+) -> None:
+    """Also where one rank of two has it alone."""
+    plain = fitted([], tmp_path / "plain", ranks, **options)
+    done: set[str] = set()
+    for attempt in itertools.count():
+        faults = Faults("NoiseScaleMonitor.on_train_start", spared, set(done))
+        callbacks = [Faulty(faults, ranks - 1), NoiseScaleMonitor()]
+        faulty = fitted(callbacks, tmp_path / f"{attempt}", ranks, **options)
+        found, done = faulty["done"] - done, faulty["done"]
+        assert faulty["steps"] == plain["steps"]
+        for ours, theirs in zip(faulty["parameters"], plain["parameters"], strict=True):
+            assert torch.equal(ours, theirs), found
+        assert faulty["measured"] > [0], found
+        if not found:
+            break
+    assert len(done) > least

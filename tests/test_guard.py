@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+import re
+import warnings
+
+import pytest
+import torch.distributed as dist
+from ranks import on_ranks
+
+from noisescale.guard import Guard, HookErrors, RefusalError, keeps_errors
+
+
+def test_each_loss_is_told_once() -> None:
+    guard = Guard()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for lost in ("A chart is missing", "A report is missing", "A chart is missing"):
+            with guard(lost):
+                raise KeyError("x")
+
+    assert [re.sub(r"line \d+", "line n", str(warning.message)) for warning in caught] == [
+        "A chart is missing: KeyError: 'x' (test_guard.py, line n). Training goes on.",
+        "A report is missing: KeyError: 'x' (test_guard.py, line n). Training goes on.",
+    ]
+
+
+@pytest.mark.parametrize("error", [RefusalError("no"), FileExistsError("no"), KeyboardInterrupt()])
+def test_refusals_and_interruptions_pass(error: BaseException) -> None:
+    with pytest.raises(type(error)), Guard(FileExistsError)("A report is missing"):
+        raise error
+
+
+def test_the_traceback_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.DEBUG, "noisescale.guard"),
+        pytest.warns(UserWarning, match="A report is missing"),
+        Guard()("A report is missing"),
+    ):
+        raise OSError("the disk is full")
+
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OSError)
+
+
+def test_each_rank_tells_of_its_own_failures() -> None:
+    def on_one() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with Guard()("A step was not measured"):
+                raise ValueError(f"of {dist.get_rank()}")
+        return [str(warning.message).split(" (")[0] for warning in caught]
+
+    assert on_ranks(2, on_one) == [
+        ["A step was not measured: ValueError: of 0"],
+        ["A step was not measured on rank 1: ValueError: of 1"],
+    ]
+
+
+class Hooked(HookErrors):
+    @keeps_errors
+    def on_gradient(self, gradient: float) -> float:
+        return 1 / gradient
+
+
+def test_the_error_of_a_hook_waits_until_it_is_asked_for() -> None:
+    hooked = Hooked()
+
+    assert hooked.on_gradient(0.0) is None
+    assert hooked.on_gradient(4.0) == 0.25
+    assert hooked.failed
+    with pytest.raises(ZeroDivisionError):
+        hooked.raise_error_of_hook()
+    hooked.raise_error_of_hook()
+    assert not hooked.failed
