@@ -498,11 +498,16 @@ class NoiseScaleMeter:
         if not norms.comparable:
             self._skipped_steps += 1
             if norms.alone and self._estimates.whole.steps == 0:
+                by_example = isinstance(self._collector, PerExampleCollector)
                 self._warn(
-                    "A step of one micro-batch in one process has nothing to be compared with: it"
-                    " is not measured. Accumulate two or more, use more devices, or compare single"
-                    ' examples: `small_batch="example"`. That leaves out modules that are called'
-                    " twice a pass, as in a GAN: step it after the backward passes of two batches."
+                    "A step of one example has nothing to be compared with: it is not measured."
+                    " Train with larger batches, accumulate two or more, or use more devices."
+                    if by_example
+                    else "A step of one micro-batch in one process has nothing to be compared with:"
+                    " it is not measured. Accumulate two or more, use more devices, or compare"
+                    ' single examples: `small_batch="example"`. That leaves out modules that are'
+                    " called twice a pass, as in a GAN: step it after the backward passes of two"
+                    " batches."
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1

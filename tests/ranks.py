@@ -2,10 +2,12 @@
 """Run a function on several ranks of a gloo process group and bring back what it returns."""
 
 import os
+import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +26,67 @@ def on_ranks(
     Processes are forked, so the function may be a closure; results travel through torch.save.
     An exception on a rank is raised here with its traceback, at once: the others may hang.
     """
-    context = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        processes = [
-            context.Process(
-                target=_rank, args=(rank, world_size, backend, folder, function, arguments)
-            )
-            for rank in range(world_size)
-        ]
         deadline = time.monotonic() + SECONDS
-        try:
-            for process in processes:
-                process.start()
+        with _ranks(world_size, backend, folder, function, arguments) as processes:
             while any(process.is_alive() for process in processes):
                 if time.monotonic() > deadline or any(folder.glob("*.error")):
                     break
                 time.sleep(0.005)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-        for error in sorted(folder.glob("*.error")):
-            raise AssertionError(f"Rank {error.stem} failed:\n{error.read_text()}")
+        _raise_errors(folder)
         assert time.monotonic() < deadline, f"ranks were still running after {SECONDS} s"
         return [
             torch.load(folder / f"{rank}.result", weights_only=False) for rank in range(world_size)
         ]
+
+
+def until_killed(world_size: int, function: Callable[[], Any], *, grace: float = 0.0) -> None:
+    """Call `function` on forked ranks until it kills one with SIGKILL.
+
+    Args:
+        world_size: The ranks.
+        function: What they run.
+        grace: Seconds that the others have to notice and to end, before they are killed too.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _ranks(world_size, "gloo", Path(folder), function, ()) as processes,
+    ):
+        deadline = time.monotonic() + SECONDS
+        while all(process.exitcode is None for process in processes):
+            assert time.monotonic() < deadline, f"no rank was killed in {SECONDS} s"
+            time.sleep(0.005)
+        if not any(process.exitcode == -signal.SIGKILL for process in processes):
+            _raise_errors(Path(folder))
+            raise AssertionError("a rank ended, and none was killed")
+        for process in processes:
+            process.join(grace)
+
+
+def _raise_errors(folder: Path) -> None:
+    for error in sorted(folder.glob("*.error")):
+        raise AssertionError(f"Rank {error.stem} failed:\n{error.read_text()}")
+
+
+@contextmanager
+def _ranks(
+    world_size: int, backend: str, folder: Path, function: Any, arguments: Any
+) -> Iterator[list[Any]]:
+    """Processes that run a function; whatever is left of them is killed."""
+    context: Any = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
+    processes = [
+        context.Process(target=_rank, args=(rank, world_size, backend, folder, function, arguments))
+        for rank in range(world_size)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def as_torchrun(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -248,6 +248,7 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
         ("report_speed.py", ["--smoke"]),
         ("adaptive.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),
+        ("endurance.py", ["--smoke"]),
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:

@@ -32,6 +32,13 @@ def measurements_for(
     """
     model = trainer.strategy.model
     assert model is not None
+    if not ids_of_trained(trainer):
+        rank_zero_warn(
+            "NoiseScaleMonitor has nothing to measure: no parameter that an optimizer has requires"
+            " a gradient. Training goes on without it. Unfreeze some before training starts, or"
+            " leave it out."
+        )
+        return []
     options = dict(options)
     alone = trainer.world_size < 2 and not accumulates(trainer)
     by_example = alone and options["small_batch"] == "auto"

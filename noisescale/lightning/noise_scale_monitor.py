@@ -367,6 +367,10 @@ class NoiseScaleMonitor(host.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._interrupt()
+        # A run that is killed and goes on from here does not log again what was before.
+        for logger in trainer.loggers:
+            with self._guard(f"{type(logger).__name__} did not save what it was given"):
+                logger.save()
 
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -4,58 +4,18 @@
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
 import torch
 from brute_force import brute_force
 from fits import CLASSES, FEATURES, classifier, fit, loader, trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
+from zoo import ZOO, Adapter, PartlyUnused, Tied
 
 from noisescale import NoiseScaleMonitor
 from noisescale.collectors.rows.step_norms import StepNorms
 
 EXAMPLES, BATCH_SIZE = 96, 8
-
-
-class Adapter(nn.Module):
-    """A frozen linear map plus a trained one of low rank (Hu et al. 2021)."""
-
-    def __init__(self, features_in: int, features_out: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(features_in, features_out).requires_grad_(False)
-        self.down = nn.Linear(features_in, 2, bias=False)
-        self.up = nn.Linear(2, features_out, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + self.up(self.down(x))
-        return out
-
-
-class Tied(nn.Module):
-    """One weight in two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(FEATURES, FEATURES)
-        self.decode = nn.Linear(FEATURES, FEATURES)
-        self.decode.weight = self.encode.weight
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.decode(self.encode(x).tanh()))
-        return out
-
-
-class PartlyUnused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(FEATURES, CLASSES)
-        self.unused = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.used(x)
-        return out
 
 
 class SpectralConvolution(nn.Module):
@@ -206,58 +166,15 @@ def test_a_compiled_model_is_measured(compared: Any, ranks: int, recorded: list[
     )
 
 
-class Reused(nn.Module):
-    """The only layer's weight is used a second time, which only the gradient itself shows."""
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("reused", "must have"), ("compiled", "must not be compiled where examples are")],
+)
+def test_examples_that_were_asked_for_and_cannot_be_told_apart_are_refused(
+    name: str, why: str
+) -> None:
+    """Where they are the monitor's own choice it says so, and training goes on (`test_zoo.py`)."""
+    monitor = NoiseScaleMonitor(small_batch="example")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(FEATURES, FEATURES, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.linear(x), self.linear.weight[:CLASSES])
-
-
-def test_training_goes_on_where_no_example_can_be_told_apart() -> None:
-    monitor = NoiseScaleMonitor()
-    module = classifier(net=Reused())
-    before = module.net.linear.weight.detach().clone()
-
-    with pytest.warns(UserWarning, match="single examples cannot be told apart") as warned:
-        trainer(1, strategy="auto", callbacks=[monitor]).fit(module, loader())
-
-    assert len([w for w in warned if "NoiseScaleMonitor" in str(w.message)]) == 1
-    assert str(monitor.noise_scale) == "not measured yet"
-    assert not torch.equal(before, module.net.linear.weight)
-    with pytest.raises(ValueError, match=r"^`model` must have"):
-        trainer(1, strategy="auto", callbacks=[NoiseScaleMonitor(small_batch="example")]).fit(
-            classifier(net=Reused()), loader()
-        )
-
-
-def test_examples_of_a_compiled_module_are_refused() -> None:
-    compiled = torch.compile(classifier(net=made("frozen")), backend="aot_eager")
-
-    with pytest.raises(ValueError, match=r"^`model` must not be compiled where examples are"):
-        trainer(1, strategy="auto", callbacks=[NoiseScaleMonitor(small_batch="example")]).fit(
-            compiled, loader()
-        )
-    with pytest.warns(UserWarning, match="`model` must not be compiled"):
-        trainer(1, strategy="auto", callbacks=[NoiseScaleMonitor()]).fit(compiled, loader())
-
-
-def test_parameters_that_are_unfrozen_later_are_told_once() -> None:
-    class Unfreeze(L.Callback):
-        def on_train_epoch_start(self, fitting: Any, module: Any) -> None:
-            if fitting.current_epoch:
-                module.net.requires_grad_(True)
-
-    with pytest.warns(UserWarning, match="Parameters have been unfrozen") as warned:
-        trainer(
-            1,
-            strategy="auto",
-            max_epochs=3,
-            accumulate_grad_batches=2,
-            callbacks=[NoiseScaleMonitor(), Unfreeze()],
-        ).fit(classifier(net=frozen()), loader())
-
-    assert len([w for w in warned if "unfrozen" in str(w.message)]) == 1
+    with pytest.raises(ValueError, match=f"^`model` {why}"):
+        trainer(1, strategy="auto", callbacks=[monitor]).fit(ZOO[name].module(), loader())
