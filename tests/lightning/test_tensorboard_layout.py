@@ -12,6 +12,9 @@ import pytest
 from fits import fit
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
@@ -96,39 +99,34 @@ def test_the_writer_is_as_before_when_we_leave(tmp_path: Path) -> None:
         assert vars(writer) == before
 
 
-BAD_FILES = {
-    "no event file": b"not an event file at all",
-    "truncated": None,
-    "no summary in it": None,
-    "empty": b"",
-    "a record of 2**62 bytes": struct.pack("<Q", 2**62) + bytes(12),
-}
-
-
-def put_bad_file(folder: Path, kind: str) -> None:
-    path = folder / "events.out.tfevents.1.bad"
-    if (content := BAD_FILES[kind]) is not None:
-        path.write_bytes(content)
-        return
-    with SummaryWriter(str(folder / "good")) as writer:
-        writer.add_custom_scalars(THEIRS)
-    (good,) = (folder / "good").iterdir()
-    whole = good.read_bytes()
-    if kind == "truncated":
-        path.write_bytes(whole[:-20])
-        return
-    # A record that names the layout's tag, with a right checksum, and is no event.
-    data = b"\xff" * 8 + b"custom_scalars__config__"
+def record(data: bytes) -> bytes:
+    """A record of an event file, with the right checksums."""
     header = struct.pack("<Q", len(data))
     crcs = [struct.pack("<I", masked_crc32c(part)) for part in (header, data)]
-    path.write_bytes(header + crcs[0] + data + crcs[1])
+    return header + crcs[0] + data + crcs[1]
+
+
+def layout_record(**value: Any) -> bytes:
+    summary = Summary(value=[Summary.Value(tag="custom_scalars__config__", **value)])
+    return record(Event(summary=summary).SerializeToString())
+
+
+BAD_FILES = {
+    "no event file": b"not an event file at all",
+    "empty": b"",
+    "a record of 2**62 bytes": struct.pack("<Q", 2**62) + bytes(12),
+    "cut off": layout_record(tensor=TensorProto(string_val=[b""]))[:-20],
+    "a record that is no event": record(b"\xff" * 8 + b"custom_scalars__config__"),
+    "a layout without text": layout_record(simple_value=1.0),
+    "a layout that is none": layout_record(tensor=TensorProto(string_val=[b"\xff\xff"])),
+}
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
 def test_our_charts_are_there_beside_an_event_file_that_cannot_be_read(
     kind: str, tmp_path: Path
 ) -> None:
-    put_bad_file(tmp_path, kind)
+    (tmp_path / "events.out.tfevents.1.bad").write_bytes(BAD_FILES[kind])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with SummaryWriter(str(tmp_path)) as writer, merged_into(writer, OURS, Guard()):
