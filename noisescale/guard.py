@@ -14,6 +14,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch.distributed as dist
 
+# Private in torch 2.13: how checkpointing ends a recomputation once it has what it needs.
+from torch.utils.checkpoint import _StopRecomputationError
+
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +117,8 @@ def keeps_errors(
     def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         try:
             return method(self, *args, **kwargs)
+        except _StopRecomputationError:
+            raise
         except Exception as error:
             self._error = error
             return None
