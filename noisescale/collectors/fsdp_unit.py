@@ -50,7 +50,7 @@ def is_sharded(model: nn.Module) -> bool:
     return "FSDPModule" in kinds
 
 
-class Unit(ReduceScatter, HookErrors):
+class Unit(HookErrors, ReduceScatter):
     """Takes the place of a unit's reduce-scatter: shows its buffer, then calls the one it was.
 
     Args:
