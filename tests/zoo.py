@@ -13,7 +13,8 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from fits import CLASSES, FEATURES, data
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos import Transformer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
@@ -561,13 +562,12 @@ def demo() -> Module:
     return Demo(Transformer(vocab_size=WORDS, ninp=WIDTH, nhead=2, nhid=16, nlayers=1))
 
 
-class Averaging(WeightAveraging):
-    """An exponential moving average of the weights, which validation uses."""
+def averaging() -> L.Callback:
+    """An exponential moving average of the weights, which validation uses; from Lightning 2.6 on."""
+    from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-    def __init__(self) -> None:
-        from torch.optim.swa_utils import get_ema_multi_avg_fn
-
-        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    kind = getattr(callbacks, "WeightAveraging", None)
+    return L.Callback() if kind is None else kind(multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
 def stops_and_saves(folder: Path) -> dict[str, Any]:
@@ -679,7 +679,7 @@ ZOO: dict[str, Entry] = {
     ),
     "schedulers": Entry(lambda: Scheduled(mlp()), ranks=MEASURED),
     "averaged weights": Entry(
-        of(mlp), options=lambda folder: {"callbacks": [Averaging()]}, ranks=MEASURED
+        of(mlp), options=lambda folder: {"callbacks": [averaging()]}, ranks=MEASURED
     ),
     "clipping": Entry(of(mlp), options=clipped, ranks=MEASURED),
     "stops and saves": Entry(of(mlp), options=stops_and_saves),

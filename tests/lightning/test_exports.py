@@ -11,7 +11,7 @@ import lightning.pytorch as L
 import pytest
 import torch
 from fits import CLASSES, FEATURES, classifier, loader, network, trainer
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
@@ -85,6 +85,10 @@ def test_it_can_be_done_with_a_model_that_is_measured(what: str, way: Any) -> No
     without, _ = fitted(**WAYS[way])
     for ours, theirs in zip(module.parameters(), without.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+# Lightning has had it since 2.6.
+WeightAveraging = getattr(of_lightning, "WeightAveraging", L.Callback)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
