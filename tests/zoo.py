@@ -563,7 +563,7 @@ def demo() -> Module:
 
 
 def averaging() -> L.Callback:
-    """An exponential moving average of the weights, which validation uses; from Lightning 2.6 on."""
+    """A moving average of the weights, which validation uses; from Lightning 2.6 on."""
     from torch.optim.swa_utils import get_ema_multi_avg_fn
 
     kind = getattr(callbacks, "WeightAveraging", None)
