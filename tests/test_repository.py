@@ -18,6 +18,8 @@ from transformers import TrainingArguments
 import noisescale
 from noisescale.hugging_face import NoiseScaleCallback
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
@@ -29,7 +31,7 @@ def run(*arguments: object, cwd: Path = ROOT) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,  # some forty seconds where nothing else runs
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -55,7 +55,8 @@ def nothing_left_of_other_tests() -> None:
 
 
 def hooks_of_all_modules() -> list[Any]:
-    return [*torch_modules._global_forward_hooks, *torch_modules._global_forward_hooks_with_kwargs]
+    with_kwargs = getattr(torch_modules, "_global_forward_hooks_with_kwargs", {})  # from 2.6 on
+    return [*torch_modules._global_forward_hooks, *with_kwargs]
 
 
 def traced(model: nn.Module) -> Any:
