@@ -6,6 +6,8 @@ import os
 import pytest
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+# Lightning calls what jsonargparse deprecates, when it is imported too.
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 import torch
 from browser import browser as browser

@@ -14,17 +14,16 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
 
-if torch.__version__ >= (2, 6):
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-else:
-    from torch.distributed._composable.fsdp import FSDPModule, fully_shard
-
 needs_measurable_shards = pytest.mark.skipif(
     torch.__version__ < (2, 9), reason="before torch 2.9 FSDP2 does not show what it reduces"
+)
+needs_complex_broadcasts = pytest.mark.skipif(
+    torch.__version__ < (2, 9), reason="before torch 2.9 Gloo broadcasts no complex parameters"
 )
 
 FEATURES, CLASSES = 8, 3

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a function on several ranks of a gloo process group and bring back what it returns."""
 
+import functools
 import os
 import signal
 import tempfile
@@ -41,6 +42,28 @@ def on_ranks(
         ]
 
 
+def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test that compiles in a forked process of its own.
+
+    From torch 2.15 on, processes that are forked from one that has compiled have no backward pass.
+    """
+
+    @functools.wraps(test)
+    def forked(*arguments: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            context = multiprocessing.get_context("fork")
+            process = context.Process(target=_alone, args=(folder, test, arguments, options))
+            process.start()
+            process.join(SECONDS)
+            process.kill()
+            process.join()
+            _raise_errors(folder)
+            assert process.exitcode == 0, f"the test ended with exit code {process.exitcode}"
+
+    return forked
+
+
 def until_killed(world_size: int, function: Callable[[], Any], *, grace: float = 0.0) -> None:
     """Call `function` on forked ranks until it kills one with SIGKILL.
 
@@ -66,7 +89,7 @@ def until_killed(world_size: int, function: Callable[[], Any], *, grace: float =
 
 def _raise_errors(folder: Path) -> None:
     for error in sorted(folder.glob("*.error")):
-        raise AssertionError(f"Rank {error.stem} failed:\n{error.read_text()}")
+        raise AssertionError(f"Process {error.stem} failed:\n{error.read_text()}")
 
 
 @contextmanager
@@ -114,14 +137,28 @@ def _rank(
 ) -> None:
     # A forked process has no pool of threads: torch's own asserts now and then where it needs one.
     torch.set_num_threads(1)
-    try:
+    with _written_errors(folder, str(rank)):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size
         )
         torch.save(function(*arguments), folder / f"{rank}.result")
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _alone(
+    folder: Path, test: Callable[..., None], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)  # as above
+    with _written_errors(folder, "alone"):
+        test(*arguments, **options)
+
+
+@contextmanager
+def _written_errors(folder: Path, name: str) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
-        unfinished = folder / f"{rank}.unfinished"
+        unfinished = folder / f"{name}.unfinished"
         unfinished.write_text(traceback.format_exc())
-        unfinished.rename(folder / f"{rank}.error")
+        unfinished.rename(folder / f"{name}.error")

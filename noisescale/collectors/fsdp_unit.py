@@ -45,7 +45,7 @@ except ImportError:  # before torch 2.9, or built without distributed
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether `fully_shard` was applied to some module."""
-    # By name: before torch 2.6 the class was in another place.
+    # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return "FSDPModule" in kinds
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from fits import FEATURES, Opaque, data, network
-from ranks import as_torchrun, on_ranks
+from ranks import as_torchrun, in_a_fork, on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.data import DataLoader
@@ -684,6 +684,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
 )
 # The hook that torch tells of is gone when the model is compiled: it waits for this first call.
 @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
+@in_a_fork
 def test_compiled_and_checkpointed_models_are_measured_alike(
     ranks: int, more: dict[str, Any]
 ) -> None:

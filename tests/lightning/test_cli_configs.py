@@ -13,8 +13,8 @@ from lightning.pytorch.cli import LightningCLI
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
-# Lightning 2.6.6 calls what jsonargparse 4.53 deprecates. And what cannot be written is a warning
-# there: as an error it would make jsonargparse go on to another type, and hide what is to be seen.
+# What cannot be written is a warning there: as an error it would make jsonargparse go on to another
+# type, and hide what is to be seen.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from named_batches import Names, names
+from ranks import in_a_fork
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -269,6 +270,7 @@ def test_every_kind_of_training_step_can_be_tried(
     assert [len(batch) for batch in module.arrived] == [2] * 32 + [16] * 4
 
 
+@in_a_fork
 def test_of_a_compiled_module_the_original_is_left_alone_too() -> None:
     module = Names(64)
     torch._dynamo.reset()

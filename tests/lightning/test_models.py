@@ -9,6 +9,7 @@ import torch
 from brute_force import brute_force
 from fits import CLASSES, FEATURES, classifier, fit, loader, trainer
 from lightning.pytorch.strategies import DDPStrategy
+from ranks import in_a_fork
 from torch import Tensor, nn
 from zoo import ZOO, Adapter, PartlyUnused, Tied
 
@@ -140,6 +141,7 @@ def test_complex_gradients_are_measured_where_they_are_the_bucket(
 
 
 @pytest.mark.parametrize(("compared", "ranks"), [("rank", 2), ("micro_batch", 1)])
+@in_a_fork
 def test_a_compiled_model_is_measured(compared: Any, ranks: int, recorded: list[StepNorms]) -> None:
     compiled = torch.compile(classifier(net=made("frozen"), lr=0.0), backend="aot_eager")
 

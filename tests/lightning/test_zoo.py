@@ -11,7 +11,8 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
-from fits import fit
+from fits import fit, needs_complex_broadcasts
+from ranks import in_a_fork
 from torch import Tensor
 from zoo import EPOCHS, ZOO, Entry, Expected
 
@@ -184,11 +185,13 @@ def measured(fitting: Any, module: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ZOO)
+@in_a_fork
 def test_in_one_process(name: str, tmp_path: Path) -> None:
     check(ZOO[name], ZOO[name].alone, tmp_path, ranks=1, strategy="auto")
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.accumulated])
+@in_a_fork
 def test_with_accumulation(name: str, tmp_path: Path, recorded: list[StepNorms]) -> None:
     """The norms are those that an oracle sees of the fit without the monitor."""
     entry, oracle = ZOO[name], Oracle()
@@ -204,7 +207,15 @@ def test_with_accumulation(name: str, tmp_path: Path, recorded: list[StepNorms])
                 assert got.big_sq_norm == pytest.approx(big, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.ranks])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[needs_complex_broadcasts] * (name == "complex"))
+        for name, entry in ZOO.items()
+        if entry.ranks
+    ],
+)
+@in_a_fork
 def test_on_two_ranks(name: str, tmp_path: Path) -> None:
     expected = ZOO[name].ranks
     assert expected is not None

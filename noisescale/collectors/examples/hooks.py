@@ -4,8 +4,9 @@
 Nothing is kept but through the autograd graph: where a forward pass has no backward pass, what
 was kept goes with its graph.
 
-Private attributes read here, as of torch 2.13: `torch._C._are_functorch_transforms_active`, and
-`_global_forward_hooks_with_kwargs` of `torch.nn.modules.module`: a handle leaves its mark there.
+Private attributes read here, as of torch 2.13: `torch._C._are_functorch_transforms_active`, and of
+`torch.nn.modules.module` `_global_forward_hooks` and `_global_forward_hooks_with_kwargs`, where a
+handle leaves its mark.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from noisescale.collectors.examples.layers import Layer, Statistics
 from noisescale.guard import HookErrors, keeps_errors
 
-# Which hooks are given keyword arguments; before torch 2.6 none is.
-_GIVEN_KEYWORDS: dict[int, bool] | None = getattr(
-    torch.nn.modules.module, "_global_forward_hooks_with_kwargs", None
-)
+_FORWARD_HOOKS: dict[int, Callable[..., Any]] = torch.nn.modules.module._global_forward_hooks
+_GIVEN_KEYWORDS: dict[int, bool] = torch.nn.modules.module._global_forward_hooks_with_kwargs
 
 
 class Use:
@@ -88,7 +87,7 @@ class LayerHooks(HookErrors):
         self._is_constant = is_constant
         self._anchor = torch.zeros((), requires_grad=True)
         self._layer_of: dict[int, Layer] = {}
-        self._remove: Callable[[], None] | None = None
+        self._show: Callable[[bool], None] | None = None
 
     @property
     def wanted(self) -> bool:
@@ -107,11 +106,11 @@ class LayerHooks(HookErrors):
         self._watch()
 
     def _watch(self) -> None:
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
-        if self._wanted and self._layer_of:
-            self._remove = _watch_forward_passes(weakref.ref(self))
+        wanted = self._wanted and bool(self._layer_of)
+        if self._show is not None:
+            self._show(wanted)
+        elif wanted:
+            self._show = _show_forward_passes(weakref.ref(self))
 
     @keeps_errors
     def on_module(
@@ -163,23 +162,28 @@ class _Keep(torch.autograd.Function):
         return anchor.new_empty(0)
 
 
-def _watch_forward_passes(owner: weakref.ref[LayerHooks]) -> Callable[[], None]:
-    """Show the owner all modules' forward passes, until what is returned is called."""
+def _show_forward_passes(owner: weakref.ref[LayerHooks]) -> Callable[[bool], None]:
+    """Show the owner all modules' forward passes, and return what turns that off and on again.
 
-    def on_forward(module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
+    It is always under one key: before torch 2.9 Dynamo compiles again for each key, and after eight
+    no more.
+    """
+
+    def on_forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling():  # first, so that compiled code has no more of this
             return
         if (hooks := owner()) is None:
-            remove()
+            show(False)
         else:
-            *kwargs, output = kwargs_and_output
-            hooks.on_module(module, args, output, kwargs[0] if kwargs else {})
+            hooks.on_module(module, args, output, kwargs)
 
-    def remove() -> None:
-        handle.remove()
-        if _GIVEN_KEYWORDS is not None:
+    def show(wanted: bool) -> None:
+        if wanted:
+            _FORWARD_HOOKS[handle.id] = on_forward
+            _GIVEN_KEYWORDS[handle.id] = True
+        else:
+            handle.remove()
             _GIVEN_KEYWORDS.pop(handle.id, None)
 
-    options = {} if _GIVEN_KEYWORDS is None else {"with_kwargs": True}
-    handle = register_module_forward_hook(on_forward, **options)
-    return remove
+    handle = register_module_forward_hook(on_forward, with_kwargs=True)
+    return show

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import in_a_fork
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.profiler import ProfilerActivity, profile
@@ -55,8 +56,7 @@ def nothing_left_of_other_tests() -> None:
 
 
 def hooks_of_all_modules() -> list[Any]:
-    with_kwargs = getattr(torch_modules, "_global_forward_hooks_with_kwargs", {})  # from 2.6 on
-    return [*torch_modules._global_forward_hooks, *with_kwargs]
+    return [*torch_modules._global_forward_hooks, *torch_modules._global_forward_hooks_with_kwargs]
 
 
 def traced(model: nn.Module) -> Any:
@@ -161,6 +161,7 @@ def test_what_another_hook_makes_of_the_output_is_not_the_layers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo itself
+@in_a_fork
 def test_compiled_code_beside_the_model_stays_whole() -> None:
     """Without a graph break, of which `fullgraph` would tell: with hooks or without, as before."""
     seen: list[int] = []
@@ -181,7 +182,7 @@ def test_compiled_code_beside_the_model_stays_whole() -> None:
         meter.step()
     meter.close()
 
-    assert len(seen) <= 2  # Dynamo guards how many hooks there are for all modules, here 0 or 1
+    assert len(seen) <= 2  # Dynamo may guard the hooks of all modules: none, or this one
     assert len(set(seen)) == 1
 
 
