@@ -21,14 +21,14 @@ lint: .venv/ready ## check format, lint and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-wheel-test: .venv/ready ## run all tests but benchmarks against the built wheel, out of reach of the sources
+wheel-test: .venv/ready ## run all tests against the built wheel, out of reach of the sources
 	rm -rf dist $(WHEEL_ENV)
 	$(BIN)/python -m build --wheel --outdir dist
 	$(PYTHON) -m venv $(WHEEL_ENV)/venv
 	$(WHEEL_ENV)/venv/bin/python -m pip install -q -c constraints.txt \
 		"noisescale[test] @ file://$$(ls $(CURDIR)/dist/*.whl)"
 	cp -R tests examples benchmarks docs Makefile pyproject.toml constraints-oldest.txt *.md LICENSE CITATION.cff $(WHEEL_ENV)
-	cd $(WHEEL_ENV) && venv/bin/pytest tests --pyargs noisescale -k "not benchmarks_run"
+	cd $(WHEEL_ENV) && venv/bin/pytest tests --pyargs noisescale
 
 clean:
 	rm -rf .venv build dist lightning_logs

@@ -672,12 +672,17 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         NoiseScaleCallback(every_n_steps=0)
 
 
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # early versions of transformers 5
+    CHECKPOINTING = "gradient_checkpointing"
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "more",
     [
-        {"activation_checkpointing_kwargs": {"use_reentrant": False}},
-        {"activation_checkpointing_kwargs": {"use_reentrant": True}},
+        {f"{CHECKPOINTING}_kwargs": {"use_reentrant": False}},
+        {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}},
         {"torch_compile": True, "torch_compile_backend": "eager"},
     ],
     ids=["checkpointed", "checkpointed, reentrant", "compiled"],
@@ -695,7 +700,7 @@ def test_compiled_and_checkpointed_models_are_measured_alike(
 
         return one() if ranks == 1 else on_ranks(ranks, as_torchrun(one))[0]
 
-    more = {"activation_checkpointing": "activation_checkpointing_kwargs" in more, **more}
+    more = {CHECKPOINTING: f"{CHECKPOINTING}_kwargs" in more, **more}
 
     assert trace(**more) == pytest.approx(trace(), rel=1e-5)
 

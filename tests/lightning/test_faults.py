@@ -44,7 +44,7 @@ def spared(module: str, name: str) -> bool:
     return (
         (monitor == "NoiseScaleMonitor" and hook in CALLED_BY_LIGHTNING)
         or name in COLLECTIVE
-        or name == "_watch_forward_passes.<locals>.on_forward"
+        or name == "_show_forward_passes.<locals>.on_forward"
         or module == "guard.py"
     )
 

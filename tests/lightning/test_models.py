@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from brute_force import brute_force
-from fits import CLASSES, FEATURES, classifier, fit, loader, trainer
+from fits import CLASSES, FEATURES, classifier, fit, loader, needs_complex_broadcasts, trainer
 from lightning.pytorch.strategies import DDPStrategy
 from ranks import in_a_fork
 from torch import Tensor, nn
@@ -82,7 +82,9 @@ def check(results: list[list[StepNorms]], expected: list[tuple[float, ...]]) -> 
         ("micro_batch", 1, 3, "auto"),
     ],
 )
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=[needs_complex_broadcasts] * (m == "complex")) for m in MODELS]
+)
 def test_what_is_trained_is_measured(
     model: str,
     compared: Any,
@@ -114,6 +116,7 @@ def test_what_is_trained_is_measured(
     )
 
 
+@needs_complex_broadcasts
 def test_complex_gradients_are_measured_where_they_are_the_bucket(
     recorded: list[StepNorms],
 ) -> None:

@@ -9,7 +9,15 @@ import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
-from fits import both_loggers, classifier, fit, fit_sharded, loader, trainer
+from fits import (
+    both_loggers,
+    classifier,
+    fit,
+    fit_sharded,
+    loader,
+    needs_measurable_shards,
+    trainer,
+)
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -53,6 +61,7 @@ def test_two_monitors_measure_what_each_does_alone_and_training_is_the_same() ->
     assert both[0][0][None]["noise_trace"] != both[0][0]["by micro-batch"]["noise_trace"]
 
 
+@needs_measurable_shards
 def test_sharded_gradients_are_measured_by_two_monitors_and_left_as_they_were() -> None:
     def results(fitting: Any, module: Any) -> Any:
         units = [
