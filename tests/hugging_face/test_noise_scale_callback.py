@@ -3,6 +3,7 @@
 
 import copy
 import gc
+import io
 import json
 import os
 import pickle
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import transformers
 from fits import FEATURES, Opaque, data, network
+from packaging.version import Version
 from ranks import as_torchrun, in_a_fork, on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
@@ -244,17 +247,38 @@ def logged(run: Fit) -> dict[str, float]:
 
 LANGUAGE = {"model": language_model, "examples": sentences}
 
+counts_labels = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.12"),
+    reason="this transformers divides losses by too many labels: one of each sequence is no target",
+)
+
+
+def loads_on_a_numbered_cpu() -> bool:
+    file = io.BytesIO()
+    torch.save(torch.zeros(1), file)
+    file.seek(0)
+    try:
+        torch.load(file, map_location="cpu:0")
+    except RuntimeError:
+        return False
+    return True
+
 
 @pytest.mark.parametrize(
     ("options", "weigh"),
     [
         (CLIPPED, evenly),
         ({**CLIPPED, "gradient_accumulation_steps": 2}, evenly),
-        ({**CLIPPED, **LANGUAGE}, by_labels),
-        ({**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3}, by_labels),
-        (
+        pytest.param({**CLIPPED, **LANGUAGE}, by_labels, marks=counts_labels),
+        pytest.param(
+            {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 3},
+            by_labels,
+            marks=counts_labels,
+        ),
+        pytest.param(
             {**LANGUAGE, "average_tokens_across_devices": False, "gradient_accumulation_steps": 2},
             by_labels_of_the_rank,
+            marks=counts_labels,
         ),
     ],
     ids=["plain", "accumulation", "by labels", "by labels, accumulation", "by a rank's labels"],
@@ -274,7 +298,11 @@ def test_ranks_are_compared_by_unclipped_gradients(options: dict[str, Any], weig
     [
         # 60 examples: the last of 5 windows in an epoch is of 3 micro-batches, the others of 4.
         ({**CLIPPED, "gradient_accumulation_steps": 4}, evenly),
-        ({**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 4}, by_labels),
+        pytest.param(
+            {**CLIPPED, **LANGUAGE, "gradient_accumulation_steps": 4},
+            by_labels,
+            marks=counts_labels,
+        ),
         ({**CLIPPED, "gradient_accumulation_steps": 2, "bf16": True}, evenly),
     ],
     ids=["plain", "by labels", "bf16"],
@@ -374,6 +402,10 @@ def test_parameters_are_bit_identical(options: dict[str, Any]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.skipif(
+    not loads_on_a_numbered_cpu(),
+    reason="this torch does not load what transformers saves of several ranks on CPUs",
+)
 def test_training_resumes_as_if_nothing_had_happened(tmp_path: Path) -> None:
     options = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 3, **LANGUAGE}
 
