@@ -52,7 +52,6 @@ class Do(L.Callback):
         self.what, self.done = what, 0
 
     def on_train_epoch_end(self, fitting: Any, module: Any) -> None:
-        torch._dynamo.reset()  # before torch 2.7 it exports no more than eight times
         DONE[self.what](module)
         self.done += 1
 
