@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from noisescale.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.moments import GradientMoments as GradientMoments
     from noisescale.moments import gradient_moments as gradient_moments
+    from noisescale.own_pass import measuring as measuring
     from noisescale.prediction import Calibration as Calibration
     from noisescale.prediction import Prediction as Prediction
     from noisescale.prediction import predict as predict
@@ -50,6 +51,7 @@ _HOME = {
     "TradeoffFit": "sweep",
     "fit_tradeoff": "sweep",
     "gradient_moments": "moments",
+    "measuring": "own_pass",
     "predict": "prediction",
 }
 

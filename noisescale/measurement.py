@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from noisescale.collectors.choosing import SmallBatch, checked_small_batch
+from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example import Layers
 from noisescale.estimator import NoiseScale, NoiseScaleEstimator
@@ -22,13 +23,14 @@ from noisescale.step_timer import StepTimer
 def checked_options(
     *,
     window: int | Literal["auto"],
-    every_n_steps: int,
+    every_n_steps: int | Literal["auto"],
     unit: str,
     groups: Groups | None,
     confidence: float,
     small_batch: SmallBatch,
     layers: Layers,
     preconditioned: bool,
+    cut: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return the options of a `NoiseScaleMeter` that is made later, checked now.
 
@@ -47,6 +49,7 @@ def checked_options(
         "small_batch": small_batch,
         "layers": layers,
         "groups": groups,
+        "cut": checked_cut(cut, small_batch),
     }
 
 
@@ -245,8 +248,8 @@ class Measurement:
             warnings.warn(
                 f"From step {self.meter.lone_since} on each step has one micro-batch, in one"
                 " process, which has nothing to be compared with: no noise scale is logged from"
-                " there on. Accumulate two or more, use more devices, or compare single examples:"
-                ' `small_batch="example"`.',
+                " there on. Accumulate two or more, use more devices, or compare the halves of each"
+                ' batch: `small_batch="half"`.',
                 stacklevel=2,
             )
 

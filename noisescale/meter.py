@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,8 @@ from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapp
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.groups import Groups
+from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.loss_scale import LossScale
-from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example import Layers, PerExampleCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
@@ -33,6 +33,9 @@ from noisescale.recent import RecentSteps
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
+
+# Where a measured step has one more backward pass, and "auto" decides.
+_EVERY_N_STEPS = 10
 
 _STEPS_LOST = "A step's noise scale was not measured"
 
@@ -55,7 +58,10 @@ class NoiseScaleMeter:
     |---|---|---|
     | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP2, two ranks or more |
     | `"micro_batch"` | that of every micro-batch (of every rank) | accumulation, or ranks |
+    | `"half"` | those of two halves of a batch, from one backward pass more | one process |
     | `"example"` | that of every example, by layers | Linear, Conv, Embedding, normalization |
+
+    With `"half"` a step of several micro-batches is measured by these.
 
     Norms cross ranks in one small asynchronous all-reduce a step, and stay on the device until
     `noise_scale` is read. Gradients are read only: training is bitwise what it is without the
@@ -67,7 +73,8 @@ class NoiseScaleMeter:
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
+        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
+            where that takes a backward pass more. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": the rank where several train, else the micro-batch.
         layers: Of which examples are compared: "all" that have a formula, or only those of
@@ -80,6 +87,9 @@ class NoiseScaleMeter:
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
         preconditioner: The optimizer, of Adam's family, by whose second moments gradients are
             divided for `preconditioned_noise_scale`, which is not B_simple.
+        cut: Where halves of a batch are told apart: names of modules whose outputs have its rows in
+            front, and which all that is trained acts through. Default: modules that the training
+            step calls, or else what comes nearest to the loss.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
@@ -110,15 +120,16 @@ class NoiseScaleMeter:
         window: int | Literal["auto"] = "auto",
         confidence: float = 0.95,
         unit: str = "examples",
-        every_n_steps: int = 1,
+        every_n_steps: int | Literal["auto"] = "auto",
         parameters: Iterable[nn.Parameter] | None = None,
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
         groups: Groups | None = None,
         grad_scaler: GradScaler | None = None,
         preconditioner: Optimizer | None = None,
+        cut: Sequence[str] | None = None,
     ) -> None:
-        self.every_n_steps = checked_every_n_steps(every_n_steps)
+        self._every_n_steps = checked_every_n_steps(every_n_steps)
         # Arguments are checked before the collector puts hooks into the model.
         Estimates((), False, window, confidence, unit)
         collector = choose_collector(
@@ -128,6 +139,7 @@ class NoiseScaleMeter:
             parameters=parameters,
             groups=groups,
             preconditioner=preconditioner,
+            cut=cut,
         )
         self._collector: Collector | None = collector
         wrapper = unwrapped(model)
@@ -144,6 +156,7 @@ class NoiseScaleMeter:
         self._unmeasured_examples = 0.0
         self._warned: set[str] = set()
         self._paused = False
+        self._due = True  # to be measured: the step under way
         self._steps = 0
         self._last_measured_step = 0
         self._measured_steps = 0
@@ -260,15 +273,14 @@ class NoiseScaleMeter:
     @property
     def least_micro_batches(self) -> int:
         """Micro-batches that a step needs to be measured; 2 where one process compares them."""
-        compares_them = isinstance(self._collector, MicroBatchCollector)
-        return 2 if compares_them and self.devices == 1 else 1
+        return 1 if self._collector is None else self._collector.least_micro_batches
 
     @property
     def devices(self) -> int:
         """Ranks that train together."""
         return self._rows.ranks
 
-    def backward(self, loss: Tensor, local_batch_size: float) -> None:
+    def backward(self, loss: Tensor, local_batch_size: float, *, rows: int | None = None) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
         Args:
@@ -277,8 +289,9 @@ class NoiseScaleMeter:
                 averaged belongs into `no_sync()` too.
             local_batch_size: This rank's examples in `loss`, each counted once however many
                 augmented copies of it there are.
+            rows: See `before_backward`.
         """
-        self.before_backward(loss, local_batch_size)
+        self.before_backward(loss, local_batch_size, rows=rows)
         loss.backward()
 
     def before_backward(
@@ -289,6 +302,8 @@ class NoiseScaleMeter:
         capture_average: bool = False,
         weight: Weight | None = None,
         batch: int | None = None,
+        rows: int | None = None,
+        last: bool | None = None,
     ) -> None:
         """Do what `backward` does, where somebody else calls `loss.backward()` right after.
 
@@ -302,6 +317,9 @@ class NoiseScaleMeter:
                 scalar on the device. Then all passes need one.
             batch: Which batch of data the loss is of, where several passes of a step may be of
                 one: such a step is not measured, as `local_batch_size` is not that of each pass.
+            rows: Of the batch, where halves of it are compared and `local_batch_size` is another.
+            last: Whether the step is taken after this pass, where that is known: a batch that is
+                the step's only one is measured by its halves. Default: as in the step before.
         """
         check_batch_size(local_batch_size)
         collector = self._open_collector()
@@ -313,6 +331,8 @@ class NoiseScaleMeter:
                 self._passes = []
             self._passes.append(_Pass(local_batch_size, weight, batch))
             if self._measures:
+                if isinstance(collector, HalvesCollector):
+                    collector.expect(rows=rows, last=last)
                 collector.before_backward(loss, local_batch_size, capture_average=capture_average)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
@@ -347,6 +367,8 @@ class NoiseScaleMeter:
         self._spoiled = False
         with self._spoils_step():  # the next one
             collector.reset()
+        self._due = self._steps % self.every_n_steps == 0
+        with self._spoils_step():
             collector.wanted = self._measures and not self._paused
         if len(self._rows) >= _MOST_UNREAD:
             with self._guard(_STEPS_LOST):
@@ -388,13 +410,22 @@ class NoiseScaleMeter:
     @property
     def _found(self) -> dict[str, Any]:
         """What the collector found out about the model in its first steps."""
-        if isinstance(self._collector, PerExampleCollector):
+        if isinstance(self._collector, PerExampleCollector | HalvesCollector):
             return self._collector.state_dict()
         return self._found_before
 
     @property
+    def every_n_steps(self) -> int:
+        """One step in so many is measured, as things are: "auto" goes by what a step costs."""
+        if self._every_n_steps != "auto":
+            return self._every_n_steps
+        collector = self._collector
+        takes_a_pass = isinstance(collector, HalvesCollector) and collector.takes_a_pass
+        return _EVERY_N_STEPS if takes_a_pass else 1
+
+    @property
     def _measures(self) -> bool:
-        return self._steps % self.every_n_steps == 0
+        return self._due
 
     def _open_collector(self) -> Collector:
         if self._collector is None:
@@ -504,10 +535,8 @@ class NoiseScaleMeter:
                     " Train with larger batches, accumulate two or more, or use more devices."
                     if by_example
                     else "A step of one micro-batch in one process has nothing to be compared with:"
-                    " it is not measured. Accumulate two or more, use more devices, or compare"
-                    ' single examples: `small_batch="example"`. That leaves out modules that are'
-                    " called twice a pass, as in a GAN: step it after the backward passes of two"
-                    " batches."
+                    " it is not measured. Accumulate two or more, use more devices, or compare the"
+                    ' halves of each batch: `small_batch="half"`.'
                 )
         elif norms.identical_parts:
             self._skipped_steps += 1
@@ -565,6 +594,9 @@ class NoiseScaleMeter:
         """
         self._steps = state["steps"]
         self._last_measured_step = state["last_measured_step"]
+        if isinstance(self._collector, HalvesCollector):
+            self._collector.load_state_dict(state["collector"])
+        self._due = self._steps % self.every_n_steps == 0
         if self._collector is not None:
             self._collector.wanted = self._measures and not self._paused
         begun_anew = self._estimates.state_dict()
@@ -599,10 +631,13 @@ def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:
         )
 
 
-def checked_every_n_steps(value: int) -> int:
+def checked_every_n_steps(value: int | Literal["auto"]) -> int | Literal["auto"]:
     """Return `value`, or raise a ValueError that says what is wrong with it."""
+    if value == "auto":
+        return "auto"
     if not is_whole(value) or value < 1:
         raise ValueError(
-            f"`every_n_steps` must be at least 1, got {value!r}. Pass 1 to measure every step."
+            f"`every_n_steps` must be at least 1, got {value!r}. Pass 1 to measure every step,"
+            ' or "auto".'
         )
     return int(value)

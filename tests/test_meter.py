@@ -267,7 +267,8 @@ def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
     train(meter, model, 3)
 
     with pytest.warns(
-        UserWarning, match="Accumulate two or more, use more devices, or compare single examples"
+        UserWarning,
+        match="Accumulate two or more, use more devices, or compare the halves of each batch",
     ) as warned:
         scale = meter.noise_scale
 

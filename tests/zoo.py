@@ -63,6 +63,8 @@ class Entry:
     """Of the Trainer; the folder is an empty one."""
     alone: Expected = PROBED
     """In one process, where single examples are compared."""
+    halves: Expected = MEASURED
+    """Likewise, where the halves of each batch are."""
     accumulated: Expected | None = MEASURED
     """In one process that accumulates two batches; None: the module does not let Lightning."""
     ranks: Expected | None = None
@@ -617,13 +619,19 @@ ZOO: dict[str, Entry] = {
     "group normalization": Entry(of(lambda: mlp(nn.GroupNorm(2, 16)))),
     "dropout": Entry(of(lambda: mlp(nn.Dropout(0.2))), ranks=MEASURED),
     "checkpointed": Entry(of(lambda: Checkpointed(reentrant=False)), ranks=MEASURED),
-    "checkpointed, reentrant": Entry(of(lambda: Checkpointed(reentrant=True))),
+    "checkpointed, reentrant": Entry(
+        of(lambda: Checkpointed(reentrant=True)), halves=Expected(refuses="use_reentrant=False")
+    ),
     "nested outputs": Entry(of(Nested)),
     "scripted": Entry(of(Scripted), alone=IN_PART),
     "compiled part": Entry(
         of(lambda: torch.compile(mlp(), backend="eager")), alone=NO_EXAMPLES, ranks=MEASURED
     ),
-    "compiled": Entry(lambda: torch.compile(Silent(mlp()), backend="aot_eager"), alone=NO_EXAMPLES),
+    "compiled": Entry(  # with its loss
+        lambda: torch.compile(Silent(mlp()), backend="aot_eager"),
+        alone=NO_EXAMPLES,
+        halves=Expected(refuses="got none between the loss and the parameters"),
+    ),
     # Language models
     "gpt2": Entry(gpt2, TEXT, alone=IN_PART),
     "llama": Entry(llama, TEXT, alone=IN_PART, ranks=MEASURED),
@@ -638,6 +646,7 @@ ZOO: dict[str, Entry] = {
         lambda: ReadsPairs(mlp()),
         batches_of(lambda x, y: [list(x), list(y)]),
         alone=Expected(refuses="`batch_size_fn` must be given"),
+        halves=Expected(refuses="`batch_size_fn` must be given"),
         accumulated=Expected(refuses="`batch_size_fn` must be given"),
     ),
     "dict": Entry(lambda: ReadsPairs(mlp()), batches_of(lambda x, y: {"x": x, "y": y})),
@@ -649,6 +658,7 @@ ZOO: dict[str, Entry] = {
         of(mlp),
         lambda: loader(20, 1),
         alone=Expected(False, 40, ("A step of one example",)),
+        halves=Expected(False, 40, ("A batch of 1 has no halves to compare",)),
         ranks=MEASURED,
     ),
     "short last batch": Entry(of(mlp), lambda: loader(42), accumulated=Expected(left_out=2)),
@@ -657,11 +667,13 @@ ZOO: dict[str, Entry] = {
         lambda: Contrastive(mlp()),
         batches_of(lambda x, y: [x, x + 0.1]),
         alone=Expected(False, warns=("4 for 8 rows",)),
+        halves=Expected(refuses="got none between the loss and the parameters"),
         ranks=MEASURED,
     ),
     "sometimes nothing": Entry(
         lambda: SometimesNothing(mlp()),
         alone=Expected(left_out=5),
+        halves=Expected(left_out=4),
         accumulated=Expected(left_out=4, warns=(ALONE,)),
     ),
     "gan": Entry(Gan, alone=Expected(False, 20, (ALONE, ALONE)), accumulated=None, ranks=MEASURED),
@@ -670,11 +682,13 @@ ZOO: dict[str, Entry] = {
         Thaws,
         options=lambda folder: {"max_epochs": 3},
         alone=Expected(left_out=1, warns=(THAWED,)),
+        halves=Expected(warns=(THAWED,)),
         accumulated=Expected(warns=(THAWED,)),
     ),
     "nothing to train": Entry(
         lambda: Untrained(mlp()),
         alone=Expected(False, warns=("nothing to measure: no parameter",)),
+        halves=Expected(False, warns=("nothing to measure: no parameter",)),
         accumulated=Expected(False, warns=("nothing to measure: no parameter",)),
     ),
     "schedulers": Entry(lambda: Scheduled(mlp()), ranks=MEASURED),
@@ -689,11 +703,13 @@ ZOO: dict[str, Entry] = {
         lambda: Regression(nn.Linear(FEATURES, 1), lr=1e12),
         options=in_float64,
         alone=Expected(left_out=None),
+        halves=Expected(left_out=None),
         accumulated=Expected(left_out=None),
     ),
     "diverging": Entry(
         lambda: Regression(nn.Linear(FEATURES, 1), lr=1e4),
         alone=Expected(left_out=16),
+        halves=Expected(left_out=15),
         accumulated=Expected(left_out=5),
         ranks=Expected(left_out=5),
     ),
@@ -702,6 +718,7 @@ ZOO: dict[str, Entry] = {
         of(mlp),
         options=scaled,
         alone=Expected(left_out=6),
+        halves=Expected(left_out=13),  # the proof overflows where twice the gradient does
         accumulated=Expected(left_out=3),
         ranks=Expected(left_out=4),
         exact=False,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch.distributed as dist
@@ -14,16 +14,17 @@ from torch.optim import Optimizer
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.examples.verdicts import refuse_compiled
+from noisescale.collectors.examples.verdicts import compiled_part, refuse_compiled
 from noisescale.collectors.fsdp import FsdpCollector, is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
+from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
 from noisescale.collectors.per_example import Layers, PerExampleCollector
 from noisescale.collectors.preconditioner import AdamPreconditioner
 
-SmallBatch = Literal["auto", "rank", "micro_batch", "example"]
+SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
 
 
 def choose_collector(
@@ -34,6 +35,7 @@ def choose_collector(
     parameters: Iterable[Parameter] | None = None,
     groups: Groups | None = None,
     preconditioner: Optimizer | None = None,
+    cut: Sequence[str] | None = None,
 ) -> Collector:
     """Return the collector for a model, its hooks installed. For arguments see `NoiseScaleMeter`.
 
@@ -42,6 +44,8 @@ def choose_collector(
         ValueError: If the arguments contradict each other or the way of training.
     """
     small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
+    cut = checked_cut(cut, small_batch)
+    compiled = compiled_part(model)
     if small_batch == "example":
         refuse_compiled(model)
     model = unwrapped(model)
@@ -64,17 +68,25 @@ def choose_collector(
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if small_batch == "auto":
-        small_batch = "rank" if averaging else "micro_batch"
+        small_batch = "rank" if averaging else "micro_batch" if cut is None else "half"
     if small_batch == "example":
         return PerExampleCollector(model, trained, groups, group, layers=layers)
     scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)
     norms = GradientNorms(trained, groups, scaling)
     if small_batch == "micro_batch":
         return MicroBatchCollector(norms, group)
+    if small_batch == "half":
+        if averaging:
+            raise ValueError(
+                '`small_batch` must be "rank", "micro_batch" or "example" where several processes'
+                ' train, got "half": their gradients are compared at no cost. Leave it at "auto".'
+            )
+        inner = model if ddp is None else ddp.module
+        return HalvesCollector(inner, norms, cut, compiled=compiled is not None)
     if ddp is None or not averaging:
         raise ValueError(
-            '`small_batch` must be "micro_batch" or "example" in one process, got "rank": one rank'
-            ' has none to be compared with. Leave it at "auto".'
+            '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank":'
+            ' one rank has none to be compared with. Leave it at "auto".'
         )
     return DdpCollector(ddp, norms)
 
@@ -134,6 +146,28 @@ def checked_small_batch(
             ' their gradients are never formed. Pass `small_batch="micro_batch"` or "rank".'
         )
     return small_batch
+
+
+def checked_cut(cut: Sequence[str] | None, small_batch: SmallBatch) -> Sequence[str] | None:
+    """Return the names of modules, a list of one where it is one.
+
+    Raises:
+        ValueError: If they are none, or nothing is cut.
+    """
+    if cut is None:
+        return None
+    names = [cut] if isinstance(cut, str) else list(cut)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"`cut` must be names of modules, got {cut!r}. Leave it out, or see"
+            " `model.named_modules()`."
+        )
+    if small_batch not in ("auto", "half"):
+        raise ValueError(
+            f'`cut` must be None with `small_batch="{small_batch}"`, got {cut!r}: only halves of a'
+            " batch are told apart at a cut. Leave `small_batch` out."
+        )
+    return names
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -30,6 +30,10 @@ class Collector(Protocol):
     """Whether the next passes are to be measured: set to False for the steps between."""
 
     @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches of a rank that a step needs to be measured."""
+
+    @property
     def device(self) -> torch.device:
         """Where the norms live."""
 

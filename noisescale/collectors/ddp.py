@@ -50,6 +50,7 @@ class DdpCollector(HookErrors):
     """
 
     wanted = True
+    least_micro_batches = 1
 
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
         self.norms = norms

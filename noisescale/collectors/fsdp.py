@@ -50,6 +50,7 @@ class FsdpCollector(HookErrors):
     """
 
     averaged_too_often = False
+    least_micro_batches = 1
     wanted = True
 
     def __init__(

@@ -65,6 +65,11 @@ class GradientNorms:
         self.entries = self.partition + (preconditioner is not None)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
+        self._left_out: frozenset[int] = frozenset()
+
+    def leave_out(self, indices: Iterable[int]) -> None:
+        """Count the gradients of all parameters but these from now on."""
+        self._left_out = frozenset(indices)
 
     def none(self) -> Norms:
         """Return the norms of nothing, to be added to."""
@@ -79,6 +84,8 @@ class GradientNorms:
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
         with torch.no_grad():
             for piece in pieces:
+                if piece.which in self._left_out:
+                    continue
                 of_entry[self.entry_of[piece.which]].append(piece.gradient)
                 if self.preconditioner is not None:
                     parameter = self.parameters[piece.which]
@@ -91,6 +98,8 @@ class GradientNorms:
 
     def add_one(self, norms: Norms, which: int, gradient: Tensor) -> None:
         """Add the norms of a whole parameter's gradient: the quick way, for hooks."""
+        if which in self._left_out:
+            return
         if gradient.requires_grad:  # the pass is being recorded (`create_graph`)
             gradient = gradient.detach()
         norms[self.entry_of[which]] += norms_of_one(gradient)

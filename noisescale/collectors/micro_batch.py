@@ -23,6 +23,7 @@ from noisescale.collectors.rows.window import (
     weighted_micro_batches,
 )
 from noisescale.guard import HookErrors, keeps_errors
+from noisescale.own_pass import measuring
 
 # On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
 # bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
@@ -58,6 +59,11 @@ class MicroBatchCollector(HookErrors):
         self._seen: set[int] = set()
         self._seen_twice = False
         self._reached: list[bool] = []
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured."""
+        return 2 if self.group is None else 1
 
     @property
     def reached(self) -> list[bool]:
@@ -121,14 +127,14 @@ class MicroBatchCollector(HookErrors):
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
-        if self._armed:
+        if self._armed and not measuring():
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
             if self._capture_average:
                 self._average.capture_at_backward_end()
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
-        if not self._armed:
+        if not self._armed or measuring():
             return
         # A parameter whose gradient comes in two pieces (reentrant checkpointing of two uses)
         # has no norm of its whole gradient to be seen here.

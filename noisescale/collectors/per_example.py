@@ -71,6 +71,7 @@ class PerExampleCollector(HookErrors):
     """
 
     averaged_too_often = False
+    least_micro_batches = 1
 
     def __init__(
         self,

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
 class BackwardStart:
@@ -14,21 +17,22 @@ class BackwardStart:
 
     The Trainer may take a model's own loss or compute one of the logits, of one forward pass or
     of several, and tells nobody. To collectors this looks like the one tensor that they hook.
+    It has to be kept until the pass: the tensors do not.
     """
 
     requires_grad = True
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = list(tensors)
+        self.edge: GradientEdge | None = None
+        """Where the backward pass came to first, while hooks are called."""
+        self._edges: list[GradientEdge] = []
         self._hooks: list[Callable[[Tensor], None]] = []
         self._begun = False
+        self._watch(tensors)
 
     def register_hook(self, hook: Callable[[Tensor], None]) -> None:
         """Call `hook` once, when the backward pass comes to the first tensor."""
         self._hooks.append(hook)
-        if len(self._hooks) == 1:
-            self._watch(self._tensors)
-        self._tensors = []  # they would keep the graph alive
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Watch what a further forward pass gave, too."""
@@ -36,13 +40,23 @@ class BackwardStart:
 
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            tensor.register_hook(self._on_gradient)
+            # The edge, as what becomes of the tensor in place comes after the hook; and a weak
+            # reference, as a graph that held itself would never be freed.
+            self._edges.append(get_gradient_edge(tensor))
+            tensor.register_hook(partial(_on_gradient, weakref.ref(self), len(self._edges) - 1))
 
-    def _on_gradient(self, gradient: Tensor) -> None:
+    def on_gradient(self, which: int, gradient: Tensor) -> None:
+        """Call the hooks, if this is where the pass begins."""
         if not self._begun:
-            self._begun = True
+            self._begun, self.edge, self._edges = True, self._edges[which], []
             for hook in self._hooks:
                 hook(gradient)
+            self.edge = None
+
+
+def _on_gradient(start: weakref.ref[BackwardStart], which: int, gradient: Tensor) -> None:
+    if (begun := start()) is not None:
+        begun.on_gradient(which, gradient)
 
 
 def differentiable(output: Any) -> Iterator[Tensor]:

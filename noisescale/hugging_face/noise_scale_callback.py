@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from noisescale.batch_size import examples_in
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
@@ -64,7 +65,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
+        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
+            where that takes a backward pass more. Windows count measured steps.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
             examples this rank has in them, in `unit`; of the first pass where a loss takes
             several. Default: the first dimension that its tensors share, or the length of a list
@@ -74,13 +76,14 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         groups: Parameter groups to measure apart, from the same pass: a dict from their names to
             regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
-            see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
-            Examples cost some of the step's time: set `every_n_steps`, or `layers`.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
+            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
+            of. Halves and examples cost some of a measured step's time.
         layers: Of which examples are compared: "all", or those of "normalization" alone, which
             cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
+        cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it cannot be
@@ -99,7 +102,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     def __init__(
         self,
         window: int | Literal["auto"] = "auto",
-        every_n_steps: int = 1,
+        every_n_steps: int | Literal["auto"] = "auto",
         batch_size_fn: Callable[[dict[str, Any]], float] | None = None,
         unit: str = "examples",
         groups: Groups | None = None,
@@ -108,6 +111,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
         preconditioned: bool = False,
+        cut: Sequence[str] | None = None,
     ) -> None:
         if batch_size_fn is not None and not callable(batch_size_fn):
             raise TypeError(
@@ -123,6 +127,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             small_batch=small_batch,
             layers=layers,
             preconditioned=preconditioned,
+            cut=cut,
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
@@ -179,7 +184,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             "preconditioner": optimizer if self._preconditioned else None,
         }
         alone = args.world_size < 2 and args.gradient_accumulation_steps < 2
-        if by_example := alone and options["small_batch"] == "auto":
+        by_example = alone and options["small_batch"] == "auto" and options["cut"] is None
+        if by_example:
             options["small_batch"] = "example"
 
         def measure(called: nn.Module) -> None:
@@ -326,6 +332,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                     batch_size,
                     capture_average=host.is_last_micro_batch(),
                     weight=None if share_of is None else host.loss_share(share_of, inputs),
+                    rows=None if self._batch_size_fn is None else rows_of(examples),
+                    last=host.is_last_micro_batch(),
                 )
             except Exception as error:
                 # What cannot be counted, and what is refused, is told at the first batch.
@@ -359,6 +367,14 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         self._called = self._on_forward = None
         if self._measurement is not None:
             self._measurement.close(interrupted=interrupted)
+
+
+def rows_of(inputs: Mapping[str, Any]) -> int | None:
+    """The first dimension that the model's arguments share; None where they share none."""
+    try:
+        return examples_in(inputs).examples
+    except Exception:  # containers that users make themselves may raise anything
+        return None
 
 
 def _warn_that_nothing_is_measured(reason: Exception) -> None:

@@ -41,7 +41,7 @@ def measurements_for(
         return []
     options = dict(options)
     alone = trainer.world_size < 2 and not accumulates(trainer)
-    by_example = alone and options["small_batch"] == "auto"
+    by_example = alone and options["small_batch"] == "auto" and options["cut"] is None
     if by_example:
         options["small_batch"] = "example"
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,7 +85,8 @@ class NoiseScaleMonitor(host.Callback):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many. Windows count measured steps.
+        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
+            where that takes a backward pass more. Windows count measured steps.
         batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
             the first dimension that its tensors share, or the length of a list of examples; where
             both are possible a warning says which is taken. Tokens need one, and so do batches
@@ -94,13 +95,14 @@ class NoiseScaleMonitor(host.Callback):
         groups: Parameter groups to measure apart, from the same pass: a dict from their names to
             regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "example",
-            see `NoiseScaleMeter`; "auto" takes the first of them that there are several of.
-            Examples cost some of the step's time: set `every_n_steps`, or `layers`.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
+            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
+            of. Halves and examples cost some of a measured step's time.
         layers: Of which examples are compared: "all", or those of "normalization" alone, which
             cost next to nothing; they imply `small_batch="example"`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
+        cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
             MLflow are given it too.
@@ -124,7 +126,7 @@ class NoiseScaleMonitor(host.Callback):
     def __init__(
         self,
         window: int | Literal["auto"] = "auto",
-        every_n_steps: int = 1,
+        every_n_steps: int | Literal["auto"] = "auto",
         batch_size_fn: Callable[[Any], float] | None = None,
         unit: str = "examples",
         groups: Groups | None = None,
@@ -133,6 +135,7 @@ class NoiseScaleMonitor(host.Callback):
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
         preconditioned: bool = False,
+        cut: Sequence[str] | None = None,
         report: bool = False,
         name: str | None = None,
     ) -> None:
@@ -153,6 +156,7 @@ class NoiseScaleMonitor(host.Callback):
             small_batch=small_batch,
             layers=layers,
             preconditioned=preconditioned,
+            cut=cut,
         )
         self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
         self._preconditioned = preconditioned
@@ -166,6 +170,7 @@ class NoiseScaleMonitor(host.Callback):
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
         self._local_batch_size: float = 0
+        self._rows: int | None = None
         self._batch_idx = 0
         self._trained: set[int] = set()
         self._shared: SharedExamples | None = None
@@ -310,6 +315,8 @@ class NoiseScaleMonitor(host.Callback):
                     # By hand gradients are clipped before the optimizer's hook, if at all.
                     capture_average=not pl_module.automatic_optimization,
                     batch=None if pl_module.automatic_optimization else self._batch_idx,
+                    rows=self._rows,
+                    last=host.steps_now(trainer) if pl_module.automatic_optimization else None,
                 )
 
     @beside_training
@@ -449,6 +456,7 @@ class NoiseScaleMonitor(host.Callback):
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         self._batch_idx = batch_idx
+        self._rows = None if self._batch_size_fn is None else host.rows_in(trainer, batch)
         self._stepped = False
         for measurement in self._measurements:
             measurement.meter.resume()

@@ -22,7 +22,8 @@ def spared(module: str, name: str) -> bool:
         (callback == "NoiseScaleCallback" and hook.startswith("on_"))
         or hook in {"_forward_hook.<locals>.on_forward", "state"}
         or name in {"trains", "differentiable", "BackwardStart.__init__", "BackwardStart.add"}
-        or name in {"BackwardStart._on_gradient", "_show_forward_passes.<locals>.on_forward"}
+        or name in {"BackwardStart._watch", "_on_gradient", "BackwardStart.on_gradient"}
+        or name == "_show_forward_passes.<locals>.on_forward"
         or module == "guard.py"
     )
 

@@ -402,6 +402,19 @@ def test_parameters_are_bit_identical(options: dict[str, Any]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, LANGUAGE], ids=["own loss", "of the model"])
+def test_halves_are_measured_when_the_pass_begins(options: dict[str, Any]) -> None:
+    """The Trainer does not tell what it goes back from: it is where a gradient comes to first."""
+    callback = NoiseScaleCallback(small_batch="half", every_n_steps=1)
+
+    ours, theirs = fit(callback, **options), fit(**options)
+
+    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
+        assert torch.equal(a, b)
+    assert callback.noise_scale.steps > 5
+    assert logged(ours)["noise_scale/skipped_steps"] == 0
+
+
 @pytest.mark.skipif(
     not loads_on_a_numbered_cpu(),
     reason="this torch does not load what transformers saves of several ranks on CPUs",

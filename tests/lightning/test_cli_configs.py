@@ -59,6 +59,7 @@ SCHEDULER = {
     "confidence": 0.9,
     "decide_every_n_steps": 5,
 }
+HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto"}
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -91,6 +92,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     [
         (MONITOR, SCHEDULER),
         (DEFAULTS, DEFAULTS),
+        (HALVES, DEFAULTS),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
     ],
@@ -128,5 +130,5 @@ def test_a_saved_config_makes_the_same_callbacks_again(
 
 
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
-    for cls, tried in ((NoiseScaleMonitor, MONITOR), (BatchSizeScheduler, SCHEDULER)):
+    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, SCHEDULER)):
         assert tried.keys() == inspect.signature(cls).parameters.keys()

@@ -329,11 +329,11 @@ def test_the_progress_bar_shows_a_short_value() -> None:
         ),
         (
             {"every_n_steps": 0},
-            "`every_n_steps` must be at least 1, got 0. Pass 1 to measure every step.",
+            '`every_n_steps` must be at least 1, got 0. Pass 1 to measure every step, or "auto".',
         ),
         (
             {"every_n_steps": 2.5},
-            "`every_n_steps` must be at least 1, got 2.5. Pass 1 to measure every step.",
+            '`every_n_steps` must be at least 1, got 2.5. Pass 1 to measure every step, or "auto".',
         ),
         (
             {"unit": ""},

@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,20 @@ def trained(
 
 
 def check(
-    entry: Entry, expected: Expected, folder: Path, *beside: L.Callback, **options: Any
+    entry: Entry,
+    expected: Expected,
+    folder: Path,
+    *beside: L.Callback,
+    monitor: Callable[[], NoiseScaleMonitor] = NoiseScaleMonitor,
+    **options: Any,
 ) -> None:
     """Train without the monitor, with the callbacks `beside` instead, and with it."""
     theirs, before = trained(entry, folder / "without", *beside, **options)
     if expected.refuses is not None:
         with pytest.raises(Exception, match=expected.refuses):
-            trained(entry, folder / "with", NoiseScaleMonitor(), **options)
+            trained(entry, folder / "with", monitor(), **options)
         return
-    ours, after = trained(entry, folder / "with", NoiseScaleMonitor(), look=measured, **options)
+    ours, after = trained(entry, folder / "with", monitor(), look=measured, **options)
 
     for (left, _), (without, _) in zip(ours, theirs, strict=True):
         assert differences(left, without) == []
@@ -191,6 +197,19 @@ COMPILED = {name for name in ZOO if name.startswith("compiled")}
 def test_in_one_process(name: str, tmp_path: Path) -> None:
     checked = in_a_fork(check) if name in COMPILED else check
     checked(ZOO[name], ZOO[name].alone, tmp_path, ranks=1, strategy="auto")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_by_halves(name: str, tmp_path: Path) -> None:
+    checked = in_a_fork(check) if name in COMPILED else check
+    checked(
+        ZOO[name],
+        ZOO[name].halves,
+        tmp_path,
+        monitor=lambda: NoiseScaleMonitor(small_batch="half", every_n_steps=1),
+        ranks=1,
+        strategy="auto",
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.accumulated])

@@ -348,6 +348,5 @@ def kind_of(
 
 
 def _saved_by_hooks() -> bool:
-    """Whether hooks may hold what autograd saves now: always before torch 2.8, which hides it."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is None or top(True) is not None
+    """Whether hooks hold what autograd saves now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -66,6 +66,26 @@ def each_micro_batch(sizes: Sequence[float], loss_divisor: float) -> WindowLayou
     )
 
 
+def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayout:
+    """The two halves of one batch are the parts, each of as many of its rows.
+
+    An odd row is in neither. Then the half difference of the halves, g_s, has tr(Σ)·(B - 1)/B² of
+    noise instead of tr(Σ)/B, B rows: |g|² + |g_s|² is that of parts of B²/(2·B - 1) rows.
+
+    Args:
+        size: Examples in the batch.
+        rows: Of the batch, two or more.
+        loss_divisor: What its loss was divided by.
+    """
+    signed = rows - rows % 2
+    return WindowLayout(
+        small_scale=loss_divisor**2,
+        big_scale=loss_divisor**2,
+        inverse_part_size=(1 + signed / rows) / size if size else math.inf,
+        inverse_size=1 / size if size else math.inf,
+    )
+
+
 def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them.
 

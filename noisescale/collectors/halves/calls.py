@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What modules gave in the forward pass, and how deep each was called within others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.utils.parametrize import ParametrizationList
+
+from noisescale.collectors.halves.graph import Output
+from noisescale.guard import HookErrors, keeps_errors
+
+
+class ModuleCalls(HookErrors):
+    """Looks at the calls of all modules while it is on, by one pair of hooks for all of them.
+
+    Args:
+        only: Modules whose calls count, however deep they are; None: those of all.
+    """
+
+    def __init__(self, only: Collection[nn.Module] | None = None) -> None:
+        self.outputs: dict[Output, int] = {}
+        """Each tensor that has a gradient to come, and how deep its module was called."""
+        self._only = None if only is None else {id(module) for module in only}
+        self._depth = 0
+        self._remove: Callable[[], None] | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether calls are looked at."""
+        return self._remove is not None
+
+    def switch(self, on: bool) -> None:
+        """Begin to look at calls, or look at none."""
+        if on == self.on:
+            return
+        self._depth = 0
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+        if on:
+            self._remove = _show_calls(weakref.ref(self))
+
+    def forget(self) -> None:
+        """Let go of what was seen, and of the graph with it."""
+        self.outputs = {}
+        self._depth = 0
+
+    @keeps_errors
+    def on_call(self) -> None:
+        """Take in that a module is called."""
+        self._depth += 1
+
+    @keeps_errors
+    def on_return(self, module: nn.Module, output: Any) -> None:
+        """Take in what it gave."""
+        self._depth = depth = max(self._depth - 1, 0)
+        if not torch.is_grad_enabled() or isinstance(module, ParametrizationList):
+            return
+        if self._only is not None:
+            if id(module) not in self._only:
+                return
+            depth = 0
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                self.outputs.setdefault((tensor.grad_fn, tensor.output_nr), depth)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a module gives: one, or a mapping or sequence of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def _show_calls(owner: weakref.ref[ModuleCalls]) -> Callable[[], None]:
+    """Show the owner all modules' calls, until what is returned is called."""
+
+    def on_call(module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # first, so that compiled code has no more of this
+            return
+        if (calls := owner()) is None:
+            remove()
+        else:
+            calls.on_call()
+
+    def on_return(module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if (calls := owner()) is not None:
+            calls.on_return(module, output)
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    before = register_module_forward_pre_hook(on_call)
+    after = register_module_forward_hook(on_return, always_call=True)
+    return remove

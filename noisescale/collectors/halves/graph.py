@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The autograd graph, as far as it is asked for: nodes, edges, and the shapes that flow.
+
+Private attribute read here, as of torch 2.13: `Node._input_metadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+from torch.autograd.graph import GradientEdge
+
+Node = Any
+"""A node of the graph: what torch calls a `grad_fn`."""
+
+Output = tuple[Node, int]
+"""A tensor of the forward pass: the node that made it, and which of its outputs it is."""
+
+
+class Edge(NamedTuple):
+    """Where a gradient flows: out of a node, into the one that made what it is the gradient of."""
+
+    node: Node | None
+    """Nearer to the loss; None: the backward pass starts with this gradient."""
+    position: int
+    """Which of the node's inputs it is."""
+    output: Output
+    """Whose gradient flows."""
+
+
+class Region(NamedTuple):
+    """The part of a graph in which a backward pass starts."""
+
+    nodes: dict[Node, tuple[Edge, ...]]
+    """The nodes in it, in the order of the walk, and where gradients go from each."""
+    stops: list[Edge]
+    """The edges that lead out of it."""
+
+
+class Graph:
+    """The graph behind the loss. What was read once is kept, and so are its nodes.
+
+    Args:
+        loss: What a backward pass starts from.
+    """
+
+    def __init__(self, loss: GradientEdge) -> None:
+        self.start = Edge(None, 0, (loss.node, loss.output_nr))
+        self._edges: dict[Node, tuple[Edge, ...]] = {}
+        self._shapes: dict[Node, list[tuple[int, ...]]] = {}
+
+    def edges(self, node: Node) -> tuple[Edge, ...]:
+        """Where gradients flow from a node."""
+        if node not in self._edges:
+            self._edges[node] = tuple(
+                Edge(node, position, output)
+                for position, output in enumerate(node.next_functions)
+                if output[0] is not None
+            )
+        return self._edges[node]
+
+    def shape(self, output: Output) -> tuple[int, ...]:
+        """The shape of what a node gave; () where it is not known."""
+        node, which = output
+        if node not in self._shapes:
+            self._shapes[node] = [tuple(x.shape) for x in node._input_metadata]
+        shapes = self._shapes[node]
+        return shapes[which] if which < len(shapes) else ()
+
+    def shapes(self, node: Node) -> list[tuple[int, ...]]:
+        """The shapes of all that a node gave."""
+        self.shape((node, 0))
+        return self._shapes[node]
+
+    def region(self, stops_at: Callable[[Output], object]) -> Region:
+        """What is reached from the start without going through an edge to such an output."""
+        nodes: dict[Node, tuple[Edge, ...]] = {}
+        stops: list[Edge] = []
+        left = [self.start]
+        while left:
+            edge = left.pop()
+            node = edge.output[0]
+            if stops_at(edge.output):
+                stops.append(edge)
+            elif node not in nodes:
+                nodes[node] = self.edges(node)
+                left.extend(reversed(nodes[node]))
+        return Region(nodes, stops)
+
+    def behind(self, nodes: Iterable[Node]) -> dict[Node, None]:
+        """Return these nodes and all that gradients flow on to from them."""
+        found = dict.fromkeys(nodes)
+        left = list(found)
+        while left:
+            for edge in self.edges(left.pop()):
+                node = edge.output[0]
+                if node not in found:
+                    found[node] = None
+                    left.append(node)
+        return found
+
+    def is_weight(self, node: Node) -> bool:
+        """Whether it gives a parameter, as it is or cast, transposed or reshaped."""
+        name, shapes = node.name(), self.shapes(node)
+        if name.startswith(("Embedding", "Index", "Gather")) or len(shapes) != 1:
+            return False
+        size = prod(shapes[0])
+        while not hasattr(node, "variable"):
+            edges = self.edges(node)
+            if len(edges) != len(node.next_functions) or len(edges) != 1:
+                return False
+            node = edges[0].output[0]
+        return bool(node.variable.numel() == size)
+
+
+def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
+    """Return the nodes of a region from which one of some nodes in it is reached, with those."""
+    before: dict[Node, list[Node]] = {}
+    for node, edges in region.nodes.items():
+        for edge in edges:
+            before.setdefault(edge.output[0], []).append(node)
+    found = dict.fromkeys(ends)
+    left = list(found)
+    while left:
+        for node in before.get(left.pop(), ()):
+            if node not in found and node in region.nodes:
+                found[node] = None
+                left.append(node)
+    return found.keys()

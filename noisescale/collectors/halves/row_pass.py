@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backward pass of our own, in which each row of the batch has a factor at the cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.nn import Parameter
+
+from noisescale.collectors.halves.cut import CutEdge
+from noisescale.collectors.halves.graph import Node
+from noisescale.own_pass import own_pass
+
+
+def signs(rows: int, draw: int, device: torch.device) -> Tensor:
+    """Return +1 for one half of the rows and -1 for the other, at random; 0 for one that is over.
+
+    Args:
+        rows: Of the batch.
+        draw: Which draw it is: the same number gives the same halves.
+        device: Where the signs are to be.
+    """
+    half = rows // 2
+    ordered = np.repeat(np.array([1.0, -1.0, 0.0], dtype=np.float32), [half, half, rows - 2 * half])
+    drawn = np.random.default_rng(draw).permutation(ordered)
+    return torch.from_numpy(drawn).to(device, non_blocking=True)
+
+
+def row_pass(
+    loss: GradientEdge,
+    gradient: Tensor,
+    edges: Sequence[CutEdge],
+    factors: Tensor,
+    parameters: Sequence[Parameter],
+    on_gradient: Callable[[int, Tensor], None],
+) -> None:
+    """Go back from the loss, multiply each row by its factor at the cut, and show the gradients.
+
+    Nothing else is left of the pass: gradients are not added to `p.grad`, none is kept, and random
+    numbers that it draws are drawn again by the passes to come.
+
+    Args:
+        loss: What the pass starts from.
+        gradient: The gradient that it starts with.
+        edges: The cut.
+        factors: One for each row of the batch, shape (rows,).
+        parameters: Those whose gradients are asked for.
+        on_gradient: Called with a parameter's index and its gradient, in hooks. What it is given
+            is gone after the call.
+    """
+    wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
+    factor_of = {
+        repeats: factors if repeats == 1 else factors.repeat_interleave(repeats)
+        for repeats in {edge.repeats for edge in edges}
+    }
+    cut: dict[Node, dict[int, Tensor]] = {}
+    for edge in edges:
+        cut.setdefault(edge.node, {})[edge.position] = factor_of[edge.repeats]
+    for factor in cut.pop(None, {}).values():  # the pass starts with rows
+        gradient = _scaled(gradient, factor)
+    with ExitStack() as held, torch.no_grad(), own_pass(), _random_numbers_kept(factors.device):
+        for node, at in cut.items():
+            held.callback(node.register_hook(partial(_scale_rows, at)).remove)
+        for index in wanted:
+            hook = partial(_show, on_gradient, index)
+            held.callback(parameters[index].register_hook(hook).remove)
+        torch.autograd.grad(
+            loss,
+            [parameters[i] for i in wanted],
+            gradient,
+            retain_graph=True,
+            allow_unused=True,
+        )
+
+
+def _scale_rows(
+    at: dict[int, Tensor], inputs: tuple[Tensor | None, ...], _: Any
+) -> tuple[Tensor | None, ...]:
+    return tuple(
+        gradient if gradient is None or position not in at else _scaled(gradient, at[position])
+        for position, gradient in enumerate(inputs)
+    )
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    shape = (-1, *[1] * (gradient.dim() - 1))
+    return gradient * factor.to(gradient.dtype).reshape(shape)
+
+
+def _show(
+    on_gradient: Callable[[int, Tensor], None], index: int, gradient: Tensor
+) -> Tensor | None:
+    on_gradient(index, gradient)
+    if gradient.layout is not torch.strided:
+        return None
+    return gradient.new_zeros(()).expand_as(gradient)
+
+
+@contextmanager
+def _random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Have a block draw random numbers as if it did not."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backward pass more than the training's can upset, found in a first one and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn import Parameter
+
+from noisescale.collectors.halves.calls import tensors_in
+from noisescale.collectors.halves.graph import Graph, Node
+
+
+class Buffers:
+    """Those that a backward pass writes to: checkpointing goes forward again in it.
+
+    Args:
+        model: Whose buffers; BatchNorm updates its averages in each forward pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._written: set[str] = set()
+
+    @contextmanager
+    def kept(self, *, first: bool) -> Iterator[None]:
+        """Have a block leave them as they are. `first`: find out which it writes to."""
+        buffers = dict(self._model.named_buffers())
+        names = set(buffers if first else self._written).intersection(buffers)
+        before = {n: (b, b.detach().clone()) for n in names if _counts(b := buffers[n])}
+        try:
+            yield
+        finally:
+            if first:  # by value: BatchNorm does not count its writes
+                self._written |= {n for n, (b, value) in before.items() if not _same(b, value)}
+            for name in self._written.intersection(before):
+                buffer, value = before[name]
+                with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
+                    buffer.copy_(value)
+
+
+class SavedTensors:
+    """What the Functions that are written in Python keep for their backward pass.
+
+    Those of torch itself leave it alone. One that changes or frees what it keeps, as it is not
+    needed again, would break the backward pass of the training.
+
+    Args:
+        graph: That of the pass.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        nodes: Iterable[Node] = graph.region(lambda _: False).nodes
+        self._kept = [
+            (node, tensor, tensor.detach().clone())
+            for node in nodes
+            if issubclass(type(node), BackwardCFunction)
+            for tensor in _saved_by(node)
+            if _counts(tensor)
+        ]
+
+    @contextmanager
+    def restored(self) -> Iterator[list[str]]:
+        """Put back what a block changes. Gives the Functions that did, once it is over."""
+        changed: list[str] = []
+        with ExitStack() as versions:
+            for _, tensor, _ in self._kept:
+                versions.enter_context(_unsafe_preserve_version_counter(tensor))
+            try:
+                yield changed
+            finally:
+                for node, tensor, value in self._kept:
+                    if not _same(tensor, value):
+                        changed.append(node.name().removesuffix("Backward"))
+                        if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
+                            tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
+                        tensor.data.copy_(value)
+
+
+def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:
+    """Name the hooks, not ours, that see each backward pass, and a place where each is."""
+    found: dict[str, str] = {}
+    for name, parameter in named_parameters:
+        for hook in (parameter._backward_hooks or {}).values():
+            found.setdefault(_name(hook), name)
+    for name, module in model.named_modules():
+        for hooks in (module._backward_hooks, module._backward_pre_hooks):
+            for hook in hooks.values():
+                found.setdefault(_name(hook), name or type(module).__name__)
+    return [
+        f"{hook} (on {place})" for hook, place in found.items() if not hook.startswith("noisescale")
+    ]
+
+
+def _name(hook: Any) -> str:
+    while isinstance(hook, partial):
+        hook = hook.func
+    function = getattr(hook, "__func__", hook)
+    if not hasattr(function, "__qualname__"):
+        function = type(function)
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _saved_by(node: Node) -> list[Tensor]:
+    try:
+        saved = [tensor for tensor in node.saved_tensors if tensor is not None]
+    except RuntimeError:  # freed by an earlier pass, or saved in a way that cannot be read twice
+        saved = []
+    return [*saved, *tensors_in(list(vars(node).values()))]
+
+
+def _counts(tensor: Tensor) -> bool:
+    """Whether it has numbers, and a count of the writes to them."""
+    return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def _same(tensor: Tensor, value: Tensor) -> bool:
+    """Whether the bits are the same: NaN is NaN."""
+    if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
+        return False
+    ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
+    return bool(torch.equal(ours, theirs))
+
+
+__all__: Sequence[str] = ("Buffers", "SavedTensors", "others_hooks")

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Halves of one batch against what two micro-batches give, and what must stay as it is."""
+
+import gc
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from noisescale import NoiseScaleMeter, measuring
+from noisescale.collectors.halves.row_pass import signs
+from noisescale.collectors.rows.step_norms import StepNorms
+
+ROWS, WIDTH = 6, 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_of_other_tests() -> None:
+    gc.collect()
+    network()(batch()[0])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(seed: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, WIDTH, generator=generator), torch.randn(rows, 3, generator=generator)
+
+
+def mse(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(one[0]), one[1])
+
+
+def sq_norm(loss: Tensor, model: nn.Module) -> float:
+    return sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
+
+
+def steps(
+    meter: NoiseScaleMeter,
+    model: nn.Module,
+    *windows: list[tuple[Tensor, Tensor]],
+    loss: Callable[..., Tensor] = mse,
+) -> None:
+    for window in windows:
+        model.zero_grad()
+        for one in window:
+            meter.backward(loss(model, one) / len(window), len(one[0]))
+        meter.step()
+
+
+def measured(model: nn.Module, **options: Any) -> NoiseScaleMeter:
+    return NoiseScaleMeter(model, **{"small_batch": "half", "every_n_steps": 1, **options})
+
+
+@pytest.mark.parametrize("rows", [2, 5, 6])
+def test_a_batch_alone_is_measured_by_its_halves(rows: int, recorded: list[StepNorms]) -> None:
+    model = network()
+    x, y = batch(rows=rows)
+    meter = measured(model)
+
+    steps(meter, model, [(x, y)])
+    assert meter.measured_steps == 1
+
+    factors = signs(rows, 1, torch.device("cpu"))
+    halves = [(x[factors == sign], y[factors == sign]) for sign in (1, -1)]
+    plus, minus = (torch.autograd.grad(mse(model, half), model.parameters()) for half in halves)
+    signed = rows - rows % 2
+    difference = sum(
+        float(((a - b) / 2 * signed / rows).square().sum())
+        for a, b in zip(plus, minus, strict=True)
+    )
+    big = sq_norm(mse(model, (x, y)), model)
+    (got,) = recorded
+    assert got.big_sq_norm == pytest.approx(big)
+    assert got.small_sq_norm == pytest.approx(big + difference)
+    assert (got.small_batch, got.big_batch) == pytest.approx((rows / (1 + signed / rows), rows))
+    trace = difference * rows * rows / signed
+    assert got.moments().noise_trace == pytest.approx(trace)
+
+
+def test_windows_of_several_are_measured_by_micro_batches(recorded: list[StepNorms]) -> None:
+    """The number changes in a run: the window after a change is not measured where it is alone."""
+    model = network()
+    one, two = batch(1), batch(2)
+    meter = measured(model)
+
+    steps(meter, model, [one], [one, two], [one, two], [one], [one])
+    assert [meter.measured_steps, meter.skipped_steps] == [4, 1]
+
+    small = (sq_norm(mse(model, one), model) + sq_norm(mse(model, two), model)) / 2
+    for got in recorded[1:3]:
+        assert got.small_sq_norm == pytest.approx(small)
+        assert (got.small_batch, got.big_batch) == pytest.approx((ROWS, 2 * ROWS))
+    assert recorded[4].small_batch == pytest.approx(ROWS / 2)
+
+
+def test_one_step_in_ten_has_a_pass_more_and_every_one_that_needs_none() -> None:
+    model = network()
+    passes = []
+    model[0].weight.register_hook(lambda g: passes.append(measuring()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        meter = measured(model, every_n_steps="auto")
+        steps(meter, model, *[[batch(i)] for i in range(21)])
+        assert (meter.measured_steps, meter.every_n_steps) == (3, 10)
+        assert sum(passes) == 2 + 1 + 1  # the first has to be proved
+
+        steps(meter, model, *[[batch(i), batch(i + 1)] for i in range(20)])
+    assert meter.measured_steps == 3 + 11  # from the next step that is due
+
+
+def test_training_is_what_it_is_without() -> None:
+    class Noisy(nn.Module):
+        """Dropout in a checkpoint, and BatchNorm, which would be updated once more."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Linear(WIDTH, 8)
+            self.body = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+            self.kept: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            hidden.retain_grad()
+            self.kept.append(hidden)
+            out = checkpoint(self.body, hidden.tanh(), use_reentrant=False)
+            assert isinstance(out, Tensor)
+            return out
+
+    def trained(meter_of: Callable[[nn.Module], NoiseScaleMeter | None]) -> list[Any]:
+        model = Noisy()
+        meter = meter_of(model)
+        accumulated: list[Tensor] = []
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: accumulated.append(p.grad.clone()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        for seed in range(5):
+            optimizer.zero_grad()
+            loss = mse(model, batch(seed))
+            if meter is None:
+                loss.backward()
+            else:
+                meter.backward(loss, ROWS)
+                meter.step()
+            optimizer.step()
+        if meter is not None:
+            assert meter.measured_steps == 5
+            meter.close()
+        drawn = [torch.rand(1), torch.tensor(random.random()), torch.tensor(np.random.rand())]
+        retained = [x.grad for x in model.kept]
+        return [*model.parameters(), *model.buffers(), *accumulated, *drawn, *retained]
+
+    for ours, theirs in zip(trained(measured), trained(lambda _: None), strict=True):
+        assert torch.equal(ours, theirs)
+    assert "retain_grad" not in vars(Tensor)
+
+
+def refusal(model: nn.Module, loss: Callable[..., Tensor] = mse, **options: Any) -> str:
+    meter = measured(model, **options)
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - looked at by the caller
+        steps(meter, model, [batch()], loss=loss)
+    meter.close()
+    return str(error.value)
+
+
+def test_a_penalty_on_weights_goes_past_the_cut() -> None:
+    message = refusal(network(), lambda m, b: mse(m, b) + 5 * m[0].weight.square().sum())
+
+    assert "of |2g|² amiss in the proof, most of it in 0.weight (100%)" in message
+    assert "`weight_decay`" in message
+
+
+@pytest.mark.parametrize("stem", [True, False])
+def test_reentrant_checkpoints_are_refused(stem: bool) -> None:
+    """Torch refuses where parameters are before them, and leaves theirs out where none are."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(WIDTH, WIDTH)
+            self.body = network()
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x) if stem else x.requires_grad_()
+            out = self.head(checkpoint(self.body, x, use_reentrant=True))
+            assert isinstance(out, Tensor)
+            return out
+
+    model = Checkpointed()
+    message = refusal(model)
+
+    assert "use_reentrant=False" in message
+    assert ("When use_reentrant=True" if stem else "body.") in message
+    plain = Checkpointed()
+    plain.load_state_dict(model.state_dict())
+    mse(plain, batch()).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is theirs.grad or torch.equal(ours.grad, theirs.grad)
+
+
+class InPlace(torch.autograd.Function):
+    """Scales what it saved by the gradient, as fused losses do to save memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.clone())
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (saved,) = ctx.saved_tensors
+        return saved.mul_(2 * gradient)
+
+
+def test_a_function_that_changes_what_it_saved_is_refused_and_trains_on() -> None:
+    def loss(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        return InPlace.apply(model(one[0]) - one[1])
+
+    model, plain = network(), network()
+    loss(plain, batch()).backward()
+
+    assert "got InPlace" in refusal(model, loss)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_rows_that_cannot_be_told_apart_are_refused() -> None:
+    def two_views(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        return model(torch.cat([one[0], one[0] + 1])).square().mean()
+
+    message = refusal(network(), two_views)
+
+    assert "got none between the loss and the parameters" in message
+    assert "(batch, rows, ...)" in message
+
+
+def test_a_cut_of_the_users_is_checked() -> None:
+    model = network()
+    with pytest.raises(ValueError, match=r"`cut` must name modules of the model, got 'body'"):
+        measured(model, cut="body")
+    with pytest.raises(ValueError, match="`cut` must be None with"):
+        NoiseScaleMeter(model, small_batch="micro_batch", cut=["2"])
+    model.other = nn.Linear(1, 1)  # type: ignore[assignment]
+    message = refusal(model, lambda m, b: mse(m[:3], b), cut=["other"])
+    assert "got ['other']: none of them was called" in message
+
+
+def test_a_cut_of_the_users_is_where_rows_are_signed() -> None:
+    model = network()
+    meter = measured(model, cut=["2"])
+    steps(meter, model, [batch(0)], [batch(1)])
+    assert meter.measured_steps == 2
+
+
+def test_a_batch_of_one_row_is_told_of() -> None:
+    model = network()
+    meter = measured(model)
+    with pytest.warns(UserWarning, match="A batch of 1 has no halves to compare"):
+        steps(meter, model, [batch(rows=1)])
+    assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
+
+
+def test_hooks_of_others_are_named_once() -> None:
+    model = network()
+    seen = []
+
+    def watch(gradient: Tensor) -> None:
+        seen.append(measuring())
+
+    model[0].weight.register_hook(watch)
+    meter = measured(model)
+    with pytest.warns(
+        UserWarning, match=r"these hooks see as well:.*watch \(on 0\.weight\)"
+    ) as told:
+        steps(meter, model, [batch(0)], [batch(1)])
+
+    assert len(told) == 1
+    assert seen == [True, True, False, True, False]
+
+
+def test_another_graph_is_proved_anew_at_the_next_measured_step() -> None:
+    model = network()
+    meter = measured(model)
+    doubled: Callable[..., Tensor] = lambda m, b: 2 * mse(m, b)  # noqa: E731
+
+    steps(meter, model, [batch(0)])
+    steps(meter, model, [batch(1)], [batch(2)], loss=doubled)
+    steps(meter, model, [batch(3)])
+    steps(meter, model, [batch(4)], loss=doubled)
+
+    assert (meter.measured_steps, meter.skipped_steps) == (4, 1)
+
+
+def test_between_steps_and_after_the_proof_modules_have_no_hooks() -> None:
+    from torch.nn.modules import module as of_torch
+
+    def hooks() -> int:
+        return len(of_torch._global_forward_hooks) + len(of_torch._global_forward_pre_hooks)
+
+    model = network()
+    meter = measured(model)
+    assert hooks() == 2
+    meter.pause()
+    assert hooks() == 0
+    meter.resume()
+    assert hooks() == 2
+    steps(meter, model, [batch(0)])
+    assert hooks() == 0
+    meter.close()
+
+
+def test_an_averages_of_a_resumed_run_is_that_of_the_whole() -> None:
+    model = network()
+    whole = measured(model)
+    steps(whole, model, *[[batch(i)] for i in range(6)])
+
+    first = measured(model)
+    steps(first, model, *[[batch(i)] for i in range(3)])
+    second = measured(model)
+    second.load_state_dict(first.state_dict())
+    steps(second, model, *[[batch(i)] for i in range(3, 6)])
+
+    assert second.state_dict() == whole.state_dict()
