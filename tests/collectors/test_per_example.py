@@ -842,7 +842,8 @@ def test_compiled_modules_are_refused() -> None:
             collector_of(model)
         assert str(error.value) == (
             "`model` must not be compiled where examples are the small batches, got torch.compile"
-            f' on {name}. Leave it uncompiled, or choose small_batch="micro_batch" or "rank".'
+            f' on {name}. Leave it uncompiled, or choose small_batch="half",'
+            ' "micro_batch" or "rank".'
         )
 
 

@@ -100,7 +100,7 @@ def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Pat
     assert told == [
         "From step 9 on each step has one micro-batch, in one process, which has nothing to be"
         " compared with: no noise scale is logged from there on. Accumulate two or more, use more"
-        ' devices, or compare single examples: `small_batch="example"`.'
+        ' devices, or compare the halves of each batch: `small_batch="half"`.'
     ]
 
 
