@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any, NamedTuple, TypeGuard
@@ -88,6 +88,14 @@ def examples_in(batch: Any) -> Count:
     if len(lists) == 1:
         return examples_in(lists[0])
     return _of_lists(lists, alone=len(lists) == len(top) and _is_list(batch))
+
+
+def rows_in(batch: Any, count: Callable[[Any], Count] = examples_in) -> int | None:
+    """The first dimension that the tensors of a batch share; None where they share none."""
+    try:
+        return count(batch).examples
+    except Exception:  # containers that users make themselves may raise anything
+        return None
 
 
 def examples_of_loaders(iterables: Any, batch: Any) -> Count:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
+from noisescale.collectors.examples.coverage import LEAST_COVERAGE
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.loss_scale import LossScale
@@ -76,7 +77,7 @@ class NoiseScaleMeter:
         every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
             where that takes a backward pass more. Windows count measured steps.
         parameters: The parameters that are trained; default: all that require a gradient.
-        small_batch: See above. "auto": the rank where several train, else the micro-batch.
+        small_batch: See above. "auto": the rank where several train, else the half.
         layers: Of which examples are compared: "all" that have a formula, or only those of
             "normalization", which cost next to nothing and tend to follow the whole. They imply
             `small_batch="example"`.
@@ -150,6 +151,9 @@ class NoiseScaleMeter:
         self._rows = StepRows(collector.norms, collector.group)
         self._loss_scale = LossScale(grad_scaler)
         self._guard = Guard()
+        self._coverage = 1.0  # of a collector that is closed
+        self._covered = True
+        self._least_coverage = 0.0 if layers == "normalization" else LEAST_COVERAGE
         self._spoiled = False  # the step under way
         self._accepted = False  # a step as this way of measuring needs it
         self._passes: list[_Pass] = []
@@ -187,9 +191,7 @@ class NoiseScaleMeter:
             RuntimeError: If `follow` has not been called.
         """
         self._settle()
-        if self._estimates.recent is None:
-            raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
-        return self._estimates.recent.estimate()
+        return self._estimates.now
 
     @property
     def average_moments(self) -> GradientMoments | None:
@@ -253,6 +255,24 @@ class NoiseScaleMeter:
         """Global batch size of the last measured step, in examples; NaN before it."""
         self._settle()
         return self._batch_size
+
+    @property
+    def coverage(self) -> float:
+        """Share of |g|² that is of parameters which are measured. Reads the device.
+
+        Below 1 with `small_batch="example"` alone, where some layers have no formula. Below 0.9
+        steps are left out, unless `layers="normalization"` was asked for.
+        """
+        return self._coverage if self._collector is None else self._collector.coverage
+
+    @property
+    def systematic_factor(self) -> float:
+        """Within which tr(Σ) is known however many steps are averaged; intervals allow for it.
+
+        1 where estimates have no error but that of chance; above it where halves of a batch are
+        compared that BatchNorm couples, see `noisescale.systematic`.
+        """
+        return self._estimates.systematic_factor
 
     @property
     def sums(self) -> MomentSums:
@@ -404,6 +424,8 @@ class NoiseScaleMeter:
             self._rows.clear()
             if self._collector is not None:
                 self._found_before = self._found
+                with self._guard("The coverage was not read"):
+                    self._coverage = self._collector.coverage
                 self._collector.close()
                 self._collector = self._ddp = None
 
@@ -470,6 +492,9 @@ class NoiseScaleMeter:
                 small, big = self._norms(collector)
                 layout = self._layout(collector, sizes, loss_divisor)
                 self._accepted |= small is not None
+                self._estimates.systematic_factor = max(
+                    self._estimates.systematic_factor, collector.systematic_factor
+                )
         finally:
             with self._spoils_step():
                 self._rows.add(
@@ -519,7 +544,9 @@ class NoiseScaleMeter:
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
-        for step in self._rows.read(without_waiting=alone):
+        steps = list(self._rows.read(without_waiting=alone))
+        self._covered = not steps or self.coverage >= self._least_coverage
+        for step in steps:
             self._examples += step.unmeasured_examples
             self._absorb(step.norms, step.entries)
 
@@ -544,6 +571,14 @@ class NoiseScaleMeter:
                 "All ranks or micro-batches had one and the same gradient: such steps are not"
                 " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
                 " drawn at random (the input of a generator) needs a seed of its own on each rank."
+            )
+        elif not self._covered:
+            self._skipped_steps += 1
+            self._warn(
+                "Single examples can be told apart only in layers with less than"
+                f" {self._least_coverage:.0%} of |g|²: such steps are not measured, as the rest may"
+                " have another noise. Compare ranks, micro-batches, or in one process halves of"
+                ' each batch: `small_batch="auto"`.'
             )
         else:
             moments = [entry.moments() for entry in entries]

@@ -263,7 +263,7 @@ def test_one_process_compares_its_micro_batches() -> None:
 
 def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
     model = network()
-    meter = NoiseScaleMeter(model)
+    meter = NoiseScaleMeter(model, small_batch="micro_batch")
     train(meter, model, 3)
 
     with pytest.warns(
@@ -399,7 +399,8 @@ def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
     """Leaving out those whose small norm is the smaller one would read 0.2 as 0.23."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1, bias=False)
-    meter, steps, noise = NoiseScaleMeter(model, window=4000), 3000, 0.2
+    meter = NoiseScaleMeter(model, window=4000, small_batch="micro_batch")
+    steps, noise = 3000, 0.2
     for _ in range(steps):
         model.zero_grad()
         for _ in range(2):
@@ -420,7 +421,7 @@ def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
 def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
     """Steps of 2, 1, 1 and 2 micro-batches in one process."""
     model = torch.nn.Linear(4, 2)
-    meter = NoiseScaleMeter(model)
+    meter = NoiseScaleMeter(model, small_batch="micro_batch")
     seen = []
 
     for micro_batches in (2, 1, 1, 2):

@@ -68,7 +68,7 @@ def choose_collector(
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
     if small_batch == "auto":
-        small_batch = "rank" if averaging else "micro_batch" if cut is None else "half"
+        small_batch = "rank" if averaging else "half"
     if small_batch == "example":
         return PerExampleCollector(model, trained, groups, group, layers=layers)
     scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)

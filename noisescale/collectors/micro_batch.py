@@ -40,6 +40,7 @@ class MicroBatchCollector(HookErrors):
     """
 
     averaged_too_often = False
+    coverage = 1.0
     wanted = True
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
@@ -59,6 +60,11 @@ class MicroBatchCollector(HookErrors):
         self._seen: set[int] = set()
         self._seen_twice = False
         self._reached: list[bool] = []
+
+    @property
+    def systematic_factor(self) -> float:
+        """Within which tr(Σ) is known however many steps are averaged."""
+        return 1.0
 
     @property
     def least_micro_batches(self) -> int:

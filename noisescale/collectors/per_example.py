@@ -32,14 +32,15 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.examples.coverage import Coverage
 from noisescale.collectors.examples.hooks import LayerHooks, Use
 from noisescale.collectors.examples.layers import Layer
 from noisescale.collectors.examples.probe import Probe
 from noisescale.collectors.examples.verdicts import (
     Verdict,
     check_some_measured,
-    dependent_examples,
     find_layers,
+    refuse_batch_norm,
     refuse_compiled,
     what_is_left,
 )
@@ -71,6 +72,7 @@ class PerExampleCollector(HookErrors):
     """
 
     averaged_too_often = False
+    systematic_factor = 1.0
     least_micro_batches = 1
 
     def __init__(
@@ -88,6 +90,7 @@ class PerExampleCollector(HookErrors):
             )
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         refuse_compiled(self._model)
+        refuse_batch_norm(self._model)
         self.norms = GradientNorms(named_parameters, groups)
         self.group = group
         self.device = self.norms.device
@@ -100,6 +103,9 @@ class PerExampleCollector(HookErrors):
         constants = [*self._model.buffers(), *self._model.parameters()]
         self._probe: Probe | None = Probe(parameters, self._layers, verdicts, constants)
         self._settled: GradientNorms | None = None
+        self._all_parameters = parameters
+        self._left_out: list[Parameter] = []
+        self._coverage = Coverage(self.device)
         self._found: dict[str, Any] = {}
         self._average = AveragedGradient(self.norms, group)
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
@@ -108,6 +114,11 @@ class PerExampleCollector(HookErrors):
         self._passes: list[_Pass] = []
         self._live: _Pass | None = None
         self._warned: set[str] = set()
+
+    @property
+    def coverage(self) -> float:
+        """Share of |g|² that is of measured parameters. Reads the device."""
+        return self._coverage.share()
 
     @property
     def wanted(self) -> bool:
@@ -161,6 +172,8 @@ class PerExampleCollector(HookErrors):
         self._raise_errors_of_hooks()
         if not self._passes or any(one.rows is None or not one.reliable for one in self._passes):
             return None
+        if self._left_out:
+            self._coverage.add(self.norms.parameters, self._left_out)
         return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
 
     def big_sq_norms(self) -> Tensor:
@@ -188,7 +201,7 @@ class PerExampleCollector(HookErrors):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the probe found, so that a run that goes on need not probe again."""
-        return self._found
+        return {**self._found, "coverage": self._coverage.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what was found before, if it is of the same parameters; else the probe stays."""
@@ -196,6 +209,8 @@ class PerExampleCollector(HookErrors):
             verdicts = [Verdict(v) for v in state["verdicts"]]
             self._check_some_measured(verdicts)
             self._leave_out(self._probe, verdicts)
+            if "coverage" in state:  # 0.1 saved none
+                self._coverage.load_state_dict(state["coverage"])
             self.reset()
 
     def _is_constant(self, x: Tensor) -> bool:
@@ -267,15 +282,13 @@ class PerExampleCollector(HookErrors):
         self._hooks.install(self._layers)
         measured = [i for i, verdict in enumerate(verdicts) if verdict == Verdict.MEASURED]
         self._settled = restricted(self.norms, measured)
+        of_those = set(measured)
+        self._left_out = [p for i, p in enumerate(self._all_parameters) if i not in of_those]
         self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
         probe.close()
         self._probe = None
-        for message in (
-            what_is_left(self.norms.names, self.norms.parameters, verdicts),
-            dependent_examples(self._model),
-        ):
-            if message:
-                self._warn(message)
+        if message := what_is_left(self.norms.names, self.norms.parameters, verdicts):
+            self._warn(message)
 
     def _raise_errors_of_hooks(self) -> None:
         for part in (self, self._hooks, self._probe):

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from noisescale.collectors.halves.calls import tensors_in
 
 
 class BackwardStart:
@@ -61,12 +63,4 @@ def _on_gradient(start: weakref.ref[BackwardStart], which: int, gradient: Tensor
 
 def differentiable(output: Any) -> Iterator[Tensor]:
     """The tensors in a model's output that a backward pass can go through."""
-    if isinstance(output, Tensor):
-        if output.requires_grad:
-            yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from differentiable(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from differentiable(value)
+    return (tensor for tensor in tensors_in(output) if tensor.requires_grad)

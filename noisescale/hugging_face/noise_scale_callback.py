@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from noisescale.batch_size import examples_in
+from noisescale.batch_size import rows_in
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
@@ -35,7 +35,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     Under DDP (`torchrun`, `accelerate launch`) each rank's gradient is compared with their
     average, in one process that accumulates each micro-batch's with their sum, in one that does
-    not each example's with the batch's; see `small_batch`. Training is bitwise what it is without
+    not those of two halves of the batch; see `small_batch`. Training is bitwise what it is without
     it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
     the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
     and those of a noise scale where it is resolved.
@@ -54,6 +54,9 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
+    | `noise_scale/systematic_factor` | where halves of a batch with BatchNorm are compared: tr(Σ) \
+    is known within this factor, which the interval allows for |
+    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
     `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
@@ -183,10 +186,9 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             "grad_scaler": scaler,
             "preconditioner": optimizer if self._preconditioned else None,
         }
-        alone = args.world_size < 2 and args.gradient_accumulation_steps < 2
-        by_example = alone and options["small_batch"] == "auto" and options["cut"] is None
-        if by_example:
-            options["small_batch"] = "example"
+        our_choice = (
+            args.world_size < 2 and options["small_batch"] == "auto" and options["cut"] is None
+        )
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
@@ -194,7 +196,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             try:
                 meter = NoiseScaleMeter(called, **options)
             except ValueError as reason:
-                if not by_example:
+                if not our_choice:
                     raise
                 _warn_that_nothing_is_measured(reason)
                 return
@@ -242,8 +244,8 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         try:
             self._measurement.step()
         except RefusalError as reason:
-            # Examples were our choice, and turn out not to be told apart by any layer.
-            if self._options["small_batch"] != "auto":
+            # Halves were our choice, and turn out not to be comparable.
+            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
                 raise
             _warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
@@ -332,7 +334,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                     batch_size,
                     capture_average=host.is_last_micro_batch(),
                     weight=None if share_of is None else host.loss_share(share_of, inputs),
-                    rows=None if self._batch_size_fn is None else rows_of(examples),
+                    rows=None if self._batch_size_fn is None else rows_in(examples),
                     last=host.is_last_micro_batch(),
                 )
             except Exception as error:
@@ -369,18 +371,10 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             self._measurement.close(interrupted=interrupted)
 
 
-def rows_of(inputs: Mapping[str, Any]) -> int | None:
-    """The first dimension that the model's arguments share; None where they share none."""
-    try:
-        return examples_in(inputs).examples
-    except Exception:  # containers that users make themselves may raise anything
-        return None
-
-
 def _warn_that_nothing_is_measured(reason: Exception) -> None:
     host.warn(
         "NoiseScaleCallback has nothing to measure: one process trains, one gradient a step has"
-        f" nothing to be compared with, and single examples cannot be told apart: {reason}"
+        f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
         " Training goes on without it. Accumulate two or more micro-batches a step"
         " (`gradient_accumulation_steps=2`), or use more devices (`torchrun --nproc-per-node 2`)."
     )

@@ -317,12 +317,14 @@ class BatchSizeScheduler(host.Callback):
         loaders = trainer.fit_loop._combined_loader
         if self._loaders is not None and loaders is not None:
             check_resizable(loaders.flattened)
-        least = 1
+        least, examples = 1, self._examples_in(batch)
         if self._needs_monitor and self._monitor is not None:
-            least = min(self._monitor.least_micro_batches, self._users_accumulation)
+            one_has_halves = trainer.world_size > 1 or examples > 1
+            needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
+            least = min(needed, self._users_accumulation)
         controller, self._rows, self._max_batch_size = start(
             trainer,
-            self._examples_in(batch),
+            examples,
             self._arguments,
             accumulation=self._users_accumulation,
             min_accumulation=least,

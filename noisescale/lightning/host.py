@@ -153,14 +153,6 @@ def takes_batch_idx(module: pl.LightningModule) -> bool:
     return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
 
 
-def rows_in(trainer: pl.Trainer, batch: Any) -> int | None:
-    """The first dimension that the tensors of a batch share; None where they share none."""
-    try:
-        return count_examples(trainer, batch).examples
-    except Exception:  # containers that users make themselves may raise anything
-        return None
-
-
 def is_last_batch(trainer: pl.Trainer) -> bool:
     """Whether the batch under way is the last one of its epoch, as far as is known."""
     return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())

@@ -40,10 +40,9 @@ def measurements_for(
         )
         return []
     options = dict(options)
-    alone = trainer.world_size < 2 and not accumulates(trainer)
-    by_example = alone and options["small_batch"] == "auto" and options["cut"] is None
-    if by_example:
-        options["small_batch"] = "example"
+    our_choice = (
+        trainer.world_size < 2 and options["small_batch"] == "auto" and options["cut"] is None
+    )
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
     # A pattern may match parameters of one optimizer only; none at all is an error, and no reason
     # to go on without measuring.
@@ -71,17 +70,17 @@ def measurements_for(
         except ValueError as reason:
             for made in reversed(measurements):
                 made.meter.close()
-            if not by_example:
+            if not our_choice:
                 raise
             warn_that_nothing_is_measured(reason)
             return []
         measurements.append(Measurement(meter, prefix_of(index, name)))
-    if by_example:
+    if our_choice and not accumulates(trainer):
         rank_zero_info(
-            "NoiseScaleMonitor compares single examples: one process trains and does not"
-            " accumulate. The loss has to be a mean over independent rows (no contrastive loss)."
-            " That takes some of the step's time. `every_n_steps=10`,"
-            ' `layers="normalization"` or `Trainer(accumulate_grad_batches=2)` take less.'
+            "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"
+            " accumulate. A measured step has one backward pass more; unless you set"
+            " `every_n_steps`, that is one step in ten."
+            " `Trainer(accumulate_grad_batches=2)` needs none."
         )
     return measurements
 
@@ -93,10 +92,10 @@ def ids_of_trained(trainer: pl.Trainer) -> set[int]:
 
 
 def warn_that_nothing_is_measured(reason: Exception) -> None:
-    """Say so once, and what to do. `reason`: why single examples cannot be compared."""
+    """Say so once, and what to do. `reason`: why halves of a batch cannot be compared."""
     rank_zero_warn(
         "NoiseScaleMonitor has nothing to measure: one process trains, one gradient a step has"
-        f" nothing to be compared with, and single examples cannot be told apart: {reason}"
+        f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
         " Training goes on without it. Accumulate two or more micro-batches a step"
         " (`Trainer(accumulate_grad_batches=2)`), or use more devices"
         ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'

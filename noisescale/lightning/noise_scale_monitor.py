@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.batch_size import rows_in
 from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example import Layers
@@ -70,6 +72,9 @@ class NoiseScaleMonitor(host.Callback):
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
+    | `noise_scale/systematic_factor` | where halves of a batch with BatchNorm are compared: tr(Σ) \
+    is known within this factor, which the interval allows for |
+    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
     `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
@@ -335,8 +340,8 @@ class NoiseScaleMonitor(host.Callback):
         try:
             measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
         except RefusalError as reason:
-            # Examples were our choice, and turn out not to be told apart by any layer.
-            if self._options["small_batch"] != "auto":
+            # Halves were our choice, and turn out not to be comparable.
+            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
                 raise
             warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
@@ -456,7 +461,9 @@ class NoiseScaleMonitor(host.Callback):
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         self._batch_idx = batch_idx
-        self._rows = None if self._batch_size_fn is None else host.rows_in(trainer, batch)
+        self._rows = None
+        if self._batch_size_fn is not None:
+            self._rows = rows_in(batch, partial(host.count_examples, trainer))
         self._stepped = False
         for measurement in self._measurements:
             measurement.meter.resume()

@@ -142,6 +142,6 @@ def predict(
         hardware=hardware,
         unit=unit,
         confidence=getattr(history, "confidence", 0.95),
-        warnings=warnings_about(run, law, rows, recommended, chosen, unit),
+        warnings=warnings_about(history, run, law, rows, recommended, chosen, unit),
         assumptions=assumptions_of(history, run, chosen, hardware, unit),
     )

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Array, Stretches
+from noisescale.prediction.stretches import Array, Stretches, coverage_of, systematic_factor_of
 
 MANY_UNRESOLVED = 0.1
 """Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
 
 
 def warnings_about(
+    history: Mapping[str, Array],
     run: Stretches,
     law: RunLaw,
     rows: Sequence[PredictedRow],
@@ -39,6 +40,17 @@ def warnings_about(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
                 " itself: they count with what was measured there, and with its error."
             )
+    if (factor := systematic_factor_of(history)) > 1:
+        found.append(
+            "BatchNorm makes the rows of a batch depend on one another, and its noise was measured"
+            f" by halves: tr(Σ) is known within a factor of {factor:g}, which the bounds allow for."
+            " Accumulate two or more micro-batches in a run to be rid of that."
+        )
+    if (coverage := coverage_of(history)) < 1:
+        found.append(
+            f"The noise scale is that of parameters with {coverage:.0%} of |g|²: the others are in"
+            " layers where single examples cannot be told apart."
+        )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
     if unmeasured > MANY_UNRESOLVED:
         found.append(

@@ -847,16 +847,30 @@ def test_compiled_modules_are_refused() -> None:
         )
 
 
-def test_batch_normalization_is_warned_of() -> None:
-    model = mlp(nn.BatchNorm1d(8))
-    collector = collector_of(model)
+def test_batch_normalization_is_refused_while_it_goes_by_the_batch() -> None:
+    with pytest.raises(ValueError, match=r"must have no BatchNorm that is trained .* got 1: it"):
+        collector_of(mlp(nn.BatchNorm1d(8)))
 
-    with pytest.warns(UserWarning, match="examples") as caught:
+    collector_of(mlp(nn.BatchNorm1d(8)).eval())
+
+
+def test_the_coverage_is_the_share_of_the_squared_gradient() -> None:
+    model = mlp(nn.PReLU(8))
+    collector = collector_of(model)
+    assert collector.coverage == 1.0
+    with pytest.warns(UserWarning, match=r"Left out: 1\.weight"):
         step(model, collector, [numbers(4, 6)])
 
-    assert len(caught) == 2
-    assert "1.weight, 1.bias (in layers without a formula" in str(caught[0].message)
-    assert "Batch normalization makes the examples of a batch depend" in str(caught[1].message)
+    step(model, collector, [numbers(4, 6)])
+
+    grads = {name: float(p.grad.square().sum()) for name, p in model.named_parameters()}
+    share = 1 - grads["1.weight"] / sum(grads.values())
+    assert 0.01 < share < 0.99
+    assert collector.coverage == pytest.approx(share)
+    resumed = collector_of(model)
+    with pytest.warns(UserWarning, match="Left out"):
+        resumed.load_state_dict(collector.state_dict())
+    assert resumed.coverage == pytest.approx(share)
 
 
 # ---- ways of training

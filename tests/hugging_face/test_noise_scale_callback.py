@@ -578,7 +578,7 @@ def test_between_steps_the_model_has_no_hooks(accumulated: int, tmp_path: Path) 
     gc.collect()
     there = len(torch_modules._global_forward_hooks)
     evaluated = {"eval_strategy": "steps", "eval_steps": 2, "output_dir": str(tmp_path)}
-    callback = NoiseScaleCallback()
+    callback = NoiseScaleCallback(every_n_steps=1)
 
     fit(
         callback,

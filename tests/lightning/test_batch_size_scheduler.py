@@ -532,19 +532,27 @@ def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:
     assert (counted["steps"], counted["examples"]) == (3 * 3, 3 * 20)
 
 
+@pytest.mark.filterwarnings("ignore:A batch of 1 has no halves to compare")
 @pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
 def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
+    """By halves one will do, if it has rows for two."""
+
     class Wants(Asks):
         needs_noise_scale = True
 
-    for needs, least in ((Wants, 2), (Asks, 1)):
+    for needs, compared, size, least in (
+        (Wants, "micro_batch", 2, 2),
+        (Asks, "micro_batch", 2, 1),
+        (Wants, "auto", 1, 2),
+        (Wants, "auto", 2, 1),
+    ):
         callback = BatchSizeScheduler(needs((1,)), max_batch_size=64)
         trainer(
             1,
             strategy="auto",
-            callbacks=[callback, NoiseScaleMonitor()],
+            callbacks=[callback, NoiseScaleMonitor(small_batch=compared)],
             accumulate_grad_batches=4,
-        ).fit(Names(24), names(24, 1))
+        ).fit(Names(24 * size), names(24 * size, size))
 
         assert callback.plan is not None
         assert callback.plan.accumulation == least

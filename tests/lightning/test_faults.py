@@ -45,6 +45,7 @@ def spared(module: str, name: str) -> bool:
         (monitor == "NoiseScaleMonitor" and hook in CALLED_BY_LIGHTNING)
         or name in COLLECTIVE
         or name == "_show_forward_passes.<locals>.on_forward"
+        or name.startswith("_show_calls.<locals>.")
         or module == "guard.py"
     )
 
@@ -103,23 +104,25 @@ def fitted(callbacks: list[Any], folder: Path, ranks: int, **options: Any) -> di
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options", "least"),
+    ("ranks", "small_batch", "options", "least"),
     [
-        (1, {}, 70),
-        (1, {"accumulate_grad_batches": 2}, 70),
-        (2, {}, 70),
+        (1, "auto", {}, 90),
+        (1, "example", {}, 70),
+        (1, "auto", {"accumulate_grad_batches": 2}, 70),
+        (2, "auto", {}, 70),
     ],
-    ids=["example", "micro_batch", "rank"],
+    ids=["half", "example", "micro_batch", "rank"],
 )
 def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
-    ranks: int, options: dict[str, Any], least: int, tmp_path: Path
+    ranks: int, small_batch: Any, options: dict[str, Any], least: int, tmp_path: Path
 ) -> None:
     """Also where one rank of two has it alone."""
     plain = fitted([], tmp_path / "plain", ranks, **options)
     done: set[str] = set()
     for attempt in itertools.count():
         faults = Faults("NoiseScaleMonitor.on_train_start", spared, set(done))
-        callbacks = [Faulty(faults, ranks - 1), NoiseScaleMonitor()]
+        monitor = NoiseScaleMonitor(every_n_steps=1, small_batch=small_batch)
+        callbacks = [Faulty(faults, ranks - 1), monitor]
         faulty = fitted(callbacks, tmp_path / f"{attempt}", ranks, **options)
         found, done = faulty["done"] - done, faulty["done"]
         assert faulty["steps"] == plain["steps"]

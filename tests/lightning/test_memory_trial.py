@@ -116,10 +116,9 @@ class Tries(BatchSizeScheduler):
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-@pytest.mark.filterwarnings("ignore:The noise scale of single examples is that of 4 parameters")
-@pytest.mark.filterwarnings("ignore:Batch normalization makes the examples of a batch depend")
+@pytest.mark.filterwarnings("ignore:BatchNorm makes the rows of a batch depend on one another")
 def test_a_trial_leaves_no_trace(monitored: bool) -> None:
-    """With the monitor single examples are told apart by hooks of its own."""
+    """With the monitor hooks of its own are there, and a step has a backward pass more."""
 
     def parameters(callback: Any) -> list[Tensor]:
         module = Stateful()

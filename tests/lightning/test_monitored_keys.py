@@ -36,14 +36,15 @@ def validated(cls: type | None = None) -> Any:
 class Plateau(type(classifier())):
     """Its learning rate goes by the noise scale."""
 
-    def __init__(self, interval: str = "epoch") -> None:
+    def __init__(self, interval: str = "epoch", patience: int = 10) -> None:
         super().__init__()
+        self.patience = patience
         self.interval = interval
         self.found: list[float] = []
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=self.patience)
         config = {"scheduler": schedule, "monitor": LOW, "interval": self.interval}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
@@ -184,7 +185,7 @@ def test_looking_changes_nothing_of_what_is_logged() -> None:
     """The rows of a run that is looked at after every step are those of one that is not."""
     looked_at, alone = NoiseScaleMonitor(), NoiseScaleMonitor()
 
-    run(looked_at, model=Plateau("step"), log_every_n_steps=4)
+    run(looked_at, model=Plateau("step", patience=99), log_every_n_steps=4)
     run(alone, model=type(classifier())(), log_every_n_steps=4)
 
     for name, column in alone.history.items():

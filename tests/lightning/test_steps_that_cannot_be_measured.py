@@ -75,7 +75,7 @@ def fit(folder: Path, monitor: NoiseScaleMonitor, *callbacks: Any, **options: An
 
 def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Path) -> None:
     """Steps 1 to 8 have 2 micro-batches, steps 9 to 24 one."""
-    monitor = NoiseScaleMonitor(groups=lambda _: "all")
+    monitor = NoiseScaleMonitor(groups=lambda _: "all", small_batch="micro_batch")
 
     logged, seen, told = fit(tmp_path, monitor, GradientAccumulationScheduler({0: 2, 2: 1}))
 
@@ -108,7 +108,7 @@ def test_a_log_without_a_lower_bound_at_its_end_is_read_back_with_all_its_steps(
     tmp_path: Path,
 ) -> None:
     """Steps 1 to 8 have 2 micro-batches, steps 9 to 24 one."""
-    monitor = NoiseScaleMonitor()
+    monitor = NoiseScaleMonitor(small_batch="micro_batch")
     fit(tmp_path, monitor, GradientAccumulationScheduler({0: 2, 2: 1}))
 
     read = read_run(tmp_path)
@@ -125,7 +125,8 @@ def test_the_short_last_window_of_an_epoch_ends_no_training(tmp_path: Path) -> N
     )
     options = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "limit_train_batches": 7}
 
-    logged, seen, told = fit(tmp_path, NoiseScaleMonitor(), stopping, **options)
+    monitor = NoiseScaleMonitor(small_batch="micro_batch")
+    logged, seen, told = fit(tmp_path, monitor, stopping, **options)
 
     assert sorted(logged) == list(range(1, 17))
     assert not any(math.isnan(metrics["noise_scale/lower_bound"]) for metrics in seen)
@@ -147,7 +148,8 @@ def test_steps_that_are_not_finite_log_no_noise_scale(tmp_path: Path) -> None:
 
 def test_a_single_short_window_is_no_reason_to_warn(tmp_path: Path) -> None:
     """Each epoch has windows of 7 batches and of one."""
-    _, _, told = fit(tmp_path, NoiseScaleMonitor(), accumulate_grad_batches=7, log_every_n_steps=1)
+    monitor = NoiseScaleMonitor(small_batch="micro_batch")
+    _, _, told = fit(tmp_path, monitor, accumulate_grad_batches=7, log_every_n_steps=1)
 
     assert told == []
 

@@ -8,7 +8,7 @@ is cut where it first comes to an edge of the cut.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
@@ -34,8 +34,20 @@ class Cut(NamedTuple):
     edges: list[CutEdge]
     outside: list[int]
     """Parameters, by index, that are reached by a way that is not cut."""
-    pattern: Pattern
-    """How to find the cut again in a graph that was built alike."""
+    region: Region
+    """What is between the loss and the cut."""
+
+    @property
+    def pattern(self) -> Pattern:
+        """How to find the cut again in a graph that was built alike."""
+        places = {node: place for place, node in enumerate(self.region.nodes)}
+        return Pattern(
+            tuple((node.name(), len(further)) for node, further in self.region.nodes.items()),
+            tuple(
+                (-1 if e.node is None else places[e.node], e.position, e.repeats)
+                for e in self.edges
+            ),
+        )
 
 
 class Pattern(NamedTuple):
@@ -49,7 +61,7 @@ class Pattern(NamedTuple):
 
 
 def find_cut(
-    loss: GradientEdge,
+    graph: Graph,
     rows: int,
     outputs: Mapping[Output, int],
     parameters: Mapping[int, int],
@@ -65,13 +77,13 @@ def find_cut(
     made them.
 
     Args:
-        loss: What the backward pass starts from.
+        graph: That of the loss.
         rows: Of the batch.
         outputs: Of modules, and how deep each was called within others.
         parameters: Those that are trained: the id of each, and its index.
         scalars: Indices of those that may be left outside: factors such as a temperature.
     """
-    search = _Search(Graph(loss), rows, outputs, parameters, frozenset(scalars))
+    search = _Search(graph, rows, outputs, parameters, frozenset(scalars))
     best: Cut | None = None
     least = 0
     for repeats in (False, True):
@@ -187,7 +199,7 @@ class _Search:
             )
         past = self._trained(region)
         edges = [CutEdge(e.node, e.position, takes(e.output)) for e in region.stops]
-        return Cut(edges, sorted(set(past.values())), _pattern(region, edges)), met
+        return Cut(edges, sorted(set(past.values())), region), met
 
     def _trained(self, region: Region) -> dict[Node, int]:
         """The trained parameters in a region: those that no stop was before."""
@@ -226,11 +238,3 @@ class _Search:
                     seen.add(edge.output[0])
                     left.append(edge.output[0])
         return False
-
-
-def _pattern(region: Region, edges: Sequence[CutEdge]) -> Pattern:
-    places = {node: place for place, node in enumerate(region.nodes)}
-    return Pattern(
-        tuple((node.name(), len(further)) for node, further in region.nodes.items()),
-        tuple((-1 if e.node is None else places[e.node], e.position, e.repeats) for e in edges),
-    )

@@ -101,6 +101,14 @@ class Graph:
                     left.append(node)
         return found
 
+    @property
+    def normalizes_over_batch(self) -> bool:
+        """Whether BatchNorm is in it, with the statistics of the batch."""
+        return any(
+            "BatchNorm" in node.name() and getattr(node, "_saved_training", True)
+            for node in self.region(lambda _: False).nodes
+        )
+
     def is_weight(self, node: Node) -> bool:
         """Whether it gives a parameter, as it is or cast, transposed or reshaped."""
         name, shapes = node.name(), self.shapes(node)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of a cut: with the factor 2 for all rows the gradient has to be twice what it is.
+"""The proof of a cut: with the factor ½ for all rows the gradient has to be half of what it is.
 
-A way that the cut misses gives 1 there, and one that is cut twice gives 4. Rows that are set to
-zero would not tell the latter from what is right.
+A way that the cut misses gives 1 there, and one that is cut twice gives ¼. Rows that are set to
+zero would not tell the latter from what is right, and twice the gradient may overflow in 16 bits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from torch import Tensor
 
 from noisescale.collectors.squared_norms import squared_norm
 
+FACTOR = 0.5
+"""That of all rows."""
+
 LARGEST_ERROR = 0.01
-"""Share of |2g|² by which twice the gradient may be missed."""
+"""Share of |g/2|² by which half the gradient may be missed."""
 
 _NAMED = 3
 
 
 class Proof:
-    """Compares what a pass with the factor 2 gave with the gradients of the training's own pass.
+    """Compares what a pass with the factor ½ gave with the gradients of the training's own pass.
 
     Args:
         names: Of the parameters.
@@ -32,24 +35,24 @@ class Proof:
     def __init__(self, names: Sequence[str], left_out: Collection[int]) -> None:
         self._names = names
         self._left_out = left_out
-        self._doubled: dict[int, Tensor] = {}
+        self._halved: dict[int, Tensor] = {}
         self._errors: dict[int, Tensor] = {}
         self._totals: dict[int, Tensor] = {}
         self._seen_twice = False
 
-    def take_doubled(self, index: int, gradient: Tensor) -> None:
-        """Keep a gradient of the pass with the factor 2: see `row_pass`."""
-        self._doubled[index] = gradient.detach().clone()
+    def take_halved(self, index: int, gradient: Tensor) -> None:
+        """Keep a gradient of the pass with the factor ½: see `row_pass`."""
+        self._halved[index] = gradient.detach().clone()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
         """Compare it with that of the training's own pass, and let go of it."""
         if index in self._left_out:
             return
         self._seen_twice |= index in self._totals
-        twice = 2 * gradient.detach()
-        doubled = self._doubled.pop(index, None)
-        self._totals[index] = _sq_norm(twice)
-        self._errors[index] = self._totals[index] if doubled is None else _sq_norm(doubled - twice)
+        half = FACTOR * gradient.detach()
+        halved = self._halved.pop(index, None)
+        self._totals[index] = _sq_norm(half)
+        self._errors[index] = self._totals[index] if halved is None else _sq_norm(halved - half)
 
     @property
     def reached(self) -> bool:
@@ -57,7 +60,7 @@ class Proof:
         return bool(self._totals)
 
     def share(self) -> float:
-        """Share of |2g|² by which it was missed, read off the device; NaN where nobody can tell."""
+        """Share of |g/2|² that was missed, read off the device; NaN where nobody can tell."""
         if not self._totals or self._seen_twice:
             return math.nan
         errors, totals = (

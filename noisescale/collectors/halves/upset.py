@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -127,6 +127,3 @@ def _same(tensor: Tensor, value: Tensor) -> bool:
         return False
     ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
     return bool(torch.equal(ours, theirs))
-
-
-__all__: Sequence[str] = ("Buffers", "SavedTensors", "others_hooks")

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, find_again, find_cut
+from noisescale.collectors.halves.graph import Graph as AutogradGraph
 from noisescale.collectors.halves.row_pass import row_pass, signs
 
 ROWS = 6
@@ -37,7 +38,9 @@ class Graph:
     def cut(self, loss: Tensor, calls: ModuleCalls) -> Cut:
         index_of = {id(p): i for i, p in enumerate(self.parameters)}
         scalars = [i for i, p in enumerate(self.parameters) if p.numel() == 1]
-        return find_cut(get_gradient_edge(loss), ROWS, calls.outputs, index_of, scalars=scalars)
+        return find_cut(
+            AutogradGraph(get_gradient_edge(loss)), ROWS, calls.outputs, index_of, scalars=scalars
+        )
 
 
 def gradients(graph: Graph, edges: Any, loss: Tensor, factors: Tensor) -> list[Tensor]:

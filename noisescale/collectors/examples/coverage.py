@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the gradient is measured where only some layers have a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from noisescale.collectors.squared_norms import squared_norm, wide_dtype
+
+LEAST_COVERAGE = 0.9
+"""Share of |g|² below which the noise scale of what is measured is not taken for the whole's.
+
+The rest may be all noise or none. Tied embeddings, a few percent of a model's numbers, hold half of
+its |g|², and its noise scale is then half of what it should be.
+"""
+
+_DECAY = 0.99  # a step's; the share changes slowly
+
+
+class Coverage:
+    """The share of |g|² that is of measured parameters, averaged over some hundred steps.
+
+    Args:
+        device: Where gradients are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=wide_dtype(device), device=device)
+
+    def add(self, measured: Sequence[Parameter], left_out: Sequence[Parameter]) -> None:
+        """Add a step, on the device: what is in `p.grad` of either."""
+        with torch.no_grad():
+            parts = [self._sq_norm(parameters) for parameters in (measured, left_out)]
+            # Steps count alike, whatever the scale of their losses.
+            step = torch.stack(parts)
+            step = torch.nan_to_num(step / step.sum(), 0.0, 0.0, 0.0)
+            self._sums = self._sums * _DECAY + step
+
+    def share(self) -> float:
+        """Read it off the device; 1 before the first step."""
+        measured, left_out = self._sums.tolist()
+        return float(measured / (measured + left_out)) if measured + left_out else 1.0
+
+    def state_dict(self) -> list[float]:
+        """Return what `load_state_dict` needs."""
+        return [float(x) for x in self._sums.tolist()]
+
+    def load_state_dict(self, sums: Sequence[float]) -> None:
+        """Continue from a `state_dict`."""
+        self._sums = self._sums.new_tensor(sums)
+
+    def _sq_norm(self, parameters: Sequence[Parameter]) -> Tensor:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return squared_norm(gradients, device=self._sums.device).to(self._sums.dtype)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses that compare rows with each other are told from those that only look like it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional as F
+
+from noisescale.collectors.halves.calls import ModuleCalls
+from noisescale.collectors.halves.coupled import where_rows_meet
+from noisescale.collectors.halves.cut import find_cut
+from noisescale.collectors.halves.graph import Graph
+
+ROWS = 6
+LABELS = torch.arange(ROWS)
+
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+def meeting(loss: Loss, width: int = 4, classes: int = 5) -> str | None:
+    """Where the rows of six meet, on their way from a model of one layer to the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh())
+    model.register_parameter("prototypes", nn.Parameter(torch.randn(classes, width)))
+    calls = ModuleCalls()
+    calls.switch(True)
+    try:
+        value = loss(model, torch.randn(ROWS, 4))
+    finally:
+        calls.switch(False)
+    graph = Graph(get_gradient_edge(value))
+    index_of = {id(p): i for i, p in enumerate(model.parameters())}
+    cut = find_cut(graph, ROWS, calls.outputs, index_of)
+    assert cut.edges
+    return where_rows_meet(graph, cut, ROWS)
+
+
+def towers(model: nn.Module, x: Tensor) -> Tensor:
+    u, v = F.normalize(model(x), dim=1), F.normalize(model(x + 1), dim=1)
+    return F.cross_entropy(u @ v.T, LABELS)
+
+
+def views(model: nn.Module, x: Tensor) -> Tensor:
+    z = torch.cat([model(x), model(x + 1)])
+    similarity = (z @ z.T).fill_diagonal_(-9.0)
+    return F.cross_entropy(similarity, LABELS.repeat(2).roll(ROWS))
+
+
+def keys_without_gradient(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x) @ model(x + 1).detach().T, LABELS)
+
+
+def distances(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(-torch.cdist(model(x), model(x + 1)), LABELS)
+
+
+def redundancy(model: nn.Module, x: Tensor) -> Tensor:
+    z, other = model(x), model(x + 1)
+    return (z.T @ other / ROWS - torch.eye(z.shape[1])).square().sum()
+
+
+def cosines(model: nn.Module, x: Tensor) -> Tensor:
+    z = model(x)
+    return F.cross_entropy(F.cosine_similarity(z[:, None], z[None], dim=2), LABELS)
+
+
+def differences(model: nn.Module, x: Tensor) -> Tensor:
+    z = model(x)
+    return (z[:, None] - z[None]).abs().mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [towers, views, keys_without_gradient, distances, redundancy, cosines, differences],
+)
+@pytest.mark.parametrize("width", [4, ROWS])
+def test_rows_that_are_compared_with_each_other_are_found(loss: Loss, width: int) -> None:
+    assert meeting(loss, width) is not None
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), LABELS % 4)
+
+
+def cosine_to_prototypes(model: nn.Module, x: Tensor) -> Tensor:
+    prototypes = F.normalize(model.get_parameter("prototypes"), dim=1)
+    return F.cross_entropy(F.normalize(model(x), dim=1) @ prototypes.T, LABELS % 5)
+
+
+def several_samples(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x)[:, None] + torch.randn(ROWS, ROWS, 4)).square().mean()
+
+
+def products_within_rows(model: nn.Module, x: Tensor) -> Tensor:
+    z = model(x)[:, :, None] + torch.randn(ROWS, 4, ROWS)
+    return (z.transpose(1, 2) @ z).square().mean()
+
+
+def siamese(model: nn.Module, x: Tensor) -> Tensor:
+    return -F.cosine_similarity(model(x), model(x + 1)).mean()
+
+
+def root_of_the_mean(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x).square().mean(0).mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        logits,
+        cosine_to_prototypes,
+        several_samples,
+        products_within_rows,
+        siamese,
+        root_of_the_mean,
+    ],
+)
+def test_rows_that_only_stand_side_by_side_are_let_be(loss: Loss) -> None:
+    assert meeting(loss) is None
+
+
+def test_as_many_prototypes_as_rows_are_taken_for_rows() -> None:
+    """Their rows cannot be told from the batch's: refused, rather than signed."""
+    assert meeting(cosine_to_prototypes, classes=ROWS) is not None
