@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.parametrize import ParametrizationList
 
-from noisescale.collectors.halves.graph import Output
+from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.guard import HookErrors, keeps_errors
 
 
@@ -27,8 +27,9 @@ class ModuleCalls(HookErrors):
     """
 
     def __init__(self, only: Collection[nn.Module] | None = None) -> None:
-        self.outputs: dict[Output, int] = {}
-        """Each tensor that has a gradient to come, and how deep its module was called."""
+        self.any = False
+        """Whether a module gave what has a gradient to come."""
+        self._mark = object()
         self._only = None if only is None else {id(module) for module in only}
         self._depth = 0
         self._remove: Callable[[], None] | None = None
@@ -50,9 +51,18 @@ class ModuleCalls(HookErrors):
             self._remove = _show_calls(weakref.ref(self))
 
     def forget(self) -> None:
-        """Let go of what was seen, and of the graph with it."""
-        self.outputs = {}
+        """Forget what was seen."""
+        self.any = False
+        self._mark = object()
         self._depth = 0
+
+    def outputs_in(self, graph: Graph) -> dict[Output, int]:
+        """Return what modules gave that is in a graph, and how deep each was called."""
+        return {
+            (node, which): depth
+            for node in graph.nodes
+            for which, depth in node.metadata.get(self._mark, {}).items()
+        }
 
     @keeps_errors
     def on_call(self) -> None:
@@ -71,7 +81,11 @@ class ModuleCalls(HookErrors):
             depth = 0
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
-                self.outputs.setdefault((tensor.grad_fn, tensor.output_nr), depth)
+                self.any = True
+                # With the node, as a list here would keep each graph that no pass is taken from.
+                metadata: Any = tensor.grad_fn.metadata  # torch declares it a method
+                marks = metadata.setdefault(self._mark, {})
+                marks[tensor.output_nr] = min(depth, marks.get(tensor.output_nr, depth))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ Private attribute read here, as of torch 2.13: `Node._input_metadata`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ class Graph:
         self.start = Edge(None, 0, (loss.node, loss.output_nr))
         self._edges: dict[Node, tuple[Edge, ...]] = {}
         self._shapes: dict[Node, list[tuple[int, ...]]] = {}
+
+    @cached_property
+    def nodes(self) -> dict[Node, tuple[Edge, ...]]:
+        """All of them, and where gradients go from each."""
+        return self.region(lambda _: False).nodes
 
     def edges(self, node: Node) -> tuple[Edge, ...]:
         """Where gradients flow from a node."""
@@ -106,7 +112,7 @@ class Graph:
         """Whether BatchNorm is in it, with the statistics of the batch."""
         return any(
             "BatchNorm" in node.name() and getattr(node, "_saved_training", True)
-            for node in self.region(lambda _: False).nodes
+            for node in self.nodes
         )
 
     def is_weight(self, node: Node) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,15 @@ INSTEAD = " Accumulate two or more micro-batches, which need none of this, or us
 """The end of every refusal."""
 
 _MOST_PATTERNS = 16
+
+
+class _Proving(NamedTuple):
+    """A proof under way."""
+
+    proof: Proof
+    pattern: Pattern
+    normalized: bool
+    """Whether BatchNorm is in the graph."""
 
 
 class ProvedCuts:
@@ -71,13 +81,8 @@ class ProvedCuts:
         self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._known: dict[Pattern, None] = {}
         self._refused: set[Pattern] = set()
-        self._proof: tuple[Proof, Pattern] | None = None
+        self._proving: _Proving | None = None
         self._searching = True
-
-    @property
-    def proving(self) -> bool:
-        """Whether the training's own pass has to agree with one of ours."""
-        return self._proof is not None
 
     def watch(self, wanted: bool) -> None:
         """Look at what modules give, where that is wanted and a cut is to be found."""
@@ -85,7 +90,7 @@ class ProvedCuts:
 
     def forget(self) -> None:
         """Let go of the step under way."""
-        self._proof = None
+        self._proving = None
         self._calls.forget()
 
     def tell(self, message: str) -> None:
@@ -117,7 +122,7 @@ class ProvedCuts:
         Raises:
             RefusalError: If there is none, or halves there would not show the batch's noise.
         """
-        outputs, watched = self._calls.outputs, self._calls.on
+        watched = self._calls.on
         self._calls.raise_error_of_hook()
         self._calls.switch(False)
         try:
@@ -128,20 +133,19 @@ class ProvedCuts:
             if not watched and not self._compiled:
                 self._searching = True  # with what modules give, at the next measured step
                 return None
-            return self._search(loss, gradient, rows, outputs)
+            return self._search(loss, gradient, rows)
         finally:
             self._calls.forget()
 
-    def _search(
-        self, loss: GradientEdge, gradient: Tensor, rows: int, outputs: dict[Output, int]
-    ) -> list[CutEdge] | None:
+    def _search(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
         """Find a cut, and go back once with the factor ½; the training's own pass has to agree."""
-        if self._names is not None and not outputs:
+        if self._names is not None and not self._calls.any:
             raise RefusalError(
                 "`cut` must name modules whose outputs the loss is made of, got"
                 f" {list(self._names)!r}: none of them was called. Leave it out."
             )
         graph = Graph(loss)
+        outputs = self._calls.outputs_in(graph)
         if self._compiled:
             outputs = dict.fromkeys(compiled_outputs(graph), 0)
         cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._scalars)
@@ -166,7 +170,7 @@ class ProvedCuts:
         self._name_others_hooks()
         left_out = [i for i in cut.outside if i in self._scalars]
         self._leave_out(left_out)
-        self._allow_for_batch_norm(graph)
+        normalized = graph.normalizes_over_batch or (self._compiled and _normalizes(self._model))
         proof = Proof(self._norms.names, left_out)
         saved = SavedTensors(graph)
         with saved.restored() as changed, self.nothing_else_changed(first=True):
@@ -193,13 +197,13 @@ class ProvedCuts:
                 "`model` must leave alone what its Functions save for the backward pass, as a"
                 f" measured step has two, got {', '.join(sorted(set(changed)))}." + INSTEAD
             )
-        self._proof = proof, cut.pattern
+        self._proving = _Proving(proof, cut.pattern, normalized)
         return cut.edges
 
     def compare(self, index: int, gradient: Tensor) -> None:
         """Take in a gradient of the training's own pass, where a cut is being proved."""
-        if self._proof is not None:
-            self._proof[0].take_own(index, gradient)
+        if self._proving is not None:
+            self._proving.proof.take_own(index, gradient)
 
     def settle(self) -> bool:
         """Take the cut for proved, or refuse it. Reads the device.
@@ -210,9 +214,9 @@ class ProvedCuts:
         Raises:
             RefusalError: If the training's own pass did not agree.
         """
-        if self._proof is None:
+        if self._proving is None:
             return True
-        (proof, pattern), self._proof = self._proof, None
+        (proof, pattern, normalized), self._proving = self._proving, None
         if not proof.reached:
             return False
         share = proof.share()
@@ -221,6 +225,8 @@ class ProvedCuts:
             while len(self._known) > _MOST_PATTERNS:
                 del self._known[next(iter(self._known))]
             self._searching = False
+            if normalized:
+                self._allow_for_batch_norm()
             return True
         if share > LARGEST_ERROR:
             self._refused.add(pattern)
@@ -252,14 +258,13 @@ class ProvedCuts:
                 " `noisescale.measuring()` is true."
             )
 
-    def _allow_for_batch_norm(self, graph: Graph) -> None:
-        if graph.normalizes_over_batch or (self._compiled and _normalizes(self._model)):
-            self.systematic_factor = BATCH_NORM_FACTOR
-            self.tell(
-                "BatchNorm makes the rows of a batch depend on one another: its halves show the"
-                f" noise within a factor of {BATCH_NORM_FACTOR:g}, and the interval is that much"
-                " wider. Accumulating two or more micro-batches needs no such allowance."
-            )
+    def _allow_for_batch_norm(self) -> None:
+        self.systematic_factor = BATCH_NORM_FACTOR
+        self.tell(
+            "BatchNorm makes the rows of a batch depend on one another: its halves show the noise"
+            f" within a factor of {BATCH_NORM_FACTOR:g}, and the interval is that much wider."
+            " Accumulating two or more micro-batches needs no such allowance."
+        )
 
 
 def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -283,7 +288,7 @@ def compiled_outputs(graph: Graph) -> list[Output]:
     """Return what compiled parts of a model gave: no hook sees them."""
     return [
         (node, which)
-        for node in graph.region(lambda _: False).nodes
+        for node in graph.nodes
         if node.name() == "CompiledFunctionBackward"
         for which in range(len(graph.shapes(node)))
     ]

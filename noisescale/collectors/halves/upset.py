@@ -57,10 +57,9 @@ class SavedTensors:
     """
 
     def __init__(self, graph: Graph) -> None:
-        nodes: Iterable[Node] = graph.region(lambda _: False).nodes
         self._kept = [
             (node, tensor, tensor.detach().clone())
-            for node in nodes
+            for node in graph.nodes
             if issubclass(type(node), BackwardCFunction)
             for tensor in _saved_by(node)
             if _counts(tensor)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._functorch.config
+from ranks import in_a_fork
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from noisescale import NoiseScaleMeter, measuring
 from noisescale.collectors.halves.row_pass import signs
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.systematic import widened
 
 ROWS, WIDTH = 6, 4
 
@@ -238,6 +241,102 @@ def test_a_function_that_changes_what_it_saved_is_refused_and_trains_on() -> Non
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_what_was_compiled_to_give_its_buffers_away_is_refused_with_the_remedy() -> None:
+    """Of shapes that vary, what the forward pass kept is overwritten by the backward pass."""
+    in_a_fork(check_donated_buffers)()
+
+
+def check_donated_buffers() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(ROWS, 3, 8, 8), torch.arange(ROWS) % 3
+    for donated in (True, False):
+        torch.compiler.reset()
+        torch._functorch.config.donated_buffer = donated
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+        )
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+        meter = measured(compiled)
+        meter.backward(F.cross_entropy(compiled(x), y), ROWS)
+        if donated:
+            with pytest.raises(ValueError, match=r"`torch\._functorch\.config\.donated_buffer = F"):
+                meter.step()
+            assert all(p.grad is not None for p in model.parameters())
+        else:
+            meter.step()
+            assert meter.measured_steps == 1
+        meter.close()
+
+
+def test_out_of_memory_at_a_measured_step_is_told_once_and_training_goes_on() -> None:
+    model = network()
+    meter = measured(model)
+    steps(meter, model, [batch(0)])
+    expected = torch.autograd.grad(mse(model, batch(1)), list(model.parameters()))
+
+    def fails(gradient: Tensor) -> None:
+        if measuring():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    handle = model[0].weight.register_hook(fails)
+    with pytest.warns(UserWarning, match=r"not measured: OutOfMemoryError: .* Training goes on"):
+        steps(meter, model, [batch(1)])
+    handle.remove()
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(p.grad, gradient)
+    assert (meter.measured_steps, meter.skipped_steps) == (1, 1)
+    steps(meter, model, [batch(2)])
+    assert meter.measured_steps == 2
+
+
+def test_a_loss_that_compares_rows_is_refused_by_name() -> None:
+    model = network()
+    meter = measured(model)
+
+    def contrastive(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(one[0]) @ model(one[0] + 0.1).T, torch.arange(ROWS))
+
+    with pytest.raises(ValueError, match=r"each row with each other \(Mm of shape \(6, 6\)"):
+        steps(meter, model, [batch()], loss=contrastive)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_batch_norm_widens_the_interval_while_it_goes_by_the_batch(normalized: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[1].train(normalized)
+    meter = measured(model)
+    meter.follow()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps(meter, model, *[[batch(seed)] for seed in range(30)])
+
+    told = [str(w.message) for w in caught if "BatchNorm" in str(w.message)]
+    assert len(told) == normalized
+    assert meter.noise_scale.steps == pytest.approx(30, rel=0.2)
+    assert meter.systematic_factor == (1.5 if normalized else 1.0)
+    exact = meter._estimates._whole.estimate()
+    expected = widened(exact.low, exact.high, meter.systematic_factor, ROWS)
+    assert (meter.noise_scale.low, meter.noise_scale.high) == pytest.approx(expected)
+    now = meter._estimates.recent.estimate()
+    expected = widened(now.low, now.high, meter.systematic_factor, ROWS)
+    assert (meter.recent_noise_scale.low, meter.recent_noise_scale.high) == pytest.approx(expected)
+    state = meter.state_dict()
+    resumed = measured(model)
+    resumed.load_state_dict(state)
+    assert resumed.systematic_factor == meter.systematic_factor
+    if not normalized:  # two micro-batches need no allowance, whatever is in the model
+        model.train()
+        several = NoiseScaleMeter(model)
+        steps(several, model, *[[batch(seed), batch(99 - seed)] for seed in range(3)])
+        assert several.systematic_factor == 1.0
+
+
 def test_rows_that_cannot_be_told_apart_are_refused() -> None:
     def two_views(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
         return model(torch.cat([one[0], one[0] + 1])).square().mean()
@@ -320,6 +419,19 @@ def test_between_steps_and_after_the_proof_modules_have_no_hooks() -> None:
     assert hooks() == 2
     steps(meter, model, [batch(0)])
     assert hooks() == 0
+    meter.close()
+
+
+def test_a_forward_pass_that_no_backward_pass_follows_is_not_kept() -> None:
+    model = network()
+    meter = measured(model)
+
+    hidden = model[0](batch()[0])
+    kept = hidden.untyped_storage()._weak_ref()
+    out = model[2](hidden.tanh())
+    del hidden, out
+
+    assert torch.UntypedStorage._expired(kept)
     meter.close()
 
 

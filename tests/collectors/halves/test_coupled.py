@@ -33,7 +33,7 @@ def meeting(loss: Loss, width: int = 4, classes: int = 5) -> str | None:
         calls.switch(False)
     graph = Graph(get_gradient_edge(value))
     index_of = {id(p): i for i, p in enumerate(model.parameters())}
-    cut = find_cut(graph, ROWS, calls.outputs, index_of)
+    cut = find_cut(graph, ROWS, calls.outputs_in(graph), index_of)
     assert cut.edges
     return where_rows_meet(graph, cut, ROWS)
 

@@ -38,9 +38,8 @@ class Graph:
     def cut(self, loss: Tensor, calls: ModuleCalls) -> Cut:
         index_of = {id(p): i for i, p in enumerate(self.parameters)}
         scalars = [i for i, p in enumerate(self.parameters) if p.numel() == 1]
-        return find_cut(
-            AutogradGraph(get_gradient_edge(loss)), ROWS, calls.outputs, index_of, scalars=scalars
-        )
+        graph = AutogradGraph(get_gradient_edge(loss))
+        return find_cut(graph, ROWS, calls.outputs_in(graph), index_of, scalars=scalars)
 
 
 def gradients(graph: Graph, edges: Any, loss: Tensor, factors: Tensor) -> list[Tensor]:
