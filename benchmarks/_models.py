@@ -59,19 +59,21 @@ def mlp(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def tied_gpt2(batch_size: int = 16) -> Setup:
+def tied_gpt2(
+    batch_size: int = 16, *, width: int = 32, layers: int = 2, length: int = 24, tokens: int = 64
+) -> Setup:
     """Hugging Face's GPT-2: tied embeddings, Conv1D, the loss inside the model."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        vocab_size=tokens, n_positions=length, n_embd=width, n_layer=layers, n_head=width // 16,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     return Setup(
         model,
         lambda x: model(input_ids=x, labels=x).loss,
-        lambda g: sequences(g, batch_size, 24),
+        lambda g: sequences(g, batch_size, length, tokens),
         batch_size,
     )
 
@@ -321,6 +323,27 @@ def reentrant_peft(batch_size: int = 16) -> Setup:
     )
     return Setup(model, lambda x: model(input_ids=x, labels=x).loss, plain.draw, batch_size)
 
+
+def resnet18(batch_size: int = 32) -> Setup:
+    """Hugging Face's, for pictures of 32 x 32."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    model = ResNetForImageClassification(
+        ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512])
+    )
+
+    def draw(g: torch.Generator) -> Batch:
+        pixels = torch.randn(batch_size, 3, 32, 32, generator=g)
+        return pixels, torch.randint(2, (batch_size,), generator=g)
+
+    return Setup(model, lambda b: model(pixel_values=b[0], labels=b[1]).loss, draw, batch_size)
+
+
+LARGER: dict[str, Callable[[], Setup]] = {
+    "GPT-2 of 5 M": lambda: tied_gpt2(8, width=256, layers=6, length=128, tokens=1000),
+    "ResNet-18 of 11 M": resnet18,
+}
+"""For the price of a step alone."""
 
 MODELS: dict[str, Callable[[], Setup]] = {
     "GPT-2, tied": tied_gpt2,

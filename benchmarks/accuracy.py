@@ -4,8 +4,9 @@
 A perceptron on scikit-learn's digits, trained a little and then frozen, so that there is one
 truth: S = tr(Σ) and G from the gradients of all examples, each computed alone in float64. Batches
 are drawn with replacement (which makes that truth the right one) and `NoiseScaleMeter` measures,
-in every way of training: by DDP over gloo, sharded by FSDP2, in one process that accumulates, and
-by single examples. Brute force is a plain copy that takes each small batch in turn.
+in every way of training: by DDP over gloo, sharded by FSDP2, in one process that accumulates, by
+halves of each batch, and by single examples. Brute force is a plain copy that takes each small
+batch in turn. Models that others wrote are measured in halves.py.
 
     python benchmarks/accuracy.py [--seeds 20] [--steps 400]
 
@@ -39,6 +40,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
+from noisescale.collectors.halves.row_pass import signs
 from noisescale.collectors.rows.step_norms import StepNorms
 
 LARGEST_NORM_ERROR = 1e-6
@@ -51,7 +53,7 @@ class Way:
 
     sizes: tuple[tuple[int, ...], ...]
     """Examples of every micro-batch of every rank."""
-    small_batch: Literal["rank", "micro_batch", "example"] = "rank"
+    small_batch: Literal["rank", "micro_batch", "half", "example"] = "rank"
     sharded: bool = False
 
     @property
@@ -65,6 +67,7 @@ WAYS = {
     "3 unequal ranks": Way(((16,), (32,), (48,))),
     "accumulated": Way(((8, 24, 16, 16),), "micro_batch"),
     "accumulated on ranks": Way(((16, 16), (8, 24)), "micro_batch"),
+    "halves": Way(((64,),), "half"),
     "examples": Way(((64,),), "example"),
     "shards of 2 ranks": Way(((32,), (32,)), sharded=True),
 }
@@ -134,17 +137,21 @@ def measure(name: str, seeds: int, steps: int) -> dict[str, Any]:
         meter = RecordingMeter(
             model,
             window=steps,
-            small_batch="auto" if way.small_batch == "rank" else way.small_batch,
+            every_n_steps=1,
+            small_batch="auto" if way.small_batch in ("rank", "half") else way.small_batch,
         )
         expected = []
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(steps):
+        for step in range(steps):
             drawn = [
                 [torch.randint(len(x), (size,), generator=generator) for size in of_rank]
                 for of_rank in way.sizes
             ]
+            small = drawn
+            if way.small_batch == "half":
+                small = [[h for i in of_rank for h in split(i, step)] for of_rank in drawn]
             expected.append(
-                brute_force(plain, [[(x[i], y[i]) for i in of_rank] for of_rank in drawn], way)
+                brute_force(plain, [[(x[i], y[i]) for i in of_rank] for of_rank in small], way)
             )
             model.zero_grad()
             for micro, mine in enumerate(drawn[rank]):
@@ -178,6 +185,12 @@ def measure(name: str, seeds: int, steps: int) -> dict[str, Any]:
     }
 
 
+def split(batch: Tensor, step: int) -> list[Tensor]:
+    """The halves that the meter takes of a batch in a step: the draw is its own, no more."""
+    sign = signs(len(batch), step + 1, batch.device)
+    return [batch[sign > 0], batch[sign < 0]]
+
+
 def brute_force(
     plain: nn.Module, batches: list[list[tuple[Tensor, Tensor]]], way: Way
 ) -> tuple[float, float]:
@@ -193,7 +206,7 @@ def brute_force(
     means = torch.stack([micros.mean(dim=0) for micros in of_ranks])
     if way.small_batch == "rank":
         parts = means
-    elif way.small_batch == "micro_batch":
+    elif way.small_batch in ("micro_batch", "half"):
         parts = torch.cat(of_ranks)
     else:
         parts = torch.cat([example_gradients(plain, *batch) for r in batches for batch in r])

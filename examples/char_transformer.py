@@ -3,8 +3,9 @@
 
     python examples/char_transformer.py [--text FILE] [--steps 300]
 
-One process trains and does not accumulate, so single sequences are compared with the batch: their
-gradient norms come from every layer's inputs and output gradients. The mean over the last steps is
+Single sequences are compared with the batch (`small_batch="example"`): all layers of this model
+have a formula for their gradient norms, from the layers' inputs and output gradients. In one
+process that is the most precise; the default, halves of each batch, serves any model. The mean over the last steps is
 printed for the whole model and for each kind of layer; TensorBoard overlays them.
 
 Gray et al. 2024 (arXiv:2411.00999) report about 22 sequences at step 240 of a 10M-parameter model
@@ -149,7 +150,12 @@ def main() -> None:
     model = CharTransformer(
         len(windows.alphabet), arguments.context, arguments.width, arguments.layers, arguments.heads
     )
-    monitor = NoiseScaleMonitor(window=arguments.window, unit="sequences", groups=KINDS_OF_LAYERS)
+    monitor = NoiseScaleMonitor(
+        window=arguments.window,
+        unit="sequences",
+        groups=KINDS_OF_LAYERS,
+        small_batch="example",
+    )
     trainer = Trainer(
         accelerator="auto",
         devices=1,

@@ -50,8 +50,8 @@ class NoiseScaleMonitor(host.Callback):
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
     Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
-    accumulates each micro-batch's with their sum, in one that does not each example's with the
-    batch's; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
+    accumulates each micro-batch's with their sum, in one that does not those of two halves of the
+    batch; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
     steps every logger gets these keys, finite values only. Those of a noise scale are logged only
     where it is resolved, the lower bound always. Where every step since the last log was left out,
     none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
