@@ -251,6 +251,10 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
         ("adaptive.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),
         ("endurance.py", ["--smoke"]),
+        (
+            "halves.py",
+            ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],
+        ),
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:

@@ -17,6 +17,8 @@ from torch.nn import Parameter
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
 
+_OURS = __name__.partition(".")[0]
+
 
 class Buffers:
     """Those that a backward pass writes to: checkpointing goes forward again in it.
@@ -94,7 +96,7 @@ def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Paramet
             for hook in hooks.values():
                 found.setdefault(_name(hook), name or type(module).__name__)
     return [
-        f"{hook} (on {place})" for hook, place in found.items() if not hook.startswith("noisescale")
+        f"{hook} (on {place})" for hook, place in found.items() if hook.partition(".")[0] != _OURS
     ]
 
 
