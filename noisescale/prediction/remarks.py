@@ -27,11 +27,13 @@ def warnings_about(
     """Return where a prediction is not to be trusted, in whole sentences."""
     found = [f"Of the sweep that kappa was fitted to: {doubt}" for doubt in calibration.doubts]
     critical = law.critical_batch_size
+    factor = systematic_factor_of(history)
     if not math.isfinite(critical.value):
+        remedy = "Accumulate micro-batches, or train" if factor > 1 else "Train longer, or"
         found.append(
             "The noise scale was not resolved in this run: the critical batch size is at"
-            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
-            " a larger batch size."
+            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. {remedy} at a"
+            " larger batch size."
         )
     else:
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
@@ -40,7 +42,7 @@ def warnings_about(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
                 " itself: they count with what was measured there, and with its error."
             )
-    if (factor := systematic_factor_of(history)) > 1:
+    if factor > 1:
         found.append(
             "BatchNorm makes the rows of a batch depend on one another, and its noise was measured"
             f" by halves: tr(Σ) is known within a factor of {factor:g}, which the bounds allow for."
