@@ -5,8 +5,9 @@
 
 Single sequences are compared with the batch (`small_batch="example"`): all layers of this model
 have a formula for their gradient norms, from the layers' inputs and output gradients. In one
-process that is the most precise; the default, halves of each batch, serves any model. The mean over the last steps is
-printed for the whole model and for each kind of layer; TensorBoard overlays them.
+process that is the most precise; the default, halves of each batch, serves any model. The mean
+over the last steps is printed for the whole model and for each kind of layer; TensorBoard overlays
+them.
 
 Gray et al. 2024 (arXiv:2411.00999) report about 22 sequences at step 240 of a 10M-parameter model
 on Shakespeare's text, in batches of 64.
