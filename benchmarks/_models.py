@@ -280,6 +280,38 @@ def watched_by_wandb() -> Setup:
     return setup
 
 
+def soft_dice() -> Setup:
+    """A quotient of two sums over the batch, as segmentation is trained with."""
+    net = mlp(16, 32, 1)
+
+    def draw(g: torch.Generator) -> Batch:
+        x = torch.randn(32, 16, generator=g)
+        return x, (x[:, :1] + torch.randn(32, 1, generator=g) > 0.5).float()
+
+    def loss(batch: Batch) -> Tensor:
+        p, y = net(batch[0]).sigmoid(), batch[1]
+        return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
+
+    return Setup(net, loss, draw, 32)
+
+
+def denoiser(batch_size: int = 32) -> Setup:
+    """BatchNorm where the statistics depend on which pictures are in the batch."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 1, 1),
+    )  # fmt: skip
+
+    def draw(g: torch.Generator) -> Batch:
+        one = (batch_size, 1, 1, 1)
+        noise = torch.randn(batch_size, 1, 12, 12, generator=g)
+        clean = F.avg_pool2d(noise, 5, 1, 2) * 4 * torch.rand(one, generator=g)
+        clean = clean + torch.randn(one, generator=g)
+        return clean + 0.5 * torch.randn(clean.shape, generator=g), clean
+
+    return Setup(net, lambda b: F.mse_loss(net(b[0]), b[1]), draw, batch_size)
+
+
 class _OverwritesWhatItSaved(torch.autograd.Function):
     """As losses do that keep their gradient in place of the logits (Liger's, say)."""
 
@@ -324,12 +356,12 @@ def reentrant_peft(batch_size: int = 16) -> Setup:
     return Setup(model, lambda x: model(input_ids=x, labels=x).loss, plain.draw, batch_size)
 
 
-def resnet18(batch_size: int = 32) -> Setup:
-    """Hugging Face's, for pictures of 32 x 32."""
-    from transformers import ResNetConfig, ResNetForImageClassification
+def convnext(batch_size: int = 32) -> Setup:
+    """Hugging Face's ConvNeXt, small, for pictures of 32 x 32."""
+    from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    model = ResNetForImageClassification(
-        ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512])
+    model = ConvNextForImageClassification(
+        ConvNextConfig(patch_size=2, depths=[2, 2, 4, 2], hidden_sizes=[48, 96, 192, 384])
     )
 
     def draw(g: torch.Generator) -> Batch:
@@ -341,7 +373,7 @@ def resnet18(batch_size: int = 32) -> Setup:
 
 LARGER: dict[str, Callable[[], Setup]] = {
     "GPT-2 of 5 M": lambda: tied_gpt2(8, width=256, layers=6, length=128, tokens=1000),
-    "ResNet-18 of 11 M": resnet18,
+    "ConvNeXt of 6 M": convnext,
 }
 """For the price of a step alone."""
 
@@ -360,6 +392,8 @@ MODELS: dict[str, Callable[[], Setup]] = {
     "Mixtral": mixtral,
     "CLIP": clip,
     "wandb.watch": watched_by_wandb,
+    "denoiser with BatchNorm": denoiser,
+    "soft Dice": soft_dice,
     "BatchNorm, checkpointed": lambda: batch_norm(16, checkpointed=True),
     "overwriting loss": overwriting_loss,
     "PEFT, reentrant": reentrant_peft,

@@ -34,14 +34,12 @@ class Averages(NamedTuple):
     """Σw²(x - mean), shape (windows, 2)."""
     scatter: NDArray[np.float64]
     """Σw²(x - mean)(x - mean)ᵀ, its distinct entries SS, SQ and QQ, shape (windows, 3)."""
-    number: NDArray[np.float64]
-    """Σ1, shape (windows,): where w is the batch size, Σ1/Σw is the mean of 1/w."""
 
     @classmethod
     def empty(cls, windows: int) -> Averages:
         """Return the sums over no steps."""
         zero, two, three = np.zeros(windows), np.zeros((windows, 2)), np.zeros((windows, 3))
-        return cls(zero, zero, zero, two, two, three, zero)
+        return cls(zero, zero, zero, two, two, three)
 
     def after(
         self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
@@ -70,7 +68,6 @@ class Averages(NamedTuple):
             mean=self.mean + shift,
             offset=offset - earlier[:, None] * shift + sq_weight * (difference - shift),
             scatter=scatter,
-            number=decay * self.number + 1,
         )
 
 

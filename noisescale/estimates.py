@@ -66,8 +66,6 @@ class Estimates:
         """Of the whole gradient, since the last row of the history."""
         self.recent: RecentSteps | None = None
         """The last steps of the whole gradient, where decisions are taken on them."""
-        self.systematic_factor = 1.0
-        """Within which tr(Σ) is known however many steps there are, see `NoiseScaleEstimator`."""
         self._whole = estimator()
         self._groups = {name: estimator() for name in groups}
         self._preconditioned = estimator() if preconditioned else None
@@ -75,31 +73,17 @@ class Estimates:
     @property
     def whole(self) -> NoiseScale:
         """Of the whole gradient."""
-        return self._whole.estimate(self.systematic_factor)
+        return self._whole.estimate()
 
     @property
     def groups(self) -> dict[str, NoiseScale]:
         """Of each group of parameters."""
-        factor = self.systematic_factor
-        return {name: estimator.estimate(factor) for name, estimator in self._groups.items()}
+        return {name: estimator.estimate() for name, estimator in self._groups.items()}
 
     @property
     def preconditioned(self) -> NoiseScale | None:
         """Of the preconditioned gradient, which is not B_simple; None where it is not measured."""
-        if self._preconditioned is None:
-            return None
-        return self._preconditioned.estimate(self.systematic_factor)
-
-    @property
-    def now(self) -> NoiseScale:
-        """Of the whole gradient over the last steps.
-
-        Raises:
-            RuntimeError: If they are not kept.
-        """
-        if self.recent is None:
-            raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
-        return self.recent.estimate(self.systematic_factor)
+        return None if self._preconditioned is None else self._preconditioned.estimate()
 
     def update(
         self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
@@ -126,7 +110,6 @@ class Estimates:
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
         return {
-            "systematic_factor": self.systematic_factor,
             "sums": list(self.sums),
             "increments": self.increments.state_dict(),
             "whole": self._whole.state_dict(),
@@ -137,7 +120,6 @@ class Estimates:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
-        self.systematic_factor = state.get("systematic_factor", 1.0)  # which 0.1 had not
         self.sums = MomentSums(*state["sums"])
         if "increments" in state:  # earlier versions saved none
             self.increments.load_state_dict(state["increments"])

@@ -15,7 +15,6 @@ from noisescale.averages import Averages, Scatter
 from noisescale.fieller import fieller_interval
 from noisescale.level import Level
 from noisescale.moments import GradientMoments
-from noisescale.systematic import widened
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 """Steps in the windows that `window="auto"` keeps side by side."""
@@ -182,14 +181,8 @@ class NoiseScaleEstimator:
         self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
         return True
 
-    def estimate(self, systematic_factor: float = 1.0) -> NoiseScale:
-        """Return the noise scale as of the last step. Never raises for lack of data.
-
-        Args:
-            systematic_factor: Within which tr(Σ) is known however many steps there are: the
-                interval is widened by it, see `noisescale.systematic`. Above 1 it needs batch sizes
-                as the weights of steps.
-        """
+    def estimate(self) -> NoiseScale:
+        """Return the noise scale as of the last step. Never raises for lack of data."""
         if self._averages.weight[-1] == 0:
             return self._answer(math.nan, 0.0, math.inf, (math.nan, math.nan), 0.0)
         k = self._chosen_window()
@@ -205,8 +198,6 @@ class NoiseScaleEstimator:
             covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
             quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
             low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-            batch_size = float(averages.weight[k] / averages.number[k])
-            low, high = widened(low, high, systematic_factor, batch_size)
         # The interval ends at 0, where tr(Σ) does, and so does the value. The moments stay signed.
         value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
         return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
@@ -266,13 +257,9 @@ class NoiseScaleEstimator:
                 " the averages anew."
             )
         windows = len(self._lengths)
-        saved_averages = dict(state["averages"])
-        if "number" not in saved_averages:  # 0.1 saved none: about as many as weigh alike
-            weight, sq_weight = (np.array(saved_averages[x]) for x in ("weight", "sq_weight"))
-            saved_averages["number"] = weight**2 / np.where(sq_weight > 0, sq_weight, 1.0)
         averages = Averages(
             **{
-                name: np.reshape(np.array(saved_averages[name], dtype=np.float64), none.shape)
+                name: np.reshape(np.array(state["averages"][name], dtype=np.float64), none.shape)
                 for name, none in Averages.empty(windows)._asdict().items()
             }
         )

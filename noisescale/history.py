@@ -29,7 +29,6 @@ COLUMNS = (
     "skipped_steps",
     "devices",
     "accumulation",
-    "systematic_factor",
     "coverage",
     *INCREMENTS,
 )
@@ -56,7 +55,6 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `skipped_steps` | steps left out so far |
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
-    | `systematic_factor` | within which tr(Σ) is known however long the run; NaN: exactly |
     | `coverage` | share of |g|² that is of measured parameters; NaN: all |
     | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 

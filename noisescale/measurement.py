@@ -206,8 +206,6 @@ class Measurement:
             "seconds_per_step": self._timer.mean,
             "skipped_steps": float(meter.skipped_steps),
         }
-        if meter.systematic_factor > 1:
-            metrics["systematic_factor"] = meter.systematic_factor
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
         # TensorBoard draws a band only where value, low and high have been logged together.

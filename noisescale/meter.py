@@ -191,7 +191,9 @@ class NoiseScaleMeter:
             RuntimeError: If `follow` has not been called.
         """
         self._settle()
-        return self._estimates.now
+        if self._estimates.recent is None:
+            raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
+        return self._estimates.recent.estimate()
 
     @property
     def average_moments(self) -> GradientMoments | None:
@@ -264,15 +266,6 @@ class NoiseScaleMeter:
         steps are left out, unless `layers="normalization"` was asked for.
         """
         return self._coverage if self._collector is None else self._collector.coverage
-
-    @property
-    def systematic_factor(self) -> float:
-        """Within which tr(Σ) is known however many steps are averaged; intervals allow for it.
-
-        1 where estimates have no error but that of chance; above it where halves of a batch are
-        compared that BatchNorm couples, see `noisescale.systematic`.
-        """
-        return self._estimates.systematic_factor
 
     @property
     def sums(self) -> MomentSums:
@@ -492,9 +485,6 @@ class NoiseScaleMeter:
                 small, big = self._norms(collector)
                 layout = self._layout(collector, sizes, loss_divisor)
                 self._accepted |= small is not None
-                self._estimates.systematic_factor = max(
-                    self._estimates.systematic_factor, collector.systematic_factor
-                )
         finally:
             with self._spoils_step():
                 self._rows.add(

@@ -14,7 +14,6 @@ from noisescale.estimator import NoiseScale, check_confidence
 from noisescale.fieller import fieller_interval
 from noisescale.level import Level
 from noisescale.moments import GradientMoments
-from noisescale.systematic import widened
 
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
@@ -88,12 +87,8 @@ class RecentSteps:
             self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
             self._end += 1
 
-    def estimate(self, systematic_factor: float = 1.0) -> NoiseScale:
-        """Return the noise scale of the last steps. Its two moments are relative to |g|².
-
-        Args:
-            systematic_factor: See `NoiseScaleEstimator.estimate`.
-        """
+    def estimate(self) -> NoiseScale:
+        """Return the noise scale of the last steps. Its two moments are relative to |g|²."""
         unknown = NoiseScale(
             math.nan, 0.0, math.inf, math.nan, math.nan, len(self), self._confidence, self._unit
         )
@@ -110,7 +105,6 @@ class RecentSteps:
         covariance = np.array([product.sum() for product in products]) / (1 - sum_sq)
         quantile = float(stdtrit(max(sum_sq**2 / fourth - 1, 1e-9), 0.5 + self._confidence / 2))
         low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        low, high = widened(low, high, systematic_factor, float(steps[:, 0].mean()))
         # Within its interval, as in NoiseScaleEstimator.
         value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
         moments_now = grad_sq_norm, noise_trace

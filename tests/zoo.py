@@ -53,7 +53,6 @@ ENOUGH_AT_TIMES = Expected(True, None, TOO_LITTLE.warns)
 NO_FORMULA = Expected(refuses="must have parameters with a formula")
 NOT_COMPILED = Expected(refuses="must not be compiled")
 NO_BATCH_NORM = Expected(refuses="must have no BatchNorm that is trained")
-WIDENED = Expected(warns=("BatchNorm makes the rows of a batch depend on one another",))
 ALONE = "one micro-batch in one process has nothing to be compared with: it is not measured"
 THAWED = "Parameters have been unfrozen since the fit started"
 
@@ -624,7 +623,7 @@ ZOO: dict[str, Entry] = {
     "batch normalization": Entry(
         of(lambda: mlp(nn.BatchNorm1d(16))),
         examples=NO_BATCH_NORM,
-        halves=WIDENED,
+        halves=told("got BatchNorm that goes by the batch"),
         ranks=MEASURED,
     ),
     "group normalization": Entry(of(lambda: mlp(nn.GroupNorm(2, 16)))),
@@ -646,7 +645,12 @@ ZOO: dict[str, Entry] = {
     # Language models
     "gpt2": Entry(gpt2, TEXT, examples=TOO_LITTLE),
     "llama": Entry(llama, TEXT, examples=IN_PART, ranks=MEASURED),
-    "lightning's transformer": Entry(demo, TEXT, examples=TOO_LITTLE),
+    "lightning's transformer": Entry(
+        demo,
+        TEXT,
+        examples=TOO_LITTLE,
+        halves=Expected(warns=("as many positions as the batch has rows",)),
+    ),
     # Batches
     "list of tensors": Entry(lambda: ReadsPairs(mlp()), batches_of(lambda x, y: [x, y])),
     "list of examples": Entry(
@@ -687,7 +691,13 @@ ZOO: dict[str, Entry] = {
         halves=Expected(left_out=4),
         accumulated=Expected(left_out=None),
     ),
-    "gan": Entry(Gan, examples=NO_BATCH_NORM, halves=WIDENED, accumulated=None, ranks=MEASURED),
+    "gan": Entry(
+        Gan,
+        examples=NO_BATCH_NORM,
+        halves=told("got BatchNorm that goes by the batch"),
+        accumulated=None,
+        ranks=MEASURED,
+    ),
     "by hand": Entry(
         ByHand,
         examples=Expected(False, None, ("backward passes of one step were of the same batch",) * 2),

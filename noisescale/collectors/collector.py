@@ -34,10 +34,6 @@ class Collector(Protocol):
         """Share of |g|² of what is trained that is measured. Reads the device where it is not 1."""
 
     @property
-    def systematic_factor(self) -> float:
-        """Within which tr(Σ) is known however many steps are averaged: 1 without such an error."""
-
-    @property
     def least_micro_batches(self) -> int:
         """Micro-batches of a rank that a step needs to be measured."""
 

@@ -51,7 +51,6 @@ class DdpCollector(HookErrors):
 
     wanted = True
     least_micro_batches = 1
-    systematic_factor = 1.0
     coverage = 1.0
 
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:

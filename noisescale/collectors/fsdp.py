@@ -50,7 +50,6 @@ class FsdpCollector(HookErrors):
     """
 
     averaged_too_often = False
-    systematic_factor = 1.0
     coverage = 1.0
     least_micro_batches = 1
     wanted = True

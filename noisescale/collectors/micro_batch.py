@@ -62,11 +62,6 @@ class MicroBatchCollector(HookErrors):
         self._reached: list[bool] = []
 
     @property
-    def systematic_factor(self) -> float:
-        """Within which tr(Σ) is known however many steps are averaged."""
-        return 1.0
-
-    @property
     def least_micro_batches(self) -> int:
         """Micro-batches that a step needs to be measured."""
         return 2 if self.group is None else 1

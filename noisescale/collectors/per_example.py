@@ -72,7 +72,6 @@ class PerExampleCollector(HookErrors):
     """
 
     averaged_too_often = False
-    systematic_factor = 1.0
     least_micro_batches = 1
 
     def __init__(

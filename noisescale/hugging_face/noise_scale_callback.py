@@ -54,8 +54,6 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/systematic_factor` | where halves of a batch with BatchNorm are compared: tr(Σ) \
-    is known within this factor, which the interval allows for |
     | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
@@ -376,7 +374,8 @@ def _warn_that_nothing_is_measured(reason: Exception) -> None:
         "NoiseScaleCallback has nothing to measure: one process trains, one gradient a step has"
         f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
         " Training goes on without it. Accumulate two or more micro-batches a step"
-        " (`gradient_accumulation_steps=2`), or use more devices (`torchrun --nproc-per-node 2`)."
+        " (`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
+        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
     )
 
 

@@ -72,8 +72,6 @@ class NoiseScaleMonitor(host.Callback):
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/systematic_factor` | where halves of a batch with BatchNorm are compared: tr(Σ) \
-    is known within this factor, which the interval allows for |
     | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
     | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \

@@ -13,7 +13,6 @@ from scipy.special import stdtrit
 
 from noisescale.fieller import fieller_interval
 from noisescale.prediction.rows import Array, Rows
-from noisescale.systematic import widened
 
 MOST_BLOCKS = 32
 """More would show no more of a run than its noise."""
@@ -41,8 +40,6 @@ class Blocks(NamedTuple):
     """v_SS, v_SQ and v_QQ of the two averages, shape (blocks, 3)."""
     freedom: Array
     """Degrees of freedom of the covariance; 0 where there is none to speak of."""
-    batch_size: Array
-    """Mean batch size of the measured units."""
 
     @classmethod
     def of(cls, rows: Rows, batch_size: Array) -> Blocks:
@@ -77,15 +74,10 @@ class Blocks(NamedTuple):
         ruling = _ruling_units(rows, batch_size, total) - 1
         freedom = np.minimum(np.maximum(freedom, 0.0), np.maximum(ruling, 1.0))
         covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
-        units = np.maximum(total(rows.units), 1e-300)
-        return cls(block, s, q, covariance, freedom, total(rows.weight) / units)
+        return cls(block, s, q, covariance, freedom)
 
-    def intervals(
-        self, confidence: float, systematic_factor: float = 1.0
-    ) -> tuple[Array, Array, Array]:
+    def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
         """Return the noise scale S/Q of each block with Fieller's interval.
-
-        The interval is widened by the factor, see `noisescale.systematic`.
 
         The value is NaN where Q is not positive; the interval is 0 to infinity where the scatter
         is not known.
@@ -96,7 +88,7 @@ class Blocks(NamedTuple):
             if self.freedom[k] > 1e-9:
                 quantile = float(stdtrit(self.freedom[k], 0.5 + confidence / 2))
                 ends = fieller_interval(float(s), float(q), self.covariance[k], quantile)
-                low[k], high[k] = widened(*ends, systematic_factor, float(self.batch_size[k]))
+                low[k], high[k] = ends
                 value[k] = np.clip(s / q, *ends) if q > 0 else math.nan
         return value, low, high
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Array, Stretches, coverage_of, systematic_factor_of
+from noisescale.prediction.stretches import Array, Stretches, coverage_of
 
 MANY_UNRESOLVED = 0.1
 """Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
@@ -27,13 +27,11 @@ def warnings_about(
     """Return where a prediction is not to be trusted, in whole sentences."""
     found = [f"Of the sweep that kappa was fitted to: {doubt}" for doubt in calibration.doubts]
     critical = law.critical_batch_size
-    factor = systematic_factor_of(history)
     if not math.isfinite(critical.value):
-        remedy = "Accumulate micro-batches, or train" if factor > 1 else "Train longer, or"
         found.append(
             "The noise scale was not resolved in this run: the critical batch size is at"
-            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. {remedy} at a"
-            " larger batch size."
+            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
+            " a larger batch size."
         )
     else:
         unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
@@ -42,12 +40,6 @@ def warnings_about(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
                 " itself: they count with what was measured there, and with its error."
             )
-    if factor > 1:
-        found.append(
-            "BatchNorm makes the rows of a batch depend on one another, and its noise was measured"
-            f" by halves: tr(Σ) is known within a factor of {factor:g}, which the bounds allow for."
-            " Accumulate two or more micro-batches in a run to be rid of that."
-        )
     if (coverage := coverage_of(history)) < 1:
         found.append(
             f"The noise scale is that of parameters with {coverage:.0%} of |g|²: the others are in"

@@ -96,15 +96,8 @@ class Stretches:
         confidence = float(getattr(history, "confidence", 0.95))
         blocks = Blocks.of(rows, batch_size)
         block = blocks.of_row
-        factor = systematic_factor_of(history)
-        value, low, high = (x[block] for x in blocks.intervals(confidence, factor))
+        value, low, high = (x[block] for x in blocks.intervals(confidence))
         progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
-        if factor > 1:  # an error that all blocks share, in the noise's share of each step
-            ends = [1 - (1 - ends[0]) * factor, 1 - (1 - ends[1]) / factor]
-            block = np.zeros_like(block)
-            if float((steps * ends[0]).sum()) <= 0:
-                progress = np.full_like(progress, math.nan)
-                ends = [np.zeros_like(progress), ends[1].clip(0.0, 1.0)]
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -157,12 +150,6 @@ class Stretches:
             progress_error=np.zeros(steps.size),
             measured=np.ones(steps.size),
         )
-
-
-def systematic_factor_of(history: Mapping[str, Array]) -> float:
-    """Return the factor within which tr(Σ) is known at best, 1 where it was not logged."""
-    logged = np.asarray(history.get("systematic_factor", ()), dtype=np.float64)
-    return float(max(logged[np.isfinite(logged)], default=1.0))
 
 
 def coverage_of(history: Mapping[str, Array]) -> float:

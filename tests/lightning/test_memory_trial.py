@@ -116,13 +116,16 @@ class Tries(BatchSizeScheduler):
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-@pytest.mark.filterwarnings("ignore:BatchNorm makes the rows of a batch depend on one another")
+@pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
 def test_a_trial_leaves_no_trace(monitored: bool) -> None:
-    """With the monitor hooks of its own are there, and a step has a backward pass more."""
+    """With the monitor hooks of its own are there."""
 
     def parameters(callback: Any) -> list[Tensor]:
         module = Stateful()
-        callbacks = [callback, *([NoiseScaleMonitor()] if monitored else [])]
+        callbacks = [
+            callback,
+            *([NoiseScaleMonitor(small_batch="micro_batch")] if monitored else []),
+        ]
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)
@@ -178,7 +181,7 @@ def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
 
     (first, second) = fit(
         grows(),
-        *([NoiseScaleMonitor()] if monitored else []),
+        *([NoiseScaleMonitor(small_batch="micro_batch")] if monitored else []),
         model=Nothing(64),
         train_loader=names(64, 2),
         max_epochs=3,

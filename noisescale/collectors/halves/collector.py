@@ -80,11 +80,6 @@ class HalvesCollector(MicroBatchCollector):
         self._cuts.watch(True)
 
     @property
-    def systematic_factor(self) -> float:
-        """Within which tr(Σ) is known however many steps are averaged."""
-        return self._cuts.systematic_factor
-
-    @property
     def wanted(self) -> bool:
         """Whether the next passes are measured."""
         return self._wanted

@@ -107,11 +107,16 @@ class Graph:
                     left.append(node)
         return found
 
-    @property
-    def normalizes_over_batch(self) -> bool:
-        """Whether BatchNorm is in it, with the statistics of the batch."""
+    def normalizes_over_batch(self, rows: int) -> bool:
+        """Whether BatchNorm is in it, with the statistics of so many rows.
+
+        Normalization of each instance, or of a weight, is made of it with one row.
+        """
         return any(
-            "BatchNorm" in node.name() and getattr(node, "_saved_training", True)
+            "BatchNorm" in node.name()
+            and getattr(node, "_saved_training", True)
+            and self.shape((node, 0))[:1] != (1,)
+            and self.shape((node, 0))[0] % rows == 0
             for node in self.nodes
         )
 

@@ -16,26 +16,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.coupled import where_rows_meet
-from noisescale.collectors.halves.cut import CutEdge, Pattern, find_again, find_cut
+from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
 from noisescale.collectors.halves.retained import retained_gradients_kept
-from noisescale.collectors.halves.row_pass import row_pass
+from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
 from noisescale.collectors.halves.upset import Buffers, SavedTensors, others_hooks
 from noisescale.guard import RefusalError
-
-BATCH_NORM_FACTOR = 1.5
-"""Within which halves show the tr(Σ) of a model with BatchNorm.
-
-Each row acts on the others through the statistics of the batch, which a backward pass sees in part.
-In 18 settings, of five networks at batches of 4 to 128 and after 60 or 300 steps, halves read .82
-to 1.44 times what the spread of whole batches is.
-"""
 
 INSTEAD = " Accumulate two or more micro-batches, which need none of this, or use several devices."
 """The end of every refusal."""
 
 _MOST_PATTERNS = 16
+
+_FEW = 16
+"""Numbers of a parameter that may be left out, by name: temperatures, weights of losses."""
 
 
 class _Proving(NamedTuple):
@@ -43,8 +38,8 @@ class _Proving(NamedTuple):
 
     proof: Proof
     pattern: Pattern
-    normalized: bool
-    """Whether BatchNorm is in the graph."""
+    once: bool
+    """Whether the pattern alone tells that it holds again: no parameter is reached past the cut."""
 
 
 class ProvedCuts:
@@ -68,8 +63,6 @@ class ProvedCuts:
         *,
         compiled: bool,
     ) -> None:
-        self.systematic_factor = 1.0
-        """Within which halves at the cuts show tr(Σ)."""
         self._model = model
         self._norms = norms
         self._names = names
@@ -78,7 +71,7 @@ class ProvedCuts:
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
-        self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
+        self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
         self._known: dict[Pattern, None] = {}
         self._refused: set[Pattern] = set()
         self._proving: _Proving | None = None
@@ -148,7 +141,7 @@ class ProvedCuts:
         outputs = self._calls.outputs_in(graph)
         if self._compiled:
             outputs = dict.fromkeys(compiled_outputs(graph), 0)
-        cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._scalars)
+        cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._few)
         if cut.pattern in self._refused:
             return None
         if not cut.edges:
@@ -160,20 +153,23 @@ class ProvedCuts:
                 " Where an example has several rows, give them back as (batch, rows, ...); where"
                 " the size that is counted is not the number of rows, pass `rows`." + INSTEAD
             )
-        if meeting := where_rows_meet(graph, cut, rows):
-            self._refused.add(cut.pattern)
-            raise RefusalError(
-                "The loss must be a mean over rows that do not act on one another, got one that"
-                f" compares each row with each other ({meeting}), as contrastive losses do. Halves"
-                " of such a batch do not show its noise." + INSTEAD
-            )
+        self._refuse_rows_that_act_on_each_other(graph, cut, rows)
         self._name_others_hooks()
-        left_out = [i for i in cut.outside if i in self._scalars]
+        self._tell_of_positions(graph, cut, rows)
+        behind = graph.behind([edge.output[0] for edge in cut.region.stops])
+        through = {id(node.variable) for node in behind if hasattr(node, "variable")}
+        left_out = [
+            i
+            for i in cut.outside
+            if i in self._few and id(self._norms.parameters[i]) not in through
+        ]
         self._leave_out(left_out)
-        normalized = graph.normalizes_over_batch or (self._compiled and _normalizes(self._model))
         proof = Proof(self._norms.names, left_out)
-        saved = SavedTensors(graph)
-        with saved.restored() as changed, self.nothing_else_changed(first=True):
+        with (
+            self.nothing_else_changed(first=True),
+            random_numbers_kept(gradient.device),
+            SavedTensors(graph).restored() as changed,  # checkpoints go forward to be read
+        ):
             try:
                 row_pass(
                     loss,
@@ -197,7 +193,7 @@ class ProvedCuts:
                 "`model` must leave alone what its Functions save for the backward pass, as a"
                 f" measured step has two, got {', '.join(sorted(set(changed)))}." + INSTEAD
             )
-        self._proving = _Proving(proof, cut.pattern, normalized)
+        self._proving = _Proving(proof, cut.pattern, once=len(left_out) == len(cut.outside))
         return cut.edges
 
     def compare(self, index: int, gradient: Tensor) -> None:
@@ -216,17 +212,18 @@ class ProvedCuts:
         """
         if self._proving is None:
             return True
-        (proof, pattern, normalized), self._proving = self._proving, None
+        (proof, pattern, once), self._proving = self._proving, None
         if not proof.reached:
             return False
         share = proof.share()
         if share <= LARGEST_ERROR:
+            if not once:
+                self._searching = True
+                return True
             self._known[pattern] = None
             while len(self._known) > _MOST_PATTERNS:
                 del self._known[next(iter(self._known))]
             self._searching = False
-            if normalized:
-                self._allow_for_batch_norm()
             return True
         if share > LARGEST_ERROR:
             self._refused.add(pattern)
@@ -234,10 +231,34 @@ class ProvedCuts:
                 "`model` must pass all that its gradient is made of through what has the rows of"
                 f" the batch in front, got {share:.0%} of |g|² amiss in the proof, most of it in"
                 f" {proof.worst()}. Penalties on weights belong into the optimizer's"
-                " `weight_decay`, checkpointing needs `use_reentrant=False`, and `cut` names"
-                " modules at whose outputs rows can be told apart." + INSTEAD
+                " `weight_decay`, and checkpointing needs `use_reentrant=False`." + INSTEAD
             )
         return False  # not finite
+
+    def _refuse_rows_that_act_on_each_other(self, graph: Graph, cut: Cut, rows: int) -> None:
+        if meeting := where_rows_meet(graph, cut, rows):
+            self._refused.add(cut.pattern)
+            raise RefusalError(
+                "The loss must be a mean over rows that do not act on one another, got one in which"
+                f" they do ({meeting}): contrastive losses, correlations, products and powers of"
+                " means over the batch. Halves of such a batch do not show its noise." + INSTEAD
+            )
+        if graph.normalizes_over_batch(rows) or (self._compiled and _normalizes(self._model)):
+            self._refused.add(cut.pattern)
+            raise RefusalError(
+                "`model` must not have its rows act on one another, got BatchNorm that goes by the"
+                " batch. Halves of such a batch do not show its noise." + INSTEAD
+            )
+
+    def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
+        for edge in cut.region.stops:
+            shape = graph.shape(edge.output)
+            if len(shape) > 2 and shape[:2] == (rows, rows):
+                self.tell(
+                    f"Sequences have as many positions as the batch has rows, {rows}: the first"
+                    " dimension of what modules hand on is taken for the batch. Where it is not"
+                    " (`batch_first=False`), the noise scale is wrong: use another batch size."
+                )
 
     def _leave_out(self, indices: Collection[int]) -> None:
         self._norms.leave_out(indices)
@@ -257,14 +278,6 @@ class ProvedCuts:
                 f" {', '.join(hooks[:4])}. Where that matters, have them return at once while"
                 " `noisescale.measuring()` is true."
             )
-
-    def _allow_for_batch_norm(self) -> None:
-        self.systematic_factor = BATCH_NORM_FACTOR
-        self.tell(
-            "BatchNorm makes the rows of a batch depend on one another: its halves show the noise"
-            f" within a factor of {BATCH_NORM_FACTOR:g}, and the interval is that much wider."
-            " Accumulating two or more micro-batches needs no such allowance."
-        )
 
 
 def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:

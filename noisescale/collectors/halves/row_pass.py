@@ -66,7 +66,7 @@ def row_pass(
         cut.setdefault(edge.node, {})[edge.position] = factor_of[edge.repeats]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
         gradient = _scaled(gradient, factor)
-    with ExitStack() as held, torch.no_grad(), own_pass(), _random_numbers_kept(factors.device):
+    with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(factors.device):
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at)).remove)
         for index in wanted:
@@ -105,7 +105,7 @@ def _show(
 
 
 @contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """Have a block draw random numbers as if it did not."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -72,9 +72,57 @@ def differences(model: nn.Module, x: Tensor) -> Tensor:
     return (z[:, None] - z[None]).abs().mean()
 
 
+def dice(model: nn.Module, x: Tensor) -> Tensor:
+    p = model(x).sigmoid()
+    return 1 - 2 * (p * (x[:, :1] > 0)).sum() / (p.sum() + 3)
+
+
+def correlation(model: nn.Module, x: Tensor) -> Tensor:
+    z = model(x)
+    centred = z - z.mean(0)
+    return -(centred * x[:, :1]).mean() / centred.square().mean().sqrt()
+
+
+def penalty_on_the_gradient(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    (gradient,) = torch.autograd.grad(loss, model.get_parameter("0.weight"), create_graph=True)
+    return loss + gradient.square().sum()
+
+
+def matching_of_means(model: nn.Module, x: Tensor) -> Tensor:
+    mean = model(x).mean(0)
+    return F.mse_loss(mean, torch.ones_like(mean))
+
+
+def spread_of_features(model: nn.Module, x: Tensor) -> Tensor:
+    return (1 - model(x).std(0)).relu().mean()
+
+
+def softmax_over_the_batch(model: nn.Module, x: Tensor) -> Tensor:
+    return -F.log_softmax(model(x)[:, 0], dim=0)[0]
+
+
+def donsker_varadhan(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).logsumexp(0).mean() - model(x + 1).mean()
+
+
 @pytest.mark.parametrize(
     "loss",
-    [towers, views, keys_without_gradient, distances, redundancy, cosines, differences],
+    [
+        towers,
+        views,
+        keys_without_gradient,
+        distances,
+        redundancy,
+        cosines,
+        differences,
+        dice,
+        correlation,
+        matching_of_means,
+        spread_of_features,
+        softmax_over_the_batch,
+        donsker_varadhan,
+    ],
 )
 @pytest.mark.parametrize("width", [4, ROWS])
 def test_rows_that_are_compared_with_each_other_are_found(loss: Loss, width: int) -> None:
@@ -107,9 +155,50 @@ def root_of_the_mean(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - x).square().mean(0).mean().sqrt()
 
 
+def test_a_penalty_on_the_gradient_is_found_by_its_shape() -> None:
+    """As wide a layer as there are rows cannot be told from them."""
+    assert meeting(penalty_on_the_gradient) is not None
+
+
+def weighted_tasks(model: nn.Module, x: Tensor) -> Tensor:
+    weight = model.get_parameter("prototypes")[0, 0]
+    return (-weight).exp() * model(x).square().mean() + weight
+
+
+def divided_by_a_count(model: nn.Module, x: Tensor) -> Tensor:
+    losses = model(x).square().mean(1)
+    return (losses * (x[:, 0] > 0)).sum() / (x[:, 0] > 0).sum().clamp(min=1)
+
+
+def scaled_to_another_loss(model: nn.Module, x: Tensor) -> Tensor:
+    one, other = model(x).square().mean(), model(x + 1).abs().mean()
+    return one + other * (one / other).detach()
+
+
+def of_some_positions(model: nn.Module, x: Tensor) -> Tensor:
+    z = model(x)
+    return F.cross_entropy(z[x[:, 0] > -9][:5], LABELS[:5] % 4)
+
+
+def norm_of_all(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).norm()
+
+
+def penalty_on_gradients_of_inputs(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean()
+
+
 @pytest.mark.parametrize(
     "loss",
     [
+        weighted_tasks,
+        divided_by_a_count,
+        scaled_to_another_loss,
+        of_some_positions,
+        norm_of_all,
+        penalty_on_gradients_of_inputs,
         logits,
         cosine_to_prototypes,
         several_samples,
