@@ -178,8 +178,15 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure_from(self, start: Any, size: float, rows: int, gradient: Tensor) -> None:
-        if start.edge is not None:
-            self._measure(start.edge, gradient, size, rows)
+        if start.edge is None:
+            return
+        if gradient.dim():
+            self._cuts.tell(
+                "The loss is made of the model's output outside of it, where it is not seen: the"
+                " noise scale is right if rows do not act on each other there, as they do in"
+                " contrastive losses." + INSTEAD
+            )
+        self._measure(start.edge, gradient, size, rows)
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, size: float, rows: int) -> None:

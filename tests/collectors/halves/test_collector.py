@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from noisescale import NoiseScaleMeter, measuring
+from noisescale.collectors.halves import retained
 from noisescale.collectors.halves.row_pass import signs
 from noisescale.collectors.rows.step_norms import StepNorms
 
@@ -186,12 +187,22 @@ def test_training_is_what_it_is_without() -> None:
             assert meter.measured_steps == 5
             meter.close()
         drawn = [torch.rand(1), torch.tensor(random.random()), torch.tensor(np.random.rand())]
-        retained = [x.grad for x in model.kept]
-        return [*model.parameters(), *model.buffers(), *accumulated, *drawn, *retained]
+        kept = [x.grad for x in model.kept]
+        return [*model.parameters(), *model.buffers(), *accumulated, *drawn, *kept]
 
     for ours, theirs in zip(trained(measured), trained(lambda _: None), strict=True):
         assert torch.equal(ours, theirs)
-    assert "retain_grad" not in vars(Tensor)
+
+
+def test_what_notes_retained_gradients_goes_with_the_last_meter() -> None:
+    others = retained._watchers
+
+    with measured(network()):
+        assert retained._watchers == others + 1
+        assert "retain_grad" in vars(Tensor)
+
+    assert retained._watchers == others
+    assert ("retain_grad" in vars(Tensor)) == (others > 0)
 
 
 def refusal(model: nn.Module, loss: Callable[..., Tensor] = mse, **options: Any) -> str:
