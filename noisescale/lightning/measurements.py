@@ -91,6 +91,14 @@ def ids_of_trained(trainer: pl.Trainer) -> set[int]:
     return {id(p) for group in groups for p in group["params"] if p.requires_grad}
 
 
+def warn_that_one_is_not_measured(which: int, reason: Exception) -> None:
+    """Say so once: the gradients of an optimizer, by its index, cannot be measured."""
+    rank_zero_warn(
+        f"NoiseScaleMonitor does not measure the gradients of optimizer {which}: {reason} The"
+        " others are measured on."
+    )
+
+
 def warn_that_nothing_is_measured(reason: Exception) -> None:
     """Say so once, and what to do. `reason`: why halves of a batch cannot be compared."""
     rank_zero_warn(

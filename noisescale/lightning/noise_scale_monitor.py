@@ -24,6 +24,7 @@ from noisescale.lightning.measurements import (
     ids_of_trained,
     measurements_for,
     warn_that_nothing_is_measured,
+    warn_that_one_is_not_measured,
 )
 from noisescale.lightning.reporting import report_run
 from noisescale.lightning.supported import (
@@ -169,6 +170,7 @@ class NoiseScaleMonitor(host.Callback):
         self._batch_size_fn = batch_size_fn
         self._counter = host.BatchCounter()
         self._measurements: list[Measurement] = []
+        self._refused: set[int] = set()  # of them, by index
         self._measuring = False
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
@@ -262,7 +264,7 @@ class NoiseScaleMonitor(host.Callback):
         self._counter = host.BatchCounter(trainer)
         self._counted = False
         self._guard = Guard(host.MisconfigurationException)
-        self._measurements = []
+        self._measurements, self._refused = [], set()
         check_supported(trainer)
         monitors = [c for c in host.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)]
         refuse_namesakes([monitor.name for monitor in monitors])
@@ -311,7 +313,9 @@ class NoiseScaleMonitor(host.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         if self._measuring:
-            for measurement in self._measurements:
+            for which, measurement in enumerate(self._measurements):
+                if which in self._refused:
+                    continue
                 measurement.meter.before_backward(
                     loss,
                     self._local_batch_size,
@@ -334,6 +338,8 @@ class NoiseScaleMonitor(host.Callback):
         self._stepped = True
         which = 0 if len(self._measurements) == 1 else trainer.optimizers.index(optimizer)
         measurement = self._measurements[which]
+        if which in self._refused:
+            return
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
         try:
             measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
@@ -341,6 +347,11 @@ class NoiseScaleMonitor(host.Callback):
             # Halves were our choice, and turn out not to be comparable.
             if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
                 raise
+            self._refused.add(which)
+            if len(self._refused) < len(self._measurements):
+                warn_that_one_is_not_measured(which, reason)
+                measurement.close()
+                return
             warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
             self._measurements = []
