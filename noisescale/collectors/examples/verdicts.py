@@ -118,7 +118,7 @@ def refuse_batch_norm(model: nn.Module) -> None:
                 "`model` must have no BatchNorm that is trained where examples are the small"
                 f" batches, got {name or type(module).__name__}: it makes them depend on each"
                 ' other. Choose small_batch="micro_batch" where two or more are accumulated,'
-                ' "rank" on several devices, or else "half".'
+                ' or "rank" on several devices.'
             )
 
 

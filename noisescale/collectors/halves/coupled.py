@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from noisescale.collectors.halves.cut import Cut
-from noisescale.collectors.halves.graph import Edge, Graph, Node, Region, that_lead_to
+from noisescale.collectors.halves.graph import Edge, Graph, Node, Output, Region, that_lead_to
 
 _PRODUCTS = {"Mm", "Bmm", "Addmm", "Baddbmm", "Cdist", "EuclideanDist"}
 _ELEMENTWISE_PRODUCTS = {"Mul", "Div", "Dot", "Mv"}
@@ -58,6 +58,9 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
         cut: Of the graph.
         rows: Of the batch.
     """
+    for edge in cut.region.stops:
+        if maker := _maker_of_similarities(graph, edge.output, rows):
+            return maker
     stops = set(cut.region.stops)
     ends = [edge.node for edge in stops if edge.node is not None]
     leading = that_lead_to(cut.region, ends)
@@ -66,7 +69,7 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
-            str(node.name()).rstrip("0123456789").removesuffix("Backward"),
+            _kind(node),
             graph.shape((node, 0)),
             len(node.next_functions),
             edges,
@@ -77,6 +80,32 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
             return f"{step.kind} of shape {step.shape}"
         summed[node] = _is_summed(graph, node, step, rows)
     return None
+
+
+def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | None:
+    """Name the product that made a cut tensor with a row and a column for each example.
+
+    A matrix of logits is as large where there are as many classes, but made by a weight.
+    """
+    left, seen = [output], {output}
+    while left:
+        node, _ = here = left.pop()
+        if graph.shape(here)[:2] != (rows, rows):
+            continue
+        edges = graph.edges(node)
+        if (kind := _kind(node)) in _PRODUCTS and len(graph.shape(here)) == 2:
+            factors = [e for e in edges if e.position >= len(node.next_functions) - 2]
+            if len(factors) == 2 and not any(graph.is_weight(e.output[0]) for e in factors):
+                return f"{kind} of shape {(rows, rows)}"
+            continue
+        further = [edge.output for edge in edges if edge.output not in seen]
+        seen.update(further)
+        left.extend(further)
+    return None
+
+
+def _kind(node: Node) -> str:
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def _from_the_cut_on(region: Region, leading: Collection[Node]) -> list[Node]:

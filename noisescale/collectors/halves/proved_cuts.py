@@ -33,13 +33,23 @@ _FEW = 16
 """Numbers of a parameter that may be left out, by name: temperatures, weights of losses."""
 
 
+class _Kind(NamedTuple):
+    """What graphs have in common that are cut alike, and in which rows act on each other alike."""
+
+    pattern: Pattern
+    training: tuple[bool, ...]
+    """Of each module: BatchNorm that was frozen may be trained from some step on."""
+
+
 class _Proving(NamedTuple):
     """A proof under way."""
 
     proof: Proof
-    pattern: Pattern
+    kind: _Kind
+    left_out: tuple[int, ...]
+    """Parameters that are not measured, by index."""
     once: bool
-    """Whether the pattern alone tells that it holds again: no parameter is reached past the cut."""
+    """Whether the kind alone tells that it holds again: no other is reached past the cut."""
 
 
 class ProvedCuts:
@@ -71,9 +81,11 @@ class ProvedCuts:
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
+        self._scalars = [i for i, p in enumerate(norms.parameters) if p.numel() == 1]
         self._few = [i for i, p in enumerate(norms.parameters) if p.numel() <= _FEW]
-        self._known: dict[Pattern, None] = {}
-        self._refused: set[Pattern] = set()
+        self._known: dict[_Kind, tuple[int, ...]] = {}
+        """And the parameters that are left out where it is cut so."""
+        self._refused: set[_Kind] = set()
         self._proving: _Proving | None = None
         self._searching = True
 
@@ -119,9 +131,13 @@ class ProvedCuts:
         self._calls.raise_error_of_hook()
         self._calls.switch(False)
         try:
-            for pattern in self._known:
-                edges = find_again(loss, rows, pattern)
+            training = self._training()
+            for kind, left_out in self._known.items():
+                if kind.training != training:
+                    continue
+                edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
+                    self._norms.leave_out(left_out)
                     return edges
             if not watched and not self._compiled:
                 self._searching = True  # with what modules give, at the next measured step
@@ -141,8 +157,9 @@ class ProvedCuts:
         outputs = self._calls.outputs_in(graph)
         if self._compiled:
             outputs = dict.fromkeys(compiled_outputs(graph), 0)
-        cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._few)
-        if cut.pattern in self._refused:
+        cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._scalars)
+        kind = _Kind(cut.pattern, self._training())
+        if kind in self._refused:
             return None
         if not cut.edges:
             if not cut.outside:
@@ -153,16 +170,18 @@ class ProvedCuts:
                 " Where an example has several rows, give them back as (batch, rows, ...); where"
                 " the size that is counted is not the number of rows, pass `rows`." + INSTEAD
             )
-        self._refuse_rows_that_act_on_each_other(graph, cut, rows)
+        if meeting := self._where_rows_act_on_each_other(graph, cut, rows):
+            self._refused.add(kind)
+            raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
         self._name_others_hooks()
         self._tell_of_positions(graph, cut, rows)
         behind = graph.behind([edge.output[0] for edge in cut.region.stops])
         through = {id(node.variable) for node in behind if hasattr(node, "variable")}
-        left_out = [
+        left_out = tuple(
             i
             for i in cut.outside
             if i in self._few and id(self._norms.parameters[i]) not in through
-        ]
+        )
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
         with (
@@ -193,7 +212,8 @@ class ProvedCuts:
                 "`model` must leave alone what its Functions save for the backward pass, as a"
                 f" measured step has two, got {', '.join(sorted(set(changed)))}." + INSTEAD
             )
-        self._proving = _Proving(proof, cut.pattern, once=len(left_out) == len(cut.outside))
+        once = len(left_out) == len(cut.outside)
+        self._proving = _Proving(proof, kind, left_out, once)
         return cut.edges
 
     def compare(self, index: int, gradient: Tensor) -> None:
@@ -212,7 +232,7 @@ class ProvedCuts:
         """
         if self._proving is None:
             return True
-        (proof, pattern, once), self._proving = self._proving, None
+        (proof, kind, left_out, once), self._proving = self._proving, None
         if not proof.reached:
             return False
         share = proof.share()
@@ -220,13 +240,13 @@ class ProvedCuts:
             if not once:
                 self._searching = True
                 return True
-            self._known[pattern] = None
+            self._known[kind] = left_out
             while len(self._known) > _MOST_PATTERNS:
                 del self._known[next(iter(self._known))]
             self._searching = False
             return True
         if share > LARGEST_ERROR:
-            self._refused.add(pattern)
+            self._refused.add(kind)
             raise RefusalError(
                 "`model` must pass all that its gradient is made of through what has the rows of"
                 f" the batch in front, got {share:.0%} of |g|² amiss in the proof, most of it in"
@@ -235,20 +255,23 @@ class ProvedCuts:
             )
         return False  # not finite
 
-    def _refuse_rows_that_act_on_each_other(self, graph: Graph, cut: Cut, rows: int) -> None:
+    def _training(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self._model.modules())
+
+    def _where_rows_act_on_each_other(self, graph: Graph, cut: Cut, rows: int) -> str:
+        """Say what it is, as the beginning of a refusal; empty if they do not."""
         if meeting := where_rows_meet(graph, cut, rows):
-            self._refused.add(cut.pattern)
-            raise RefusalError(
+            return (
                 "The loss must be a mean over rows that do not act on one another, got one in which"
                 f" they do ({meeting}): contrastive losses, correlations, products and powers of"
-                " means over the batch. Halves of such a batch do not show its noise." + INSTEAD
+                " means over the batch."
             )
         if graph.normalizes_over_batch(rows) or (self._compiled and _normalizes(self._model)):
-            self._refused.add(cut.pattern)
-            raise RefusalError(
+            return (
                 "`model` must not have its rows act on one another, got BatchNorm that goes by the"
-                " batch. Halves of such a batch do not show its noise." + INSTEAD
+                " batch."
             )
+        return ""
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         for edge in cut.region.stops:

@@ -436,6 +436,60 @@ def test_a_term_past_the_cut_is_looked_at_in_each_measured_step() -> None:
         assert (meter.measured_steps, meter.skipped_steps) == (2, 1)
 
 
+def test_batch_norm_that_is_thawed_in_a_run_is_refused_from_there_on() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[1].eval()
+    with measured(model) as meter:
+        steps(meter, model, [batch(0)], [batch(1)])
+        model[1].train()
+        with pytest.warns(UserWarning, match="got BatchNorm that goes by the batch"):
+            steps(meter, model, *[[batch(seed)] for seed in range(2, 5)])
+        assert (meter.measured_steps, meter.skipped_steps) == (2, 3)
+        model[1].eval()
+        steps(meter, model, [batch(5)])
+        assert meter.measured_steps == 3
+
+
+def test_a_small_parameter_that_rows_lead_to_is_measured(recorded: list[StepNorms]) -> None:
+    """A bias that the training step adds is cut where it is added."""
+    model = network()
+    model.register_parameter("bias", nn.Parameter(torch.zeros(3)))
+
+    def biased(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(one[0]) + model.get_parameter("bias"), one[1])
+
+    with measured(model) as meter:
+        steps(meter, model, [batch()], loss=biased)
+        assert meter.measured_steps == 1
+    assert recorded[0].big_sq_norm == pytest.approx(sq_norm(biased(model, batch()), model))
+
+
+def test_weights_of_losses_are_left_out_by_name_where_they_are_cut_past(
+    recorded: list[StepNorms],
+) -> None:
+    """Kendall's; a loss without them in between leaves nothing out."""
+    model = network()
+    model.register_parameter("log_variance", nn.Parameter(torch.zeros(2)))
+
+    def weighted(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        s = model.get_parameter("log_variance")
+        out = model(one[0])
+        return (-s[0]).exp() * F.mse_loss(out, one[1]) + (-s[1]).exp() * out.abs().mean() + s.sum()
+
+    with measured(model) as meter:
+        with pytest.warns(UserWarning, match="all parameters but log_variance"):
+            steps(meter, model, [batch(0)], loss=weighted)
+        steps(meter, model, [batch(1)], loss=weighted)
+        assert meter.measured_steps == 2
+    gradients = torch.autograd.grad(weighted(model, batch(1)), list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    expected = [
+        g.square().sum() for n, g in zip(names, gradients, strict=True) if n != "log_variance"
+    ]
+    assert recorded[1].big_sq_norm == pytest.approx(float(sum(expected)))
+
+
 def test_as_many_positions_as_rows_are_told_of() -> None:
     torch.manual_seed(0)
     model = nn.LSTM(WIDTH, 3)

@@ -211,6 +211,17 @@ def test_rows_that_only_stand_side_by_side_are_let_be(loss: Loss) -> None:
     assert meeting(loss) is None
 
 
+def test_similarities_are_found_where_they_are_all_that_can_be_cut() -> None:
+    """As where a vector of scales acts on them, which no rows lead to."""
+
+    def scaled(model: nn.Module, x: Tensor) -> Tensor:
+        scales = model.get_parameter("prototypes")[0]
+        logits = (model(x) @ model(x + 1).T)[:, :, None] * scales
+        return F.cross_entropy(logits.sum(2), LABELS)
+
+    assert meeting(scaled) is not None
+
+
 def test_as_many_prototypes_as_rows_are_taken_for_rows() -> None:
     """Their rows cannot be told from the batch's: refused, rather than signed."""
     assert meeting(cosine_to_prototypes, classes=ROWS) is not None
