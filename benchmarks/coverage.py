@@ -32,8 +32,8 @@ from _coverage import coverage, heading, line
 from _results import saved_rows, write_results
 
 from noisescale import GradientMoments, NoiseScaleEstimator, gradient_moments, level
-from noisescale.estimator import AUTO_WINDOWS
-from noisescale.recent import RecentSteps
+from noisescale.estimation.estimator import AUTO_WINDOWS
+from noisescale.estimation.recent import RecentSteps
 
 LOWEST, HIGHEST = 0.93, 0.985
 CHUNK = 50
@@ -202,7 +202,9 @@ def main() -> int:
         help="into benchmarks/results/coverage.json, for the settings run",
     )
     parser.add_argument(
-        "--largest-step", type=float, help="another cut of |g|² than `noisescale.level` has"
+        "--largest-step",
+        type=float,
+        help="another cut of |g|² than `noisescale.estimation.level` has",
     )
     arguments = parser.parse_args()
     if arguments.save and arguments.largest_step:

@@ -36,9 +36,9 @@ from sweeping import Command, Row, Sweep
 from workloads import WORKLOADS, Goal
 
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
-from noisescale.band import Band
-from noisescale.increments import INCREMENTS
-from noisescale.prediction.rows import RUNNING_SUMS
+from noisescale.bounded import Bounded
+from noisescale.history.increments import INCREMENTS
+from noisescale.history.rows import RUNNING_SUMS
 
 MOST_STEPS = 500
 
@@ -230,7 +230,7 @@ def _told(
     size: int,
     predicted: list[Prediction],
     ratios: list[float],
-    swept: Band,
+    swept: Bounded,
     lagging: float,
 ) -> bool:
     """Print how well the runs at one batch size did; return whether they meet the aims."""

@@ -28,8 +28,8 @@ from _results import write_results
 from numpy.typing import NDArray
 
 from noisescale import GradientMoments, History, Tradeoff, predict
-from noisescale.estimates import MomentSums
-from noisescale.increments import Increments
+from noisescale.history.increments import Increments
+from noisescale.meter.estimates import MomentSums
 
 Array = NDArray[np.float64]
 

@@ -25,8 +25,8 @@ from _results import write_results
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import History, predict
-from noisescale.increments import INCREMENTS, SQUARES
-from noisescale.runs import read_run
+from noisescale.history.increments import INCREMENTS, SQUARES
+from noisescale.history.reading import read_run
 
 TAGS = [
     "step",

@@ -10,52 +10,60 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from noisescale._moved import install
+
 if TYPE_CHECKING:
-    from noisescale.estimator import NoiseScale as NoiseScale
-    from noisescale.estimator import NoiseScaleEstimator as NoiseScaleEstimator
-    from noisescale.history import History as History
-    from noisescale.lightning.batch_size_scheduler import BatchSizeScheduler as BatchSizeScheduler
-    from noisescale.lightning.noise_scale_monitor import NoiseScaleMonitor as NoiseScaleMonitor
-    from noisescale.meter import NoiseScaleMeter as NoiseScaleMeter
-    from noisescale.moments import GradientMoments as GradientMoments
-    from noisescale.moments import gradient_moments as gradient_moments
-    from noisescale.own_pass import measuring as measuring
+    from noisescale.collectors.own_pass import measuring as measuring
+    from noisescale.estimation.estimator import NoiseScale as NoiseScale
+    from noisescale.estimation.estimator import NoiseScaleEstimator as NoiseScaleEstimator
+    from noisescale.estimation.moments import GradientMoments as GradientMoments
+    from noisescale.estimation.moments import gradient_moments as gradient_moments
+    from noisescale.history.history import History as History
+    from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
+    from noisescale.lightning.monitor.noise_scale_monitor import (
+        NoiseScaleMonitor as NoiseScaleMonitor,
+    )
+    from noisescale.lightning.scheduler.batch_size_scheduler import (
+        BatchSizeScheduler as BatchSizeScheduler,
+    )
+    from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
+    from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
-    from noisescale.prediction import Prediction as Prediction
-    from noisescale.prediction import predict as predict
-    from noisescale.scheduling.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.predictor import Prediction as Prediction
+    from noisescale.predictor import predict as predict
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
-    from noisescale.scheduling.plan import Plan as Plan
-    from noisescale.scheduling.warm_up import LegwWarmUp as LegwWarmUp
-    from noisescale.sweep import TradeoffFit as TradeoffFit
-    from noisescale.sweep import fit_tradeoff as fit_tradeoff
-    from noisescale.tradeoff import Tradeoff as Tradeoff
+    from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
+    from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
+    from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AutoWarmUp": "scheduling.auto_warm_up",
+    "AutoWarmUp": "large_batch.autowu.auto_warm_up",
     "BatchSizeController": "scheduling.controller",
-    "BatchSizeScheduler": "lightning.batch_size_scheduler",
+    "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
-    "GradientMoments": "moments",
-    "History": "history",
-    "LegwWarmUp": "scheduling.warm_up",
-    "NoiseScale": "estimator",
-    "NoiseScaleEstimator": "estimator",
-    "NoiseScaleMeter": "meter",
-    "NoiseScaleMonitor": "lightning.noise_scale_monitor",
-    "Plan": "scheduling.plan",
-    "Prediction": "prediction",
-    "Tradeoff": "tradeoff",
-    "TradeoffFit": "sweep",
-    "fit_tradeoff": "sweep",
-    "gradient_moments": "moments",
-    "measuring": "own_pass",
-    "predict": "prediction",
+    "GradientMoments": "estimation.moments",
+    "History": "history.history",
+    "LegwWarmUp": "large_batch.legw",
+    "NoiseScale": "estimation.estimator",
+    "NoiseScaleEstimator": "estimation.estimator",
+    "NoiseScaleMeter": "meter.meter",
+    "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
+    "Plan": "plan",
+    "Prediction": "predictor",
+    "Tradeoff": "tradeoff.tradeoff",
+    "TradeoffFit": "tradeoff.fit",
+    "fit_tradeoff": "tradeoff.fit",
+    "gradient_moments": "estimation.moments",
+    "measuring": "collectors.own_pass",
+    "predict": "predictor",
 }
 
 __all__ = [*_HOME]
+
+install()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 from browser import browser as browser
 
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.meter import NoiseScaleMeter
+from noisescale.meter.meter import NoiseScaleMeter
 
 torch.set_num_threads(1)
 

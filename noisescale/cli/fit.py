@@ -16,7 +16,7 @@ from noisescale.printable import printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
-    from noisescale.sweep import TradeoffFit
+    from noisescale.tradeoff.fit import TradeoffFit
 
 
 def fit_sweep(
@@ -41,8 +41,8 @@ def fit_sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit steps = S_min (1 + B_crit/B) to a sweep over batch sizes, in log space."""
-    from noisescale.sweep import fit_tradeoff
-    from noisescale.sweep_files import read_sweeps
+    from noisescale.tradeoff.fit import fit_tradeoff
+    from noisescale.tradeoff.sweep_files import read_sweeps
 
     flags = flags_of(fit_sweep)
     with renamed(flags):

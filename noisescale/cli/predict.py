@@ -14,7 +14,7 @@ from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
-    from noisescale.history import History
+    from noisescale.history.history import History
     from noisescale.prediction import Calibration
 
 
@@ -73,8 +73,8 @@ def predict_run(
     html: Annotated[Path | None, typer.Option(help="Write a report with figures there.")] = None,
 ) -> None:
     """Predict what the result of a run costs at other batch sizes, on other devices."""
-    from noisescale.prediction import predict
-    from noisescale.runs import read_run
+    from noisescale.history.reading import read_run
+    from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
     flags = flags_of(predict_run)
@@ -118,10 +118,10 @@ def _calibration(
     branches: Path | None,
     branch_step: int | None,
 ) -> Calibration | float | None:
+    from noisescale.history.segments import noise_scale_at
     from noisescale.prediction import Calibration
-    from noisescale.prediction.stretches import noise_scale_at
-    from noisescale.sweep import fit_tradeoff
-    from noisescale.sweep_files import read_sweeps
+    from noisescale.tradeoff.fit import fit_tradeoff
+    from noisescale.tradeoff.sweep_files import read_sweeps
 
     if sum(given is not None for given in (kappa, sweep, branches)) > 1:
         raise ValueError(

@@ -73,7 +73,7 @@ def profile_steps(
         )
     module, examples = _module_and_data(target, data)
 
-    from noisescale.lightning.profiling import examples_per_second, profile_step_times
+    from noisescale.lightning.profiling.profiling import examples_per_second, profile_step_times
 
     console = Console(stderr=True, highlight=False, quiet=not _first())
     reasons: list[str] = []
@@ -154,8 +154,8 @@ def _first() -> bool:
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
     """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
-    from noisescale.lightning.host import MisconfigurationException
-    from noisescale.lightning.profiling import is_out_of_memory
+    from noisescale.lightning.profiling.profiling import is_out_of_memory
+    from noisescale.lightning.trainer_access import MisconfigurationException
 
     try:
         yield
@@ -177,7 +177,7 @@ def _told_in_a_line() -> Iterator[None]:
 
 def _knee(timings: Sequence[StepTiming]) -> float | None:
     """The smallest device batch size with nearly the most examples a second, if not the last."""
-    from noisescale.lightning.profiling import examples_per_second
+    from noisescale.lightning.profiling.profiling import examples_per_second
 
     fewest = min(timing.accumulation for timing in timings)
     speeds = {
@@ -192,7 +192,7 @@ def _knee(timings: Sequence[StepTiming]) -> float | None:
 def _table(timings: Sequence[StepTiming], knee: float | None) -> Table:
     from rich.table import Table
 
-    from noisescale.lightning.profiling import examples_per_second
+    from noisescale.lightning.profiling.profiling import examples_per_second
 
     caption = f"knee: {NEARLY_ALL:.0%} of the most examples/s, or more" if knee else None
     table = Table(title="Step times", caption=caption)

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import DdpCollector
-from noisescale.collectors.examples.verdicts import compiled_part, refuse_compiled
-from noisescale.collectors.fsdp import FsdpCollector, is_sharded
+from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
-from noisescale.collectors.per_example import Layers, PerExampleCollector
+from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
+from noisescale.collectors.per_example.exclusions import compiled_part, refuse_compiled
 from noisescale.collectors.preconditioner import AdamPreconditioner
 
 SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]

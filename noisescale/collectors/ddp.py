@@ -25,23 +25,22 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
-from noisescale.collectors.rows.window import Weight, WindowLayout, weighted_rank, whole_rank
-from noisescale.guard import HookErrors, RefusalError, keeps_errors
+from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
+from noisescale.guard import RefusalError, keeps_errors
 
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
 _PROBING_BACKWARDS = 2
 
 
-class DdpCollector(HookErrors):
+class DdpCollector(Collector):
     """Squared norms of this rank's gradient and of its share of the averaged one.
 
     Args:
@@ -49,16 +48,9 @@ class DdpCollector(HookErrors):
         norms: Its parameters that are trained, and where their norms count.
     """
 
-    wanted = True
-    least_micro_batches = 1
-    coverage = 1.0
-
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
-        self.norms = norms
-        self.group: dist.ProcessGroup | None = ddp.process_group
-        self.device = norms.device
+        super().__init__(norms, ddp.process_group)
         self._ddp = ddp
-        self._average = AveragedGradient(norms, ddp.process_group)
         self._averaged = 0
         self._hooks: dict[int, RemovableHandle] = {}
         self._capture_by_hooks = True
@@ -71,16 +63,6 @@ class DdpCollector(HookErrors):
         self._local_sq_norms: Tensor | None = None
         self._norms_of: dict[int, Norms] = {}
         self._install_hooks()
-
-    @property
-    def reached(self) -> None:
-        """Not known: all passes count."""
-        return None
-
-    @property
-    def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last pass: the window starts anew."""
-        return not self.norms.any_gradient()
 
     @property
     def averaged_too_often(self) -> bool:
@@ -125,28 +107,18 @@ class DdpCollector(HookErrors):
             self._leave_one_hook()
         return self.norms.sums(self._with_hooked(self.norms.none()))
 
-    def big_sq_norms(self) -> Tensor:
-        """This rank's share of |g|² of the averaged gradient."""
-        return self._average.sq_norms()
-
-    @property
-    def average_captured(self) -> bool:
-        """Whether the average was taken at the end of the backward pass."""
-        return self._average.captured
-
     def reset(self) -> None:
         """Begin another step."""
         self._averaged = 0
         self._forget()
 
     def _forget(self) -> None:
-        self._error = None
+        super().reset()
         self._armed = False
         self._capture_average = False
         self._graph_task = None
         self._local_sq_norms = None
         self._norms_of = {}
-        self._average.forget()
 
     def close(self) -> None:
         """Remove all hooks."""

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from noisescale.logged_tags import check_name
+from noisescale.history.metric_names import check_name
 
 # The mapping stands first: from a union that begins with a function jsonargparse, which
 # LightningCLI is made of, writes "Unable to serialize" into configs.

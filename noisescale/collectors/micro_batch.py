@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
-from noisescale.collectors.rows.window import (
+from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.rows.window_layout import (
     Weight,
     WindowLayout,
     each_micro_batch,
     weighted_micro_batches,
 )
-from noisescale.guard import HookErrors, keeps_errors
-from noisescale.own_pass import measuring
+from noisescale.guard import keeps_errors
 
 # On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
 # bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
@@ -31,7 +31,7 @@ _LARGE_BYTES = 2**20
 _MOST_BYTES_KEPT = 25 * 2**20
 
 
-class MicroBatchCollector(HookErrors):
+class MicroBatchCollector(Collector):
     """Squared norms of each micro-batch's gradient and of the step's.
 
     Args:
@@ -39,15 +39,8 @@ class MicroBatchCollector(HookErrors):
         group: The ranks that average their gradients; None: one process.
     """
 
-    averaged_too_often = False
-    coverage = 1.0
-    wanted = True
-
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
-        self.norms = norms
-        self.group = group
-        self.device = norms.device
-        self._average = AveragedGradient(norms, group)
+        super().__init__(norms, group)
         self._handles = [
             p.register_hook(partial(self._on_gradient, index))
             for index, p in enumerate(norms.parameters)
@@ -70,11 +63,6 @@ class MicroBatchCollector(HookErrors):
     def reached(self) -> list[bool]:
         """For each pass whether it came to a measured parameter: another optimizer's may not."""
         return self._reached
-
-    @property
-    def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last pass: the window starts anew."""
-        return not self.norms.any_gradient()
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every micro-batch is a part; its gradient was divided like the losses."""
@@ -100,24 +88,14 @@ class MicroBatchCollector(HookErrors):
             return None
         return self.norms.sums(self._captured)
 
-    def big_sq_norms(self) -> Tensor:
-        """This rank's share of |g|² of the step's gradient."""
-        return self._average.sq_norms()
-
-    @property
-    def average_captured(self) -> bool:
-        """Whether the step's gradient was taken at the end of a backward pass."""
-        return self._average.captured
-
     def reset(self) -> None:
         """Begin another window."""
-        self._error = None
+        super().reset()
         self._armed = False
         self._kept, self._bytes_kept = [], 0
         self._captured = self.norms.none()
         self._seen_twice = False
         self._reached = []
-        self._average.forget()
 
     def close(self) -> None:
         """Remove all hooks."""

@@ -11,19 +11,19 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from noisescale.batch_size import rows_in
+from noisescale.batches.batch_size import rows_in
+from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.per_example import Layers
-from noisescale.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.collectors.per_example.collector import Layers
+from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.guard import Guard, RefusalError, beside_training
-from noisescale.history import History
-from noisescale.hugging_face import host
+from noisescale.history.history import History
+from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
-from noisescale.measurement import Measurement, checked_options
-from noisescale.meter import NoiseScaleMeter, check_batch_size
-from noisescale.shared_examples import SharedExamples
+from noisescale.meter.logged_meter import Measurement, checked_options
+from noisescale.meter.meter import NoiseScaleMeter, check_batch_size
 
 
 class NoiseScaleCallback(TrainerCallback, ExportableState):
@@ -173,12 +173,14 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     ) -> None:
         self._stop(interrupted=True)  # an earlier training may have ended by an error
         self._measurement = None
-        self._loaded = host.saved_state(self, state).get("attributes", {}).get("_loaded", {})
+        self._loaded = (
+            trainer_access.saved_state(self, state).get("attributes", {}).get("_loaded", {})
+        )
         model: nn.Module = kwargs["model"]
         scaler = getattr(kwargs["optimizer"], "scaler", None)
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-        check_supported(args, optimizer, host.distributed_type())
-        host.go_first(self)
+        check_supported(args, optimizer, trainer_access.distributed_type())
+        trainer_access.go_first(self)
         options = {
             **self._options,
             "grad_scaler": scaler,
@@ -214,7 +216,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             self._remove_hooks()  # the one that brought us here
             self._watch()
 
-        self._hooks.append(host.on_first_training_pass(model, measure))
+        self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
     @beside_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -309,12 +311,12 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
         """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
-        batch_size_of = self._batch_size_fn or host.BatchCounter()
+        batch_size_of = self._batch_size_fn or trainer_access.BatchCounter()
 
         def on_forward(
             called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
         ) -> None:
-            tensors = list(differentiable(output)) if host.trains(called) else []
+            tensors = list(differentiable(output)) if trainer_access.trains(called) else []
             if not tensors or self._measurement is None:
                 return
             if self._start is not None:  # a loss of several forward passes: one micro-batch
@@ -330,10 +332,12 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 self._measurement.meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
-                    capture_average=host.is_last_micro_batch(),
-                    weight=None if share_of is None else host.loss_share(share_of, inputs),
+                    capture_average=trainer_access.is_last_micro_batch(),
+                    weight=None
+                    if share_of is None
+                    else trainer_access.loss_share(share_of, inputs),
                     rows=None if self._batch_size_fn is None else rows_in(examples),
-                    last=host.is_last_micro_batch(),
+                    last=trainer_access.is_last_micro_batch(),
                 )
             except Exception as error:
                 # What cannot be counted, and what is refused, is told at the first batch.
@@ -351,7 +355,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
         with self._measurement.guard("Whether ranks share examples was not looked at"):
             if (message := shared.look(tensors)) is not None:
-                host.warn(message)
+                trainer_access.warn(message)
             if not shared.over:
                 self._shared = shared
 
@@ -370,7 +374,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
 
 def _warn_that_nothing_is_measured(reason: Exception) -> None:
-    host.warn(
+    trainer_access.warn(
         "NoiseScaleCallback has nothing to measure: one process trains, one gradient a step has"
         f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
         " Training goes on without it. Accumulate two or more micro-batches a step"

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.comm_hooks import spoiling_comm_hook
-from noisescale.lightning.host import MisconfigurationException, callbacks_of
+from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

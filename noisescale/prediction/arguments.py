@@ -10,9 +10,9 @@ from os import PathLike
 
 import numpy as np
 
+from noisescale.history.segments import Array, Stretches
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Array, Stretches
 
 MOST = 1e12
 """Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""
@@ -26,7 +26,7 @@ MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
 def history_from(source: Mapping[str, Array] | str | PathLike[str]) -> Mapping[str, Array]:
     """Return a history, read from a folder where that is what was given."""
     if isinstance(source, (str, PathLike)):
-        from noisescale.runs import read_run
+        from noisescale.history.reading import read_run
 
         return read_run(source)
     return source

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from noisescale.band import Band
+from noisescale.bounded import Bounded
+from noisescale.history.segments import Stretches
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Stretches
-from noisescale.sweep import TradeoffFit
-from noisescale.tradeoff import Floats
+from noisescale.tradeoff.fit import TradeoffFit
+from noisescale.tradeoff.tradeoff import Floats
 
 LEAST_KAPPA, MOST_KAPPA = 1e-6, 1e6
 """Far beyond the 1/8 to 20 that were found, and near enough for all sums to stay finite."""
@@ -35,14 +35,14 @@ class Calibration:
     """A factor by which the noise scale is multiplied to predict, and where it comes from.
 
     Example:
-        >>> Calibration(Band(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
+        >>> Calibration(Bounded(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
         2.5
 
     Raises:
         ValueError: If the value is not from 1e-6 to 1e6, or not within its bounds.
     """
 
-    kappa: Band
+    kappa: Bounded
     source: str
     doubts: tuple[str, ...] = ()
     """Whole sentences, for the reader of a prediction."""
@@ -63,7 +63,7 @@ class Calibration:
     @classmethod
     def given(cls, kappa: float) -> Calibration:
         """Return a factor known from elsewhere."""
-        return cls(Band(kappa, kappa, kappa), "given")
+        return cls(Bounded(kappa, kappa, kappa), "given")
 
     @property
     def is_theory(self) -> bool:
@@ -73,7 +73,7 @@ class Calibration:
     @classmethod
     def theory(cls) -> Calibration:
         """Return kappa = 1, labelled so."""
-        return cls(Band(1.0, 1.0, 1.0), UNCALIBRATED)
+        return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED)
 
     @classmethod
     def from_sweep(
@@ -95,7 +95,7 @@ class Calibration:
                 so much of the run that no factor gives it the sweep's critical batch size.
         """
         run = Stretches.of(history)
-        law = RunLaw.of(run, Band(1.0, 1.0, 1.0))
+        law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
         if math.isnan(law.middle.critical_batch_size):
             raise ValueError(
                 "`history` must have a resolved noise scale to be calibrated, got none."
@@ -117,7 +117,7 @@ class Calibration:
                 " Train longer, or calibrate with another run."
             )
         return cls(
-            Band(*kappas),
+            Bounded(*kappas),
             f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
             f" B_crit = {swept.value:.3g}",
             fit.warnings,
@@ -126,7 +126,7 @@ class Calibration:
     @classmethod
     def from_branches(
         cls,
-        noise_scale: Band,
+        noise_scale: Bounded,
         batch_sizes: Floats,
         losses: Floats,
         tolerance: float = 0.01,
@@ -184,7 +184,7 @@ class Calibration:
         first_worse = 1 + int(np.argmax(worse))
         least, most = float(batch[first_worse - 1]), float(batch[first_worse])
         return cls(
-            Band(
+            Bounded(
                 math.sqrt(least * most) / noise_scale.value,
                 least / noise_scale.high,
                 most / noise_scale.low,
@@ -200,7 +200,7 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
 
     def excess(log_kappa: float) -> float:
         kappa = math.exp(log_kappa)
-        critical = RunLaw.of(run, Band(kappa, kappa, kappa)).middle.critical_batch_size
+        critical = RunLaw.of(run, Bounded(kappa, kappa, kappa)).middle.critical_batch_size
         if not 0 < critical < math.inf:
             raise ValueError(
                 f"`history` must be resolved at kappa = {kappa:.3g}, too, to be calibrated with a"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.band import UNKNOWN, Band
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.segments import Array
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Array
 from noisescale.step_time import StepTimeModel, StepTiming
 
 FAR = 8.0
@@ -33,14 +33,14 @@ class PredictedRow:
     """Examples of one device in one micro-batch."""
     accumulation: int
     """Micro-batches a step."""
-    steps: Band
-    examples: Band
-    seconds_per_step: Band
-    hours: Band
-    device_hours: Band
-    cost: Band
+    steps: Bounded
+    examples: Bounded
+    seconds_per_step: Bounded
+    hours: Bounded
+    device_hours: Bounded
+    cost: Bounded
     """Device-hours at their price."""
-    cost_with_waiting: Band
+    cost_with_waiting: Bounded
     """`cost`, and the hours at what an hour is worth."""
     extrapolated: tuple[str, ...]
     """What of this row lies outside of what was measured: "batch size", "step time"."""

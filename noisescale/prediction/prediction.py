@@ -1,28 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is predicted from one run, and the ways to show it."""
+"""What is predicted from one run: a record, which knows nothing of the ways to show it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from noisescale.band import Band
+from noisescale.bounded import Bounded
+from noisescale.history.segments import Array, Stretches
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow, fastest_row
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Array, Stretches
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What `predict` found; see there."""
+class PredictionRecord:
+    """What `noisescale.predict` found; see there."""
 
     rows: tuple[PredictedRow, ...]
     """One for each number of devices and, within it, each batch size."""
@@ -49,7 +43,7 @@ class Prediction:
         return self.recommended.batch_size
 
     @property
-    def critical_batch_size(self) -> Band:
+    def critical_batch_size(self) -> Bounded:
         """B_crit = E_min/S_min over the run, calibrated; McCandlish's definition, in `unit`."""
         return self.law.critical_batch_size
 
@@ -77,33 +71,3 @@ class Prediction:
                 f" {', '.join(map(str, known))}."
             )
         return fastest_row(rows, self.law)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything but the history, in builtins; None is unknown or unbounded."""
-        from noisescale.report.records import as_dict
-
-        return as_dict(self)
-
-    def to_json(self) -> str:
-        """Return `to_dict` as JSON."""
-        from noisescale.report.records import as_json
-
-        return as_json(self)
-
-    def to_text(self, width: int = 100) -> str:
-        """Return the tables as a terminal of `width` characters shows them, without colours."""
-        from noisescale.report.text import as_text
-
-        return as_text(self, width)
-
-    def to_html(self, path: str | PathLike[str]) -> Path:
-        """Write a self-contained page with figures and tables, and return its path."""
-        from noisescale.report.html import write_html
-
-        return write_html(self, Path(path))
-
-    def figure(self) -> Figure:
-        """Return the front of time against compute, a plotly figure."""
-        from noisescale.report.figures import front_figure
-
-        return front_figure(self)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from noisescale.band import Band
-from noisescale.prediction.stretches import Array, Stretches
-from noisescale.tradeoff import Tradeoff
+from noisescale.bounded import Bounded
+from noisescale.history.segments import Array, Stretches
+from noisescale.tradeoff.tradeoff import Tradeoff
 
 
 class Sums(NamedTuple):
@@ -82,7 +82,7 @@ class RunLaw:
     """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
     @classmethod
-    def of(cls, run: Stretches, kappa: Band) -> RunLaw:
+    def of(cls, run: Stretches, kappa: Bounded) -> RunLaw:
         """Sum over the stretches of a run whose noise scale is multiplied by kappa."""
 
         def parts(progress: Array, factor: float) -> _Parts:
@@ -139,40 +139,40 @@ class RunLaw:
         return None if math.isnan(self.gamma) else Tradeoff(*self.middle, self.gamma)
 
     @cached_property
-    def critical_batch_size(self) -> Band:
+    def critical_batch_size(self) -> Bounded:
         """B_crit = E_min/S_min, in examples; without upper end where nothing is resolved.
 
         B_crit is where E_min - β·S_min is zero: its bounds are where the bounds of that are.
         """
         value = self.middle.critical_batch_size
         if math.isnan(value):
-            return Band(value, self.low.critical_batch_size, self.high.critical_batch_size)
+            return Bounded(value, self.low.critical_batch_size, self.high.critical_batch_size)
 
-        def excess(batch_size: float) -> Band:
+        def excess(batch_size: float) -> Bounded:
             return self._band(lambda part: part.min_examples - batch_size * part.min_steps)
 
-        return Band(
+        return Bounded(
             value,
             _zero(lambda b: excess(b).low, value, 0.5),
             _zero(lambda b: excess(b).high, value, 2.0),
         )
 
-    def steps(self, batch_size: float) -> Band:
+    def steps(self, batch_size: float) -> Bounded:
         """Optimizer steps at a global batch of `batch_size` examples."""
         return self._band(lambda part: part.min_steps + part.min_examples / batch_size)
 
-    def examples(self, batch_size: float) -> Band:
+    def examples(self, batch_size: float) -> Bounded:
         """Examples processed at a global batch of `batch_size` examples."""
         return self.steps(batch_size) * batch_size
 
-    def _band(self, of: Callable[[_Parts], Array]) -> Band:
+    def _band(self, of: Callable[[_Parts], Array]) -> Bounded:
         middle = of(self._middle)
         value = float(middle.sum())
         if math.isnan(value):
             ends = of(self._low), of(self._high)
             low, high = float(np.minimum(*ends).sum()), float(np.maximum(*ends).sum())
             # All noise scales agree about the batch size that the run itself was trained at.
-            return Band(low if math.isclose(low, high, rel_tol=1e-9) else value, low, high)
+            return Bounded(low if math.isclose(low, high, rel_tol=1e-9) else value, low, high)
         of_each = [of(part) - middle for part in self._noise_scale_ends]
         of_all = [float(of(part).sum()) - value for part in self._kappa_ends]
         down = np.append(np.minimum(*of_each), min(of_all)).clip(max=0)
@@ -182,7 +182,7 @@ class RunLaw:
         least, most = (float(end(*all_or_none).sum()) for end in (np.minimum, np.maximum))
         value = min(max(value, least), most)
         low = max(value - math.sqrt(down @ down), least)
-        return Band(value, low, min(value + math.sqrt(up @ up), most))
+        return Bounded(value, low, min(value + math.sqrt(up @ up), most))
 
 
 def tradeoff_of(run: Stretches) -> Tradeoff:
@@ -193,7 +193,7 @@ def tradeoff_of(run: Stretches) -> Tradeoff:
     """
     if run.as_logged:
         return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
-    law = RunLaw.of(run, Band(1.0, 1.0, 1.0))
+    law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
     if law.tradeoff is None:
         raise ValueError(
             "`noise_scale` must be resolved, got a lower bound of"

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.numbers import count, plural
 
 
@@ -17,65 +17,65 @@ class Doubling(NamedTuple):
     """The run on twice its devices, each with the same batch, against the run itself."""
 
     row: PredictedRow
-    time: Band
+    time: Bounded
     """Ratio of the hours, or of the steps where no seconds a step are known."""
-    compute: Band
+    compute: Bounded
     """Ratio of the device-hours, or of the examples where no seconds a step are known."""
 
 
-def timed(p: Prediction) -> bool:
+def timed(p: PredictionRecord) -> bool:
     """Return whether hours are known."""
     return p.hardware.step_time is not None
 
 
-def priced(p: Prediction) -> bool:
+def priced(p: PredictionRecord) -> bool:
     """Return whether costs are known."""
     return p.hardware.price_per_device_hour is not None
 
 
-def device_counts(p: Prediction) -> list[int]:
+def device_counts(p: PredictionRecord) -> list[int]:
     """Return the numbers of devices that have rows."""
     return sorted({row.devices for row in p.rows})
 
 
-def own_batch_size(p: Prediction) -> float:
+def own_batch_size(p: PredictionRecord) -> float:
     """Return the run's batch size; the mean where it changed along the run."""
     if p.own_batch_size is not None:
         return p.own_batch_size
     return float((p.run.steps * p.run.batch_size).sum() / p.run.steps.sum())
 
 
-def row_at(p: Prediction, batch_size: float, devices: int) -> PredictedRow:
+def row_at(p: PredictionRecord, batch_size: float, devices: int) -> PredictedRow:
     """Return the row of any batch size, whether or not it is among those of the tables."""
     return p.hardware.row(p.law, batch_size, devices, far=False)
 
 
-def own_row(p: Prediction) -> PredictedRow:
+def own_row(p: PredictionRecord) -> PredictedRow:
     """Return the row of the run itself."""
     return row_at(p, own_batch_size(p), p.own_devices)
 
 
-def critical_row(p: Prediction) -> PredictedRow | None:
+def critical_row(p: PredictionRecord) -> PredictedRow | None:
     """Return the row of the critical batch size on the run's devices; None without one."""
     critical = p.critical_batch_size.value
     return row_at(p, critical, p.own_devices) if 0 < critical < math.inf else None
 
 
-def steps_ratio(p: Prediction, batch_size: float) -> Band:
+def steps_ratio(p: PredictionRecord, batch_size: float) -> Bounded:
     """Return steps at a batch size over those at the run's own, whose error goes with theirs."""
     own = own_batch_size(p)
     ends = [sums.steps(batch_size) / sums.steps(own) for sums in (p.law.low, p.law.high)]
-    return Band(p.law.middle.steps(batch_size) / p.law.middle.steps(own), min(ends), max(ends))
+    return Bounded(p.law.middle.steps(batch_size) / p.law.middle.steps(own), min(ends), max(ends))
 
 
-def time_ratio(p: Prediction, row: PredictedRow) -> Band:
+def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
     """Return hours of a row over those of the run; steps where no seconds a step are known."""
     ratio = steps_ratio(p, row.batch_size)
     own_seconds = own_row(p).seconds_per_step.value
     return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
 
 
-def doubled(p: Prediction) -> Doubling:
+def doubled(p: PredictionRecord) -> Doubling:
     """Put the run on twice its devices: twice the batch size, the same plan for each device."""
     row = row_at(p, 2 * own_batch_size(p), 2 * p.own_devices)
     time = time_ratio(p, row)

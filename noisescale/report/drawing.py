@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from noisescale.prediction import Prediction
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import plan
 from noisescale.report.numbers import Duration, banded, count, plural
 
@@ -145,7 +145,7 @@ def around(
     return {"x": [x for x, _ in outline], "y": [y for _, y in outline]}
 
 
-def hover(p: Prediction, row: PredictedRow, unit: Duration) -> str:
+def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
     """Write a whole row for the label under the pointer."""
     lines = [
         f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",

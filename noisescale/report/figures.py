@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 import plotly.graph_objects as go
 
-from noisescale.prediction import Prediction
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.noise_along_run import noise_scale_figure
 from noisescale.report.speed_up import speed_up_figure
 from noisescale.report.time_compute_front import front_figure
 
 __all__ = ["FIGURES", "SETTINGS", "front_figure", "noise_scale_figure", "speed_up_figure"]
 
-FIGURES: Mapping[str, tuple[str, Callable[[Prediction], go.Figure]]] = MappingProxyType(
+FIGURES: Mapping[str, tuple[str, Callable[[PredictionRecord], go.Figure]]] = MappingProxyType(
     {
         "front": ("Time against compute", front_figure),
         "noise-scale": ("The noise scale along the run", noise_scale_figure),

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import device_counts, priced, timed
 from noisescale.report.drawing import escaped
 from noisescale.report.numbers import Duration, duration_for, settled
@@ -18,8 +18,8 @@ from noisescale.report.numbers import Duration, duration_for, settled
 class Axes:
     """What is compute and what is time, for one prediction."""
 
-    x: Callable[[PredictedRow], Band]
-    y: Callable[[PredictedRow], Band]
+    x: Callable[[PredictedRow], Bounded]
+    y: Callable[[PredictedRow], Bounded]
     x_title: str
     y_title: str
     unit: Duration
@@ -38,7 +38,7 @@ class Axes:
         return self.x(row).high, self.y(row).high
 
 
-def axes_of(p: Prediction) -> Axes:
+def axes_of(p: PredictionRecord) -> Axes:
     """Return what a prediction has to be drawn by."""
     unit = duration_for(row.hours for row in p.rows)
     examples = f"compute: {escaped(p.unit)} processed"
@@ -51,7 +51,7 @@ def axes_of(p: Prediction) -> Axes:
             unit,
         )
 
-    def time(row: PredictedRow) -> Band:
+    def time(row: PredictedRow) -> Bounded:
         return unit.of(row.hours)
 
     title = f"time ({unit.name})"

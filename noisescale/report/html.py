@@ -16,13 +16,13 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from noisescale import __version__
-from noisescale.prediction import Prediction
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.figures import FIGURES, SETTINGS
 from noisescale.report.numbers import count
 from noisescale.report.tables import Cell, Line, Table, headline, tables
 
 
-def write_html(p: Prediction, path: Path) -> Path:
+def write_html(p: PredictionRecord, path: Path) -> Path:
     """Write the page, whole or not at all, and return its path.
 
     Raises:
@@ -46,7 +46,7 @@ def write_html(p: Prediction, path: Path) -> Path:
     return path
 
 
-def as_html(p: Prediction) -> str:
+def as_html(p: PredictionRecord) -> str:
     """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
     drawn = {name: draw(p) for name, (_, draw) in FIGURES.items()}
     answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"

@@ -9,8 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from noisescale.prediction import Prediction
-from noisescale.prediction.stretches import Array
+from noisescale.history.segments import Array
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.drawing import (
     BLACK,
     BLUE,
@@ -28,7 +28,7 @@ MOST_POINTS = 2000
 """A longer history is drawn by the extremes of its parts."""
 
 
-def noise_scale_figure(p: Prediction) -> go.Figure:
+def noise_scale_figure(p: PredictionRecord) -> go.Figure:
     """Draw the noise scale that is predicted from, the batch size and the critical one.
 
     That is the noise scale of each time of the run; what was logged then averages over what had
@@ -83,7 +83,7 @@ def _extremes(key: Array, resolved: NDArray[np.bool_]) -> NDArray[np.intp]:
     return np.array(sorted(kept))
 
 
-def _range(p: Prediction, resolved: NDArray[np.bool_]) -> tuple[float, float]:
+def _range(p: PredictionRecord, resolved: NDArray[np.bool_]) -> tuple[float, float]:
     """Ends of the axis: all but the outliers, and no more than needed of wide intervals."""
     value, low, high = p.run.noise_scale, p.run.low, p.run.high
     centres = [p.run.batch_size, value[resolved], low[~resolved]]
@@ -101,7 +101,7 @@ def _positive(values: Array) -> Array:
 
 
 def _segments(
-    p: Prediction, shown: NDArray[np.intp], kind: NDArray[np.bool_]
+    p: PredictionRecord, shown: NDArray[np.intp], kind: NDArray[np.bool_]
 ) -> list[tuple[Array, NDArray[np.intp]]]:
     """Neighbouring rows of one kind: each with the steps from before its first row on."""
     step = p.history["step"]
@@ -114,7 +114,7 @@ def _segments(
 
 
 def _band(
-    p: Prediction,
+    p: PredictionRecord,
     shown: NDArray[np.intp],
     resolved: NDArray[np.bool_],
     floor: float,
@@ -131,7 +131,11 @@ def _band(
 
 
 def _open_band(
-    p: Prediction, shown: NDArray[np.intp], resolved: NDArray[np.bool_], floor: float, top: float
+    p: PredictionRecord,
+    shown: NDArray[np.intp],
+    resolved: NDArray[np.bool_],
+    floor: float,
+    top: float,
 ) -> go.Scatter:
     """From the lower bound to the top of the axis, and beyond."""
     x: list[float | None] = []
@@ -150,7 +154,7 @@ def _open_band(
     )
 
 
-def _draw_logged(drawn: go.Figure, p: Prediction) -> None:
+def _draw_logged(drawn: go.Figure, p: PredictionRecord) -> None:
     """The estimates as they were logged, where others are predicted from."""
     value, high = p.history["noise_scale"], p.history["high"]
     resolved = np.isfinite(value) & np.isfinite(high)
@@ -167,7 +171,7 @@ def _draw_logged(drawn: go.Figure, p: Prediction) -> None:
     )
 
 
-def _draw_batch_size(drawn: go.Figure, p: Prediction) -> None:
+def _draw_batch_size(drawn: go.Figure, p: PredictionRecord) -> None:
     size = p.run.batch_size
     rows = _extremes(size, np.ones(len(size), dtype=bool))
     step = p.history["step"][rows]
@@ -181,7 +185,7 @@ def _draw_batch_size(drawn: go.Figure, p: Prediction) -> None:
     )
 
 
-def _draw_critical(drawn: go.Figure, p: Prediction) -> None:
+def _draw_critical(drawn: go.Figure, p: PredictionRecord) -> None:
     critical = p.critical_batch_size
     at = critical.value if p.resolved else critical.low
     if not 0 < at < math.inf:
@@ -196,7 +200,7 @@ def _draw_critical(drawn: go.Figure, p: Prediction) -> None:
     )
 
 
-def _finding(p: Prediction) -> str:
+def _finding(p: PredictionRecord) -> str:
     own = p.own_batch_size
     unit = escaped(p.unit)
     if not p.resolved:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from noisescale.band import Band
+from noisescale.bounded import Bounded
 
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
@@ -53,13 +53,13 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else number(value)
 
 
-def bounds(band: Band, write: Callable[[float], str] = number) -> str:
+def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write the bounds alone; nothing where they say no more than the value.
 
     Example:
-        >>> bounds(Band(20.0, 15.0, 30.0)), bounds(Band(20.0, 20.0, 20.0))
+        >>> bounds(Bounded(20.0, 15.0, 30.0)), bounds(Bounded(20.0, 20.0, 20.0))
         ('15.0 to 30.0', '')
-        >>> bounds(Band(math.nan, 15.0, math.inf))
+        >>> bounds(Bounded(math.nan, 15.0, math.inf))
         'at least 15.0'
     """
     if not band.known:
@@ -70,27 +70,27 @@ def bounds(band: Band, write: Callable[[float], str] = number) -> str:
     return "" if low == high else f"{low} to {high}"
 
 
-def settled(band: Band) -> Band:
+def settled(band: Bounded) -> Bounded:
     """Return a band without a value but with equal bounds with that as its value.
 
     Such are the steps of the run itself where its noise scale is not resolved.
 
     Example:
-        >>> settled(Band(math.nan, 500.0, 500.0)).value
+        >>> settled(Bounded(math.nan, 500.0, 500.0)).value
         500.0
     """
     if math.isnan(band.value) and math.isclose(band.low, band.high, rel_tol=1e-6):
-        return Band(band.low, band.low, band.high)
+        return Bounded(band.low, band.low, band.high)
     return band
 
 
-def banded(band: Band, write: Callable[[float], str] = number) -> str:
+def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write a value with its bounds in parentheses; the bounds alone where there is no value.
 
     Example:
-        >>> banded(Band(20.0, 15.0, 30.0))
+        >>> banded(Bounded(20.0, 15.0, 30.0))
         '20.0 (15.0 to 30.0)'
-        >>> banded(Band(math.nan, 15.0, 30.0)), banded(Band(math.nan, 15.0, math.inf))
+        >>> banded(Bounded(math.nan, 15.0, 30.0)), banded(Bounded(math.nan, 15.0, math.inf))
         ('15.0 to 30.0', 'at least 15.0')
     """
     band = settled(band)
@@ -120,7 +120,7 @@ class Duration(NamedTuple):
         """Write hours in this unit, without naming it."""
         return number(hours * self.each_hour)
 
-    def of(self, band: Band) -> Band:
+    def of(self, band: Bounded) -> Bounded:
         """Convert a band of hours."""
         return band * self.each_hour
 
@@ -131,11 +131,11 @@ HOURS = Duration("hours", 1.0)
 DAYS = Duration("days", 1 / 24)
 
 
-def duration_for(bands: Iterable[Band]) -> Duration:
+def duration_for(bands: Iterable[Bounded]) -> Duration:
     """Choose one unit for a column of hours, by its middle entry.
 
     Example:
-        >>> duration_for([Band(0.01, 0.01, 0.01), Band(0.05, 0.05, 0.05)]).name
+        >>> duration_for([Bounded(0.01, 0.01, 0.01), Bounded(0.05, 0.05, 0.05)]).name
         'minutes'
     """
     hours = sorted(middle(band) for band in bands if band.known)
@@ -147,7 +147,7 @@ def duration_for(bands: Iterable[Band]) -> Duration:
     return HOURS if typical < 96 else DAYS
 
 
-def middle(band: Band) -> float:
+def middle(band: Bounded) -> float:
     """Return the value, or where there is none a number between its bounds, to choose units by."""
     if math.isfinite(band.value):
         return band.value

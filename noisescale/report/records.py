@@ -11,15 +11,15 @@ import numpy as np
 from scipy.special import stdtrit
 
 from noisescale import __version__
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import doubled, timed
 from noisescale.report.numbers import settled
-from noisescale.sweep import TradeoffFit
+from noisescale.tradeoff.fit import TradeoffFit
 
 
-def as_dict(p: Prediction) -> dict[str, Any]:
+def as_dict(p: PredictionRecord) -> dict[str, Any]:
     """Return everything but the history, in builtins.
 
     | key | meaning |
@@ -81,7 +81,7 @@ def as_dict(p: Prediction) -> dict[str, Any]:
     return record
 
 
-def as_json(p: Prediction) -> str:
+def as_json(p: PredictionRecord) -> str:
     """Return `as_dict` as JSON of RFC 8259, which has neither NaN nor infinity."""
     return json.dumps(as_dict(p), indent=2, allow_nan=False, ensure_ascii=False)
 
@@ -136,16 +136,16 @@ def fit_as_dict(
     return record
 
 
-def fit_bands(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Band]:
+def fit_bands(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Bounded]:
     """Return S_min, E_min and B_crit of a fit with Student's interval on their logarithms."""
     degrees_of_freedom = len(fit.batch_sizes) - 2
     quantile = float(stdtrit(degrees_of_freedom, 0.5 + confidence / 2))
 
-    def band(value: float, error: float) -> Band:
+    def band(value: float, error: float) -> Bounded:
         if math.isnan(error):  # Two points determine the law and leave nothing for errors.
-            return Band(value, 0.0, math.inf)
+            return Bounded(value, 0.0, math.inf)
         factor = math.exp(quantile * error)
-        return Band(value, value / factor, value * factor)
+        return Bounded(value, value / factor, value * factor)
 
     return {
         "min_steps": band(fit.min_steps, fit.relative_errors.min_steps),
@@ -154,7 +154,7 @@ def fit_bands(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Band]:
     }
 
 
-def _run(p: Prediction) -> dict[str, Any]:
+def _run(p: PredictionRecord) -> dict[str, Any]:
     seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
     timed_steps = np.isfinite(seconds)
     hours = math.nan
@@ -186,7 +186,7 @@ def _row(row: PredictedRow) -> dict[str, Any]:
     }
 
 
-def _band(band: Band) -> dict[str, float]:
+def _band(band: Bounded) -> dict[str, float]:
     band = settled(band)
     return {"value": band.value, "low": band.low, "high": band.high}
 

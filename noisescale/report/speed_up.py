@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
     doubled,
     own_batch_size,
@@ -41,7 +41,7 @@ _REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism"
 _SHADES = ("#FFFFFF", "#F0F0F0", "#DCDCDC")
 
 
-def speed_up_figure(p: Prediction) -> go.Figure:
+def speed_up_figure(p: PredictionRecord) -> go.Figure:
     """Draw the speed-up over the run against devices, with which the batch size grows.
 
     In steps from the law alone; where seconds a step are known also in hours, communication and
@@ -97,7 +97,7 @@ def speed_up_figure(p: Prediction) -> go.Figure:
     return with_legend(drawn)
 
 
-def _ends(p: Prediction) -> tuple[float, float]:
+def _ends(p: PredictionRecord) -> tuple[float, float]:
     """Batch sizes from a quarter of what matters to beyond maximal data parallelism."""
     own, critical = own_batch_size(p), p.critical_batch_size
     middle = critical.value if p.resolved else critical.low
@@ -105,7 +105,7 @@ def _ends(p: Prediction) -> tuple[float, float]:
     return min(own / 4, *(x / 12 for x in around[1:]), own), max(own * 8, *(x * 12 for x in around))
 
 
-def _draw_hours(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
+def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
     """Whole numbers of devices, powers of two times the run's."""
     own = own_batch_size(p)
     rows = [
@@ -149,7 +149,7 @@ def _counts(own: int, least: float, most: float) -> list[int]:
     return fewer + [own * 2**k for k in range(24) if 2**k <= most]
 
 
-def _draw_regimes(drawn: go.Figure, p: Prediction, low: float, high: float) -> None:
+def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
     critical = p.critical_batch_size
     at = critical.value if p.resolved else critical.low
     edges = [low, PERFECT * at, MAXIMAL * at, high]
@@ -174,12 +174,12 @@ def _draw_regimes(drawn: go.Figure, p: Prediction, low: float, high: float) -> N
         )
 
 
-def _x_title(p: Prediction) -> str:
+def _x_title(p: PredictionRecord) -> str:
     each = own_batch_size(p) / p.own_devices
     return f"devices with {count(each)} {escaped(p.unit)} each; below them the batch size"
 
 
-def _ticks(p: Prediction, low: float, high: float) -> dict[str, list[Any]]:
+def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]:
     """Numbers of devices over batch sizes, at whole devices, ten or fewer."""
     own = own_batch_size(p)
     counts = _counts(p.own_devices, low / own, high / own)
@@ -189,7 +189,7 @@ def _ticks(p: Prediction, low: float, high: float) -> dict[str, list[Any]]:
     return {"tickvals": sizes, "ticktext": labels}
 
 
-def _finding(p: Prediction) -> str:
+def _finding(p: PredictionRecord) -> str:
     twice = doubled(p)
     time = twice.time
     if math.isfinite(time.value):
@@ -200,7 +200,7 @@ def _finding(p: Prediction) -> str:
     return f"Twice the devices: {gained}{measure} (batch {count(twice.row.batch_size)})"
 
 
-def _caption(p: Prediction) -> str:
+def _caption(p: PredictionRecord) -> str:
     said = (
         "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
@@ -208,5 +208,5 @@ def _caption(p: Prediction) -> str:
     return said + (" Open diamonds: outside of what was timed." if timed(p) else "")
 
 
-def _inverse(band: Band) -> Band:
-    return Band(1 / band.value, 1 / band.high, 1 / band.low)
+def _inverse(band: Bounded) -> Bounded:
+    return Bounded(1 / band.value, 1 / band.high, 1 / band.low)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 
-from noisescale.band import Band
+from noisescale.bounded import Bounded
 from noisescale.printable import printable
 from noisescale.report.numbers import bounds, count, number
 from noisescale.report.records import fit_bands
 from noisescale.report.tables import Cell, Line, Table
-from noisescale.sweep import DOUBTFUL, TradeoffFit
+from noisescale.tradeoff.fit import DOUBTFUL, TradeoffFit
 
 
 def fit_headline(
@@ -63,7 +63,7 @@ def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
     )
 
 
-def _fitted(band: Band, error: float, unit: str, confidence: float) -> str:
+def _fitted(band: Bounded, error: float, unit: str, confidence: float) -> str:
     if math.isnan(error):
         return f"{number(band.value)} {unit} (two runs determine it, without error)"
     return (

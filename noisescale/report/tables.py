@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
     device_counts,
     doubled,
@@ -59,7 +59,7 @@ class Table:
     notes: list[str]
 
 
-def headline(p: Prediction) -> list[tuple[str, str]]:
+def headline(p: PredictionRecord) -> list[tuple[str, str]]:
     """Return what to use, how sure that is, and what twice the devices would buy."""
     best, critical, twice = p.recommended, p.critical_batch_size, doubled(p)
     more = "" if p.resolved else " or more"
@@ -89,7 +89,7 @@ def headline(p: Prediction) -> list[tuple[str, str]]:
     ]
 
 
-def tables(p: Prediction) -> list[Table]:
+def tables(p: PredictionRecord) -> list[Table]:
     """Return the table of batch sizes and, with several numbers of devices, that of devices."""
     found = [_batch_sizes(p)]
     if len(device_counts(p)) > 1:
@@ -97,7 +97,7 @@ def tables(p: Prediction) -> list[Table]:
     return found
 
 
-def _batch_sizes(p: Prediction) -> Table:
+def _batch_sizes(p: PredictionRecord) -> Table:
     devices = min(device_counts(p), key=lambda n: (abs(n - p.own_devices), n))
     rows = p.rows_for(devices)
     unit = duration_for(row.hours for row in rows)
@@ -121,7 +121,7 @@ def _batch_sizes(p: Prediction) -> Table:
     )
 
 
-def _devices(p: Prediction) -> Table:
+def _devices(p: PredictionRecord) -> Table:
     """The best row of each number of devices."""
     rows = [p.best_for(devices) for devices in device_counts(p)]
     unit = duration_for(row.hours for row in rows)
@@ -136,7 +136,7 @@ def _devices(p: Prediction) -> Table:
     return _by_devices(p, "More devices, at the best batch size of each", rows, columns, notes)
 
 
-def _devices_in_steps(p: Prediction) -> Table:
+def _devices_in_steps(p: PredictionRecord) -> Table:
     """The run with its batch size in proportion to the devices."""
     own = own_batch_size(p) / p.own_devices
     rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
@@ -150,7 +150,7 @@ def _devices_in_steps(p: Prediction) -> Table:
 
 
 def _by_devices(
-    p: Prediction,
+    p: PredictionRecord,
     title: str,
     rows: Sequence[PredictedRow],
     columns: Sequence[tuple[str, list[Cell]]],
@@ -180,12 +180,12 @@ def _hours(rows: Sequence[PredictedRow], unit: Duration) -> list[tuple[str, list
 
 
 def _column(
-    heading: str, rows: Sequence[PredictedRow], of: Callable[[PredictedRow], Band]
+    heading: str, rows: Sequence[PredictedRow], of: Callable[[PredictedRow], Bounded]
 ) -> tuple[str, list[Cell]]:
     return heading, [_cell(of(row)) for row in rows]
 
 
-def _cell(band: Band) -> Cell:
+def _cell(band: Bounded) -> Cell:
     band = settled(band)
     if not band.known:
         return Cell("")
@@ -196,7 +196,7 @@ def _cell(band: Band) -> Cell:
     return Cell(number(band.value), "" if low == high else around)
 
 
-def _marks(p: Prediction, row: PredictedRow) -> list[str]:
+def _marks(p: PredictionRecord, row: PredictedRow) -> list[str]:
     own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
     found = [(own, "this run"), (same(row, p.recommended), "recommended")]
     return [mark for marked, mark in found if marked]
@@ -206,5 +206,5 @@ def _star(row: PredictedRow) -> str:
     return "*" if row.extrapolated else ""
 
 
-def _inverse(band: Band) -> Band:
-    return Band(1 / band.value, 1 / band.high, 1 / band.low)
+def _inverse(band: Bounded) -> Bounded:
+    return Bounded(1 / band.value, 1 / band.high, 1 / band.low)

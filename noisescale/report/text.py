@@ -12,19 +12,19 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from noisescale.prediction import Prediction
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.printable import printable
 from noisescale.report.sweep_tables import fit_headline, fit_table
 from noisescale.report.tables import Cell, Table, headline, tables
-from noisescale.sweep import TradeoffFit
+from noisescale.tradeoff.fit import TradeoffFit
 
 
-def as_text(p: Prediction, width: int = 100) -> str:
+def as_text(p: PredictionRecord, width: int = 100) -> str:
     """Return the report as a terminal of `width` characters shows it, without colours."""
     return plain(report(p), width)
 
 
-def print_report(p: Prediction, console: Console | None = None) -> None:
+def print_report(p: PredictionRecord, console: Console | None = None) -> None:
     """Print the report to a terminal."""
     (console or Console()).print(report(p))
 
@@ -74,7 +74,7 @@ def plain(content: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def report(p: Prediction) -> Group:
+def report(p: PredictionRecord) -> Group:
     """Put everything in the order in which it is read."""
     return Group(
         pairs(headline(p)),

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction
+from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
     batch_on_devices,
     critical_row,
@@ -44,7 +44,7 @@ from noisescale.report.front_axes import Axes, axes_of
 from noisescale.report.numbers import banded, count, plural
 
 
-def front_figure(p: Prediction) -> go.Figure:
+def front_figure(p: PredictionRecord) -> go.Figure:
     """Draw time against compute for all rows, on logarithmic axes.
 
     With seconds a step known: hours against cost, or against device-hours; on one number of
@@ -83,7 +83,7 @@ def front_figure(p: Prediction) -> go.Figure:
     return with_legend(drawn)
 
 
-def _front(p: Prediction, axes: Axes) -> list[PredictedRow]:
+def _front(p: PredictionRecord, axes: Axes) -> list[PredictedRow]:
     """The rows that no other beats; where nothing is resolved the best of each device count."""
     if not timed(p):
         nearest = min(device_counts(p), key=lambda n: abs(n - p.own_devices))
@@ -95,7 +95,9 @@ def _front(p: Prediction, axes: Axes) -> list[PredictedRow]:
     return [p.best_for(devices) for devices in device_counts(p)]
 
 
-def _draw_band(drawn: go.Figure, p: Prediction, axes: Axes, rows: Sequence[PredictedRow]) -> None:
+def _draw_band(
+    drawn: go.Figure, p: PredictionRecord, axes: Axes, rows: Sequence[PredictedRow]
+) -> None:
     """Between the lower and the upper bounds of the rows, from the first to the last."""
     low, high = [axes.low(row) for row in rows], [axes.high(row) for row in rows]
     if not timed(p):
@@ -107,7 +109,7 @@ def _draw_band(drawn: go.Figure, p: Prediction, axes: Axes, rows: Sequence[Predi
     drawn.add_trace(area(name, **around(low, high), line={"width": 1, "color": "#9CC3DE"}))
 
 
-def _draw_law(drawn: go.Figure, p: Prediction) -> None:
+def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
     """The hyperbola and what it approaches: the fewest steps and the fewest examples."""
     law = p.law.middle
     if not p.resolved:
@@ -133,7 +135,9 @@ def _draw_law(drawn: go.Figure, p: Prediction) -> None:
     drawn.add_annotation(text=fewest, textangle=-90, yshift=4, **label)
 
 
-def _draw_rows(drawn: go.Figure, p: Prediction, axes: Axes, devices: int, number: int) -> None:
+def _draw_rows(
+    drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, number: int
+) -> None:
     """A point for each row; where only bounds are known a line from one to the other."""
     rows, k = p.rows_for(devices), number % len(SYMBOLS)
     alone = not timed(p)
@@ -156,7 +160,9 @@ def _draw_rows(drawn: go.Figure, p: Prediction, axes: Axes, devices: int, number
     )
 
 
-def _draw_front(drawn: go.Figure, p: Prediction, axes: Axes, front: Sequence[PredictedRow]) -> None:
+def _draw_front(
+    drawn: go.Figure, p: PredictionRecord, axes: Axes, front: Sequence[PredictedRow]
+) -> None:
     """The rows that no other beats, with their batch sizes; without hours that is all of them."""
     points = [axes.point(row) for row in front]
     many = timed(p) and len(device_counts(p)) > 1
@@ -176,7 +182,7 @@ def _draw_front(drawn: go.Figure, p: Prediction, axes: Axes, front: Sequence[Pre
     )
 
 
-def _draw_marked(drawn: go.Figure, p: Prediction, axes: Axes) -> None:
+def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
     """The run itself, the recommended row, the critical batch size."""
     own, critical = own_row(p), critical_row(p)
     best = f"{'' if p.resolved else 'at least '}{batch_on_devices(p.recommended)}"
@@ -208,7 +214,7 @@ def _draw_marked(drawn: go.Figure, p: Prediction, axes: Axes) -> None:
         )
 
 
-def _finding(p: Prediction, axes: Axes) -> str:
+def _finding(p: PredictionRecord, axes: Axes) -> str:
     best = p.recommended
     what = f"Batch size {batch_on_devices(best)}"
     if not p.resolved:
@@ -223,12 +229,12 @@ def _finding(p: Prediction, axes: Axes) -> str:
     return f"{what}: {time}, {compute}"
 
 
-def banded_value(band: Band) -> str:
+def banded_value(band: Bounded) -> str:
     """Write the value alone: titles have no room for bounds."""
-    return banded(Band(band.value, band.value, band.value))
+    return banded(Bounded(band.value, band.value, band.value))
 
 
-def _caption(p: Prediction) -> str:
+def _caption(p: PredictionRecord) -> str:
     if not timed(p):
         return (
             "Steps and examples to the run's result. At the critical batch size both are twice"

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
-from noisescale.estimator import NoiseScale, NoiseScaleEstimator, is_real
-from noisescale.moments import GradientMoments
+from noisescale.checks import checked_count, checked_positive, checked_state
+from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator, is_real
+from noisescale.estimation.moments import GradientMoments
+from noisescale.plan import Bounds, Plan, plan_for
 from noisescale.scheduling.agreement import Agreement, check_same_schedule
-from noisescale.scheduling.checks import checked_count, checked_positive, checked_state
 from noisescale.scheduling.clock import Clock
+from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import Factors, LearningRateScaling, factors_for, gain_of
 from noisescale.scheduling.move import Move
-from noisescale.scheduling.plan import Bounds, Plan, plan_for
 from noisescale.scheduling.policies import PolicyLike, Progress
-from noisescale.scheduling.run_so_far import RunSoFar
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
 if TYPE_CHECKING:
-    from noisescale.meter import NoiseScaleMeter
+    from noisescale.meter.meter import NoiseScaleMeter
 
 Batch = TypeVar("Batch")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from noisescale.estimator import NoiseScale, is_real, three_digits
-from noisescale.scheduling.plan import Plan
+from noisescale.estimation.estimator import NoiseScale, is_real, three_digits
+from noisescale.plan import Plan
 from noisescale.scheduling.policies import Progress, Rule, Wanted
 
 DWELL_STEPS = 8

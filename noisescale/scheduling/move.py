@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noisescale.scheduling.plan import Plan
+from noisescale.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from noisescale.estimator import NoiseScale, is_real
-from noisescale.scheduling.checks import checked_positive
-from noisescale.scheduling.plan import Plan
+from noisescale.checks import checked_positive
+from noisescale.estimation.estimator import NoiseScale, is_real
+from noisescale.plan import Plan
 
 
 class Progress(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import SGD, Optimizer
 
-from noisescale.scheduling.checks import checked_bounds, checked_count
+from noisescale.checks import checked_bounds, checked_count
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, LearningRateScaling, checked_scaling
 from noisescale.scheduling.policies import (

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from noisescale.band import Band
+from noisescale.bounded import Bounded
 from noisescale.step_time.pollux import Array, Plans, relative_seconds
 from noisescale.step_time.timings import StepTiming
 
@@ -27,7 +27,7 @@ class StepTimeModel(Protocol):
 
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
-    ) -> Band:
+    ) -> Bounded:
         """Return the seconds an optimizer step takes."""
 
     def extrapolates(
@@ -77,7 +77,7 @@ class FittedStepTime:
 
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
-    ) -> Band:
+    ) -> Bounded:
         """Return the seconds an optimizer step takes, between bounds for 95 % of timings.
 
         They have the uncertainty of the fit, the scatter of timings about it and the range of
@@ -90,7 +90,7 @@ class FittedStepTime:
         unit, *parameters = self.refits
         drawn = unit * relative_seconds(parameters, plan) * self.scatter
         low, high = np.quantile(drawn, (0.025, 0.975))
-        return Band(value, min(float(low), value), max(float(high), value))
+        return Bounded(value, min(float(low), value), max(float(high), value))
 
     def extrapolates(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1

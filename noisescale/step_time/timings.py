@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 
-from noisescale.csv_files import csv_lines
+from noisescale.csv_lines import csv_lines
 from noisescale.printable import printable
 
 

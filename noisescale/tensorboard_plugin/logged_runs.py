@@ -10,9 +10,9 @@ from tensorboard import errors
 from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
-from noisescale.history import COLUMNS, History
-from noisescale.logged_tags import HOSTS, measured_in, name_in, prefix_of
-from noisescale.runs import history_from_scalars
+from noisescale.history.history import COLUMNS, History
+from noisescale.history.metric_names import HOSTS, measured_in, name_in, prefix_of
+from noisescale.history.reading import history_from_scalars
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000

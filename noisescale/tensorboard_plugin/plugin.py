@@ -16,7 +16,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from noisescale.prediction import Prediction, predict
+from noisescale.predictor import Prediction, predict
 from noisescale.renamed import renamed
 from noisescale.report.figures import FIGURES, SETTINGS
 from noisescale.report.records import finite

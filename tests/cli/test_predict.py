@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import Calibration, History, predict
 from noisescale.cli.predict import _calibration
-from noisescale.runs import read_run
+from noisescale.history.reading import read_run
 from noisescale.step_time import StepTiming, write_timings
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
-from noisescale.collectors.per_example import PerExampleCollector
+from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.hugging_face import NoiseScaleCallback
 
 

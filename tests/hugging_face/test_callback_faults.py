@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from faults import Faults
-from test_noise_scale_callback import fit
 from transformers import TrainerCallback
+from transformers_fits import fit
 
 from noisescale.hugging_face import NoiseScaleCallback
 

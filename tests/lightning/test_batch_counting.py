@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor
-from noisescale.lightning import host
+from noisescale.lightning import trainer_access
 
 
 class Mean(L.LightningModule):
@@ -135,12 +135,14 @@ def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
     batch: dict[str, Any] = {}
     batch["itself"] = batch
 
-    with pytest.raises(host.MisconfigurationException, match="`batch_size_fn` must be") as error:
-        host.BatchCounter()(batch)
+    with pytest.raises(
+        trainer_access.MisconfigurationException, match="`batch_size_fn` must be"
+    ) as error:
+        trainer_access.BatchCounter()(batch)
 
     assert isinstance(error.value.__cause__, RecursionError)
 
 
 def test_one_example_in_doubt_is_told_of_in_the_singular() -> None:
     with pytest.warns(UserWarning, match=r" counts 1 example\. If"):
-        host.BatchCounter()({"a": torch.zeros(1), "b": torch.zeros(2)})
+        trainer_access.BatchCounter()({"a": torch.zeros(1), "b": torch.zeros(2)})

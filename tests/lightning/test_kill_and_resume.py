@@ -20,7 +20,7 @@ from ranks import as_torchrun, on_ranks, until_killed
 from resumable import EPOCHS, Restless, Resumable, model
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor, predict
-from noisescale.runs import read_run
+from noisescale.history.reading import read_run
 
 SAVED_EVERY = 4
 KILLED_BETWEEN = 9, 11

@@ -290,7 +290,9 @@ def test_validation_and_checkpoints_are_not_timed(
 ) -> None:
     """By a clock that a batch moves by 0.01 s, and each of the others by 100 s."""
     now = [0.0]
-    monkeypatch.setattr("noisescale.step_timer.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "noisescale.meter.step_timer.time", SimpleNamespace(perf_counter=lambda: now[0])
+    )
 
     class Clock(L.Callback):
         def on_train_batch_start(self, *_: Any) -> None:

@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from noisescale import NoiseScaleMonitor
-from noisescale.lightning import host
-from noisescale.shared_examples import row_checksums, share_in_common
+from noisescale.batches.shared_examples import row_checksums, share_in_common
+from noisescale.lightning import trainer_access
 
 EXAMPLES, BATCH_SIZE = 400, 8
 
@@ -134,7 +134,7 @@ def warned(train_loader: DataLoader[Any], **options: Any) -> list[list[str]]:
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.said = []
-            host.rank_zero_warn = self.said.append  # in this forked process
+            trainer_access.rank_zero_warn = self.said.append  # in this forked process
             super().on_fit_start(trainer, pl_module)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import NoiseScaleMonitor
-from noisescale.runs import read_run
+from noisescale.history.reading import read_run
 
 SCALE = ("simple", "simple_low", "simple_high", "efficiency", "lower_bound", "group/all")
 

@@ -24,8 +24,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMonitor
-from noisescale.collectors import fsdp_unit
-from noisescale.lightning import host
+from noisescale.collectors.fsdp import units
+from noisescale.lightning import trainer_access
 from noisescale.lightning.supported import check_supported
 
 
@@ -137,7 +137,7 @@ def test_tensor_parallelism_is_refused_when_a_fit_starts() -> None:
 
 
 def test_sharding_is_refused_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsdp_unit, "TAKES_A_REDUCE_SCATTER", False)
+    monkeypatch.setattr(units, "TAKES_A_REDUCE_SCATTER", False)
     message = (
         "`model` must be trained by DistributedDataParallel before torch 2.9, got one sharded by"
         f" `fully_shard` in torch {torch.__version__}: there FSDP2 does not show unsharded"
@@ -153,7 +153,9 @@ def test_both_packages_know_the_callback_and_its_exception(package: Any) -> None
 
     assert isinstance(monitor, package.Callback)
     exceptions = package.utilities.exceptions
-    assert issubclass(host.MisconfigurationException, exceptions.MisconfigurationException)
+    assert issubclass(
+        trainer_access.MisconfigurationException, exceptions.MisconfigurationException
+    )
     assert trainer(1, package, strategy="auto", callbacks=[monitor]).callbacks[0] is monitor
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from noisescale import Calibration, Tradeoff, fit_tradeoff
-from noisescale.band import Band
+from noisescale.bounded import Bounded
 
 STEP = np.arange(20.0, 1001, 20)
 NOISE_SCALE = 20 + 0.1 * STEP
@@ -64,7 +64,7 @@ def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> No
 def test_branches_bound_the_critical_batch_size() -> None:
     """Merrill et al.'s rule: 4 is within 0.01 of the best of 1 and 2; 8 is not, whatever 16 is."""
     calibration = Calibration.from_branches(
-        Band(50.0, 40.0, 80.0),
+        Bounded(50.0, 40.0, 80.0),
         batch_sizes=[64, 128, 256, 512, 1024],
         losses=[2.500, 2.495, 2.503, 2.530, 2.400],
     )
@@ -80,7 +80,7 @@ def test_branches_bound_the_critical_batch_size() -> None:
 def test_branches_that_fall_behind_little_by_little_are_added_up() -> None:
     """None is worse than the one before by 0.01, the third is than the first."""
     calibration = Calibration.from_branches(
-        Band(50.0, 40.0, 80.0),
+        Bounded(50.0, 40.0, 80.0),
         batch_sizes=[512, 64, 128, 256],
         losses=[2.524, 2.500, 2.508, 2.516],
     )
@@ -89,7 +89,7 @@ def test_branches_that_fall_behind_little_by_little_are_added_up() -> None:
 
 
 def test_what_calibrates_nothing_is_refused() -> None:
-    resolved = Band(50.0, 40.0, 80.0)
+    resolved = Bounded(50.0, 40.0, 80.0)
     for arguments, message in (
         (
             (resolved, [64, 128], [2.5, 2.5]),
@@ -102,9 +102,9 @@ def test_what_calibrates_nothing_is_refused() -> None:
             " 64, the smallest. Branch at smaller batch sizes, too.",
         ),
         (
-            (Band(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),
-            "`noise_scale` must be resolved, got Band(value=nan, low=40.0, high=inf). Branch later"
-            " in the run.",
+            (Bounded(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),
+            "`noise_scale` must be resolved, got Bounded(value=nan, low=40.0, high=inf). Branch"
+            " later in the run.",
         ),
         (
             (resolved, [64], [2.5]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from noisescale import Calibration, History, predict
-from noisescale.band import Band
+from noisescale.bounded import Bounded
 
 STEP = np.arange(20.0, 1001, 20)
 
@@ -229,7 +229,7 @@ def test_gradients_without_noise_have_no_critical_batch_size() -> None:
 def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
     theory, given, fitted = (
         predict(history(), calibration=c).assumptions[1]
-        for c in (None, 2, Calibration(Band(3.0, 2.0, 4.0), "a sweep"))
+        for c in (None, 2, Calibration(Bounded(3.0, 2.0, 4.0), "a sweep"))
     )
 
     assert theory.startswith(

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from noisescale import Tradeoff
-from noisescale.band import Band
+from noisescale.bounded import Bounded
+from noisescale.history.segments import Stretches
 from noisescale.prediction.run_law import RunLaw
-from noisescale.prediction.stretches import Stretches
 
-ONE = Band(1.0, 1.0, 1.0)
+ONE = Bounded(1.0, 1.0, 1.0)
 
 
 def run(
@@ -95,7 +95,7 @@ def test_a_run_without_noise_has_no_tradeoff() -> None:
 def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> None:
     one = run([10, 40], [8, 30], [14, 60])
 
-    law = RunLaw.of(one, Band(3.0, 2.0, 4.0))
+    law = RunLaw.of(one, Bounded(3.0, 2.0, 4.0))
 
     assert law.critical_batch_size.value == pytest.approx(
         Tradeoff.from_run([30, 120], one.batch_size, one.steps).critical_batch_size
@@ -111,7 +111,7 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
 
 def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
     """Twelve exact stretches of b = 50: B_crit is kappa·b, whatever kappa is within its bounds."""
-    law = RunLaw.of(run([50.0] * 12, [50.0] * 12, [50.0] * 12, independent=True), Band(2, 1, 4))
+    law = RunLaw.of(run([50.0] * 12, [50.0] * 12, [50.0] * 12, independent=True), Bounded(2, 1, 4))
 
     critical, steps = law.critical_batch_size, law.steps(640)
     assert (critical.value, critical.low, critical.high) == pytest.approx((100, 50, 200))
@@ -121,7 +121,9 @@ def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
 
 def test_a_calibration_without_bounds_leaves_none() -> None:
     """As of a sweep of two batch sizes: the run's own steps are certain, nothing else is."""
-    law = RunLaw.of(run([50.0] * 3, [40.0] * 3, [60.0] * 3, independent=True), Band(2, 0, math.inf))
+    law = RunLaw.of(
+        run([50.0] * 3, [40.0] * 3, [60.0] * 3, independent=True), Bounded(2, 0, math.inf)
+    )
 
     critical = law.critical_batch_size
     assert (critical.value, critical.low, critical.high) == (pytest.approx(100), 0, math.inf)
@@ -140,7 +142,9 @@ def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_one
     factor = math.exp(quantile * spread)
     ends = (middle / factor).tolist(), (middle * factor).tolist()
 
-    law = RunLaw.of(run(middle.tolist(), *ends, independent=True), Band(2, 2 / factor, 2 * factor))
+    law = RunLaw.of(
+        run(middle.tolist(), *ends, independent=True), Bounded(2, 2 / factor, 2 * factor)
+    )
 
     band = law.steps(640)
     assert [band.low, band.high] == pytest.approx(np.quantile(steps, [0.025, 0.975]), rel=0.03)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 from reported_runs import history
 
-from noisescale.prediction import Prediction, predict
+from noisescale.predictor import Prediction, predict
 from noisescale.report.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
 
 UNTIMED = math.nan

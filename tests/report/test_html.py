@@ -9,9 +9,9 @@ import pytest
 from plotly.offline import get_plotlyjs
 from reported_runs import history
 
-from noisescale.band import Band
-from noisescale.prediction import Prediction, predict
+from noisescale.bounded import Bounded
 from noisescale.prediction.calibration import Calibration
+from noisescale.predictor import Prediction, predict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -58,7 +58,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_comes_from_users_is_text(tmp_path: Path) -> None:
-    hostile = Calibration(Band(1.0, 1.0, 1.0), HOSTILE)
+    hostile = Calibration(Bounded(1.0, 1.0, 1.0), HOSTILE)
 
     page = page_of(predict(history(), calibration=hostile, unit=HOSTILE), tmp_path)
 

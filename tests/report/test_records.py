@@ -7,9 +7,9 @@ import pytest
 from reported_runs import history
 
 import noisescale
-from noisescale.prediction import predict
+from noisescale.predictor import predict
 from noisescale.report.records import fit_as_dict, fit_bands
-from noisescale.sweep import fit_tradeoff
+from noisescale.tradeoff.fit import fit_tradeoff
 
 
 def strictly(text: str) -> Any:

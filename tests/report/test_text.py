@@ -7,10 +7,10 @@ import pytest
 from reported_runs import history
 from rich.console import Console
 
-from noisescale.prediction import Prediction, predict
 from noisescale.prediction.calibration import Calibration
+from noisescale.predictor import Prediction, predict
 from noisescale.report.text import as_text, fit_as_text, print_report
-from noisescale.sweep import fit_tradeoff
+from noisescale.tradeoff.fit import fit_tradeoff
 
 
 def priced() -> Prediction:

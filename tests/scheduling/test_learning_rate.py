@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from noisescale import NoiseScaleMeter
-from noisescale.moments import GradientMoments
+from noisescale.estimation.moments import GradientMoments
 from noisescale.scheduling.learning_rate import (
     Factors,
     adascale_gain,

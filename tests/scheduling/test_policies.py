@@ -19,7 +19,7 @@ from noisescale.scheduling import (
     RatioRule,
     TradeoffRule,
 )
-from noisescale.scheduling.run_so_far import RunSoFar
+from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 
 NOW = Progress(steps=100, examples=3200.0)
 

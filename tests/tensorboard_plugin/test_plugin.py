@@ -21,7 +21,7 @@ from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
 from noisescale import predict
-from noisescale.runs import read_run
+from noisescale.history.reading import read_run
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
 

@@ -25,9 +25,14 @@ from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
 from noisescale.collectors.halves.retained import unwatch, watch
 from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.rows.window import UNKNOWN, Weight, WindowLayout, halves_of_a_batch
+from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.rows.window_layout import (
+    UNKNOWN,
+    Weight,
+    WindowLayout,
+    halves_of_a_batch,
+)
 from noisescale.guard import RefusalError, keeps_errors
-from noisescale.own_pass import measuring
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
 
@@ -55,8 +60,6 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
-    least_micro_batches = 1
-
     def __init__(
         self,
         model: nn.Module,
@@ -65,7 +68,7 @@ class HalvesCollector(MicroBatchCollector):
         *,
         compiled: bool = False,
     ) -> None:
-        super().__init__(norms)
+        super().__init__(norms, group=None)
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled)
         self._wanted = True
         self._lone_steps = _LONE_STEPS
@@ -88,6 +91,11 @@ class HalvesCollector(MicroBatchCollector):
     def wanted(self, wanted: bool) -> None:
         self._wanted = wanted
         self._cuts.watch(wanted)
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured: one has halves."""
+        return 1
 
     @property
     def takes_a_pass(self) -> bool:

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node
-from noisescale.own_pass import own_pass
+from noisescale.collectors.own_pass import own_pass
 
 
 def signs(rows: int, draw: int, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from noisescale.moments import GradientMoments, gradient_moments
+from noisescale.estimation.moments import GradientMoments, gradient_moments
 
 
 class StepNorms(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.reduced_rows import ReducedRows
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.collectors.rows.window import UNKNOWN, Weight, WindowLayout
+from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.collectors.squared_norms import wide_dtype
 
 

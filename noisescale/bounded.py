@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A number with what it may at least and at most be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from noisescale._moved import former_names
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A value between its bounds, in the unit of whatever it describes.
+
+    Where only bounds are known `value` is NaN; where there is no upper one `high` is infinite.
+
+    Example:
+        >>> Bounded(2.0, 1.5, 3.0) * Bounded(10.0, 9.0, 12.0)
+        Bounded(value=20.0, low=13.5, high=36.0)
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, other: Bounded | float) -> Bounded:
+        """Multiply non-negative bands: bounds by bounds, which is the widest it can be."""
+        if not isinstance(other, Bounded):
+            other = Bounded(other, other, other)
+        low, high = self.low * other.low, self.high * other.high
+        return Bounded(self.value * other.value, low, high)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to say: a finite bound at least."""
+        return not math.isnan(self.low)
+
+
+UNKNOWN = Bounded(math.nan, math.nan, math.nan)
+"""Of what was not measured at all."""
+
+
+__getattr__ = former_names(__name__, {"Band": "noisescale.bounded.Bounded"})

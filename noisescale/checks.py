@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of this room: returned, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from noisescale.estimation.estimator import is_real, is_whole
+
+
+def checked_bounds(
+    min_batch_size: float | None, max_batch_size: float | None
+) -> tuple[float | None, float | None]:
+    """Return both, or raise a ValueError or TypeError that names the one that is wrong."""
+    for name, value in (("min_batch_size", min_batch_size), ("max_batch_size", max_batch_size)):
+        if value is None:
+            continue
+        if not is_real(value):
+            raise TypeError(
+                f"`{name}` must be a number of examples or None, got {value!r}."
+                " Give the global batch size, over all devices."
+            )
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
+            )
+    if (min_batch_size or 0.0) > (max_batch_size or math.inf):
+        raise ValueError(
+            "`min_batch_size` must not exceed `max_batch_size`, got"
+            f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
+        )
+    return min_batch_size, max_batch_size
+
+
+def checked_count(name: str, value: Any, remedy: str) -> int:
+    """Return `value` if it is a positive whole number, else raise a ValueError."""
+    if not is_whole(value) or value < 1:
+        raise ValueError(f"`{name}` must be a positive whole number, got {value!r}. {remedy}")
+    return int(value)
+
+
+def checked_positive(name: str, value: Any, remedy: str) -> float:
+    """Return `value` if it is a positive, finite number, else raise a ValueError."""
+    if not (is_real(value) and 0 < value < math.inf):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
+    return float(value)
+
+
+def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the state of `of` if it has all that is needed, else raise a ValueError.
+
+    The batch size is a part of training, so that nothing that is missing may be made up.
+    """
+    remedy = (
+        f" Resume from a whole checkpoint of {of}, or take its state out of this one, and the"
+        " batch size begins anew from your loader's."
+    )
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"The state of {of} must be a dictionary, got {type(state).__name__}.{remedy}"
+        )
+    if missing := [name for name in names if name not in state]:
+        raise ValueError(
+            f"The state of {of} must have {', '.join(f'`{name}`' for name in missing)}, got only"
+            f" {', '.join(f'`{name}`' for name in state) or 'an empty one'}.{remedy}"
+        )
+    return state

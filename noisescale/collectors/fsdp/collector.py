@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each rank's gradient norm under FSDP2 (`fully_shard`), seen just before the reduce-scatter.
+
+A backward pass that reduces gradients is a *round*. It may follow passes that only added to the
+unsharded ones (`set_requires_gradient_sync(False)`), and reduces their sum. Lightning reduces at
+every micro-batch. The parts of a step are the rounds of all ranks.
+
+The norms are taken on FSDP's reduce-scatter stream and summed on the current one, which waits for
+it first. Run on CPU with gloo: **nothing here was run on CUDA**.
+
+Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`,
+`DeviceMesh._flatten`; the others in `fsdp_unit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.fsdp.units import Unit, units_of
+from noisescale.collectors.fsdp.units import is_sharded as is_sharded
+from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.groups import Groups
+from noisescale.collectors.rows.window_layout import Weight, WindowLayout, mean_inverse
+from noisescale.collectors.squared_norms import scaled
+from noisescale.guard import RefusalError, keeps_errors
+
+
+class FsdpCollector(Collector):
+    """Squared norms of this rank's gradient in every round, and of its shard of the average.
+
+    A unit that reduces twice in one backward pass (two methods of one module were called) may
+    show a gradient in parts: such a step has no small norms.
+
+    Args:
+        model: The model that `fully_shard` was applied to.
+        named_parameters: The parameters that are trained, in an order that all ranks share.
+        groups: See `Groups`.
+
+    Raises:
+        ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named_parameters: list[tuple[str, Parameter]],
+        groups: Groups | None = None,
+    ) -> None:
+        units = units_of(model, named_parameters)
+        mesh_info = units[0].mesh_info
+        super().__init__(GradientNorms(named_parameters, groups), _ranks_of(mesh_info.mesh))
+        # Where gradients are reduced: with CPU offloading that is not where `p.grad` is.
+        self.norms.device = units[0].device
+        self._replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
+        self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
+        self._armed = False
+        self._capture_average = False
+        self._shard: Tensor | None = None
+        self._passes = 0
+        self._rounds: list[int] = []  # for each the passes up to its end
+        self._reduced: set[Unit] = set()  # in the current pass
+        self._scattered_only = False
+        self._in_parts = False
+        self._captured = self.norms.none()
+        self._streams: set[torch.Stream] = set()
+
+    @property
+    def gradients_dropped(self) -> bool:
+        """Whether `zero_grad` was called since the last round: the window starts anew.
+
+        Before the first round `p.grad` is None anyhow: what passes add to is unsharded.
+        """
+        return bool(self._rounds) and not self._scattered_only and not self.norms.any_gradient()
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
+        """Arrange for the backward pass from `loss` to be captured."""
+        self._passes += 1
+        self._reduced.clear()
+        self._armed = loss.requires_grad
+        self._capture_average = capture_average
+        self._shard = None
+        if self._armed:
+            loss.register_hook(self._on_backward_start)
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every round is a part: the mean over its micro-batches, equally many in all rounds."""
+        passes, rounds = len(sizes), len(self._rounds)
+        inverse_size = mean_inverse(sizes) / max(passes, 1)
+        if not passes or not rounds:
+            return WindowLayout(math.nan, math.nan, math.nan, inverse_size)
+        return WindowLayout(
+            small_scale=(loss_divisor * rounds / passes) ** 2 / rounds,
+            big_scale=(loss_divisor / passes) ** 2,
+            inverse_part_size=inverse_size * rounds,
+            inverse_size=inverse_size,
+        )
+
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Raise a RefusalError: a round is taken to be a mean of equal micro-batches."""
+        raise RefusalError(
+            "`weight` must be left out where gradients are sharded, got some. Divide every loss by"
+            " the number of micro-batches, or leave the meter out."
+        )
+
+    def small_sq_norms(self) -> Tensor | None:
+        """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""
+        for part in (self, *self._units):
+            part.raise_error_of_hook()
+        passes_in_round = {end - start for start, end in pairwise([0, *self._rounds])}
+        unfinished = self._scattered_only or self._rounds[-1:] != [self._passes]
+        unknown = any(unit.waiting is not None for unit in self._units)
+        if len(passes_in_round) != 1 or unfinished or unknown or self._in_parts:
+            return None
+        for stream in self._streams:
+            current = torch.accelerator.current_stream(self.device)
+            current.wait_stream(stream)
+            for norms in self._captured:
+                for norm in norms:
+                    if isinstance(norm, Tensor):
+                        norm.record_stream(current)
+        return self.norms.sums(self._captured)
+
+    def big_sq_norms(self) -> Tensor:
+        """|g|² of this rank's shard, shared out among the replicas that all hold it."""
+        return self._shard_sq_norms() if self._shard is None else self._shard
+
+    @property
+    def average_captured(self) -> bool:
+        """Whether the step's gradient was taken at the end of a backward pass."""
+        return self._shard is not None
+
+    def reset(self) -> None:
+        """Begin another step."""
+        super().reset()
+        self._armed = False
+        self._shard = None
+        self._passes = 0
+        self._rounds = []
+        self._reduced = set()
+        self._scattered_only = False
+        self._in_parts = False
+        self._captured = self.norms.none()
+        self._streams = set()
+        for unit in self._units:
+            unit.reset()
+
+    def close(self) -> None:
+        """Put the reduce-scatters back that were there."""
+        self.reset()
+        for unit in self._units:
+            unit.close()
+        self._units = []
+
+    @keeps_errors
+    def _on_backward_start(self, _: Tensor) -> None:
+        if self._armed:
+            # FSDP queues a callback in the pass that reduces what is left and waits for it all:
+            # one that is queued by a callback comes after.
+            queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+            queue_callback(lambda: queue_callback(self._on_backward_end))
+
+    @keeps_errors
+    def _on_backward_end(self) -> None:
+        self._armed = False
+        if self._capture_average and self._rounds[-1:] == [self._passes]:
+            self._shard = self._shard_sq_norms()
+
+    @keeps_errors
+    def _on_reduce(self, unit: Unit, buffer: Tensor) -> None:
+        if not self._armed:
+            return
+        if not self._reduced:
+            self._rounds.append(self._passes)
+            self._scattered_only = not all(u.reduces_over_replicas for u in self._units)
+            # Units that reduce in different passes have no rounds in common.
+            self._in_parts |= not all(u.reduces for u in self._units)
+        self._in_parts |= unit in self._reduced or unit.waiting is not None
+        self._reduced.add(unit)
+        unit.cut(buffer, partial(self._add, unit.factor * unit.divided_by(buffer.dtype)))
+
+    @keeps_errors
+    def _add(self, factor: float, pieces: list[Piece]) -> None:
+        """Add the norms of a buffer: `factor` makes them those of what p.grad is the mean of."""
+        for captured, norms in zip(self._captured, self.norms.of(pieces), strict=True):
+            captured.extend(norms if factor == 1 else scaled(norms, factor))
+        if self.device.type != "cpu":
+            self._streams.add(torch.accelerator.current_stream(self.device))
+
+    def _shard_sq_norms(self) -> Tensor:
+        pieces = [
+            Piece(index, p.grad.to_local())  # type: ignore[attr-defined] # a DTensor
+            for index, p in enumerate(self.norms.parameters)
+            if p.grad is not None and p.requires_grad
+        ]
+        sq_norms = self.norms.sums(self.norms.of(pieces)).to(self.device)
+        return sq_norms.div_(self._replicas)
+
+
+def _ranks_of(mesh: Any) -> dist.ProcessGroup | None:
+    """Return the group of all ranks of a mesh: a collective where it has to be made."""
+    if mesh.size() == dist.get_world_size():
+        return dist.group.WORLD
+    group: dist.ProcessGroup = (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
+    return group

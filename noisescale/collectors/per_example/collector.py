@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms of every single example's gradient: the smallest small batch, and the least noisy.
+
+No example's gradient is ever made. A forward hook keeps what a layer read; when the backward pass
+brings the gradient of what it gave, the squared norms follow from the two (`examples.norms`), for
+about the cost of a quarter of the backward pass, or next to nothing with the normalization layers
+alone, which in transformers show the same noise scale (Gray et al. 2024).
+
+The first measured step is a probe (`examples.probe`): it finds the parameters for which this is
+exact, warns about the others, and is not measured itself. Where some gradients are zero in it (a
+head or a gate that starts at zero) the next steps are probes, too. From then on the noise scale,
+big batch included, is that of the parameters that are left.
+
+Private attribute read here, as of torch 2.13: `Variable._execution_engine.queue_callback`.
+
+References:
+    Gray et al. 2024, arXiv:2411.00999.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.groups import Groups
+from noisescale.collectors.per_example.coverage import Coverage
+from noisescale.collectors.per_example.exclusions import (
+    Verdict,
+    check_some_measured,
+    find_layers,
+    refuse_batch_norm,
+    refuse_compiled,
+    what_is_left,
+)
+from noisescale.collectors.per_example.hooks import LayerHooks, Use
+from noisescale.collectors.per_example.layers import Layer
+from noisescale.collectors.per_example.probe import Probe
+from noisescale.collectors.rows.window_layout import (
+    Weight,
+    WindowLayout,
+    each_example,
+    weighted_examples,
+)
+from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.guard import keeps_errors
+
+Layers = Literal["all", "normalization"]
+
+
+class PerExampleCollector(Collector):
+    """Squared norms of single examples' gradients and of the step's.
+
+    The loss must be the mean over the rows of a batch, which is the first dimension of what the
+    layers read. Rows must be independent: no batch normalization, no contrastive loss.
+
+    Args:
+        model: The model, in DistributedDataParallel or not.
+        named_parameters: Its parameters that are trained, under the names they have in it.
+        groups: See `Groups`.
+        group: The ranks that average their gradients; None: one process.
+        layers: "normalization" measures LayerNorm, RMSNorm and GroupNorm alone.
+
+    Raises:
+        ValueError: If the model is compiled, or no parameter can be measured. After the first
+            step `small_sq_norms` raises it if none can after all.
+    """
+
+    nothing_to_compare = (
+        "A step of one example has nothing to be compared with: it is not measured. Train with"
+        " larger batches, accumulate two or more, or use more devices."
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named_parameters: Sequence[tuple[str, Parameter]],
+        groups: Groups | None = None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        layers: Layers = "all",
+    ) -> None:
+        if layers not in get_args(Layers):
+            raise ValueError(
+                f'`layers` must be "all" or "normalization", got {layers!r}. Leave it at "all".'
+            )
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        refuse_compiled(self._model)
+        refuse_batch_norm(self._model)
+        super().__init__(GradientNorms(named_parameters, groups), group)
+        self._normalization_only = layers == "normalization"
+        parameters = self.norms.parameters
+        self._layers, verdicts = find_layers(
+            self._model, parameters, normalization_only=self._normalization_only
+        )
+        self._check_some_measured(verdicts)
+        constants = [*self._model.buffers(), *self._model.parameters()]
+        self._probe: Probe | None = Probe(parameters, self._layers, verdicts, constants)
+        self._settled: GradientNorms | None = None
+        self._all_parameters = parameters
+        self._left_out: list[Parameter] = []
+        self._coverage = Coverage(self.device)
+        self._found: dict[str, Any] = {}
+        self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
+        self._hooks.install(self._layers)
+        self._entry_of = self.norms.entry_of
+        self._passes: list[_Pass] = []
+        self._live: _Pass | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def coverage(self) -> float:
+        """Share of |g|² that is of measured parameters. Reads the device."""
+        return self._coverage.share()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether forward passes are looked at: turn it off for steps that are not measured."""
+        return self._hooks.wanted
+
+    @wanted.setter
+    def wanted(self, wanted: bool) -> None:
+        self._hooks.wanted = wanted
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every row of every micro-batch is a part; see `each_example`."""
+        return each_example(sizes, [one.rows for one in self._passes], loss_divisor)
+
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Likewise, each micro-batch of a weight of its own."""
+        return weighted_examples(sizes, [one.rows for one in self._passes], weights)
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
+        """Arrange for the backward pass from `loss` to be captured."""
+        one = _Pass(size, capture_average, self.norms.entries)
+        self._passes.append(one)
+        self._live = None
+        if loss.requires_grad:
+            loss.register_hook(partial(self._on_backward_start, one))
+
+    def small_sq_norms(self) -> Tensor | None:
+        """Sum over backward passes of rows · Σ_i |c_i|², c_i what row i added to `p.grad`.
+
+        None in the first step or steps, which are probes: there it runs a small collective. Also
+        None if a pass was not captured, or was in a way that cannot be relied on.
+        """
+        if self._probe is not None:
+            self._settle(self._probe)
+            return None
+        self._raise_errors_of_hooks()
+        if not self._passes or any(one.rows is None or not one.reliable for one in self._passes):
+            return None
+        if self._left_out:
+            self._coverage.add(self.norms.parameters, self._left_out)
+        return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
+
+    def reset(self) -> None:
+        """Begin another window."""
+        self._passes = []
+        self._live = None
+        self._hooks._error = None
+        if self._probe is not None:
+            self._probe.begin_step()
+        if self._settled is not None:
+            self.norms, self._settled = self._settled, None
+            self._average = AveragedGradient(self.norms, self.group)
+        super().reset()
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        if self._probe is not None:
+            self._probe.close()
+        self._hooks.install([])
+        self.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the probe found, so that a run that goes on need not probe again."""
+        return {**self._found, "coverage": self._coverage.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was found before, if it is of the same parameters; else the probe stays."""
+        if self._probe is not None and state.get("names") == self.norms.names:
+            verdicts = [Verdict(v) for v in state["verdicts"]]
+            self._check_some_measured(verdicts)
+            self._leave_out(self._probe, verdicts)
+            if "coverage" in state:  # 0.1 saved none
+                self._coverage.load_state_dict(state["coverage"])
+            self.reset()
+
+    def _is_constant(self, x: Tensor) -> bool:
+        return self._probe is not None and self._probe.is_constant(x)
+
+    @keeps_errors
+    def _on_output_gradient(self, use: Use, d: Tensor) -> None:
+        live, layer = self._live, use.layer
+        if live is None:
+            return
+        live.reliable &= not use.over and layer not in live.layers
+        live.layers.add(layer)
+        x = use.take()
+        if use.needs_input and x is None:
+            live.reliable = False
+            return
+        with torch.no_grad(), torch.autocast(d.device.type, enabled=False):
+            if self._probe is not None:
+                self._probe.on_output(use, x, d)
+            elif live.rows in (None, len(d)) and layer.has_batch(d):
+                live.rows = len(d)
+                for gradients in layer.in_chunks(x, d, use.names, use.statistics):
+                    for name, gradient in gradients.items():
+                        entry = self._entry_of[layer.indices[name]]
+                        live.sq_norms[entry].append(gradient.sq_norms())
+            else:
+                live.reliable = False
+                self._warn(
+                    "Layers disagree on how many rows the batch has, which they did not in the"
+                    " first steps: such steps are not measured. Have the batch in front everywhere"
+                    ' and pass positions as (batch, length), or choose small_batch="micro_batch"'
+                    ' or "rank".'
+                )
+
+    @keeps_errors
+    def _on_backward_start(self, one: _Pass, _: Tensor) -> None:
+        if not self._passes or one is not self._passes[-1] or one.sums is not None:
+            return
+        self._live = one
+        if self._probe is not None:
+            self._probe.begin_pass()
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end_pass, one))
+        if one.capture_average:
+            self._average.capture_at_backward_end()
+
+    @keeps_errors
+    def _end_pass(self, one: _Pass) -> None:
+        self._live = None
+        if self._probe is not None:
+            one.rows = self._probe.end_pass(one.size)
+        one.close(self.device)
+
+    def _settle(self, probe: Probe) -> None:
+        """Leave out what the probe found to be inexact, on any rank; say so once."""
+        failed = self.failed or self._hooks.failed or probe.failed
+        verdicts = probe.verdicts(self.group, conclusive=not failed)
+        self._raise_errors_of_hooks()
+        if verdicts is not None:
+            self._leave_out(probe, verdicts)
+
+    def _leave_out(self, probe: Probe, verdicts: Sequence[Verdict]) -> None:
+        """Go on with what can be measured, and end the probe once that is arranged."""
+        self._check_some_measured(verdicts)
+        for layer in self._layers:
+            layer.indices = {
+                n: i for n, i in layer.indices.items() if verdicts[i] == Verdict.MEASURED
+            }
+        self._layers = [layer for layer in self._layers if layer.indices]
+        self._hooks.install(self._layers)
+        measured = [i for i, verdict in enumerate(verdicts) if verdict == Verdict.MEASURED]
+        self._settled = restricted(self.norms, measured)
+        of_those = set(measured)
+        self._left_out = [p for i, p in enumerate(self._all_parameters) if i not in of_those]
+        self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
+        probe.close()
+        self._probe = None
+        if message := what_is_left(self.norms.names, self.norms.parameters, verdicts):
+            self._warn(message)
+
+    def _raise_errors_of_hooks(self) -> None:
+        for part in (self, self._hooks, self._probe):
+            if part is not None:
+                part.raise_error_of_hook()
+
+    def _check_some_measured(self, verdicts: Sequence[Verdict]) -> None:
+        check_some_measured(self.norms.names, verdicts, normalization_only=self._normalization_only)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
+            warnings.warn(message, stacklevel=3)
+        self._warned.add(message)
+
+
+class _Pass:
+    """One backward pass, and what was seen of it."""
+
+    def __init__(self, size: float, capture_average: bool, entries: int) -> None:
+        self.size = size
+        self.capture_average = capture_average
+        self.rows: int | None = None
+        self.layers: set[Layer] = set()
+        self.reliable = True
+        self.sq_norms: list[list[Tensor]] = [[] for _ in range(entries)]
+        self.sums: Tensor | None = None
+        """rows · Σ_i |c_i|², shape (entries,), once the pass is over."""
+
+    def close(self, device: torch.device) -> None:
+        """Sum up over examples."""
+        dtype = wide_dtype(device)
+        zero = torch.zeros((), dtype=dtype, device=device)
+        sums = [torch.cat(some).sum(dtype=dtype) if some else zero for some in self.sq_norms]
+        self.sums = torch.stack(sums).mul_(self.rows or 0)
+        self.sq_norms = []
+
+
+def restricted(norms: GradientNorms, indices: Sequence[int]) -> GradientNorms:
+    """Return the norms of some of the parameters, in the same entries."""
+    some = copy.copy(norms)
+    some.names = [norms.names[i] for i in indices]
+    some.parameters = [norms.parameters[i] for i in indices]
+    some.entry_of = [norms.entry_of[i] for i in indices]
+    return some

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many steps: running averages of the two moments -> the noise scale with its interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+from scipy.special import stdtrit
+
+from noisescale.estimation.averages import Averages, Scatter
+from noisescale.estimation.level import Level
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.ratio_interval import fieller_interval
+
+AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
+"""Steps in the windows that `window="auto"` keeps side by side."""
+
+_LEAST_MEMORY = AUTO_WINDOWS.index(64)
+"""Index of the shortest window that "auto" takes the scatter of single steps over."""
+
+LARGEST_MOMENT = 1e100
+"""A step with a larger one is left out, as if it were infinite: sums of squares would be, too."""
+
+AUTO_RELATIVE_WIDTH = 0.5
+"""The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """The simple gradient noise scale B_simple = tr(Σ)/|G|² and how sure it is.
+
+    Example:
+        >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
+        19.1 examples (95 % 15.2 to 24.8, 200 steps)
+        >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))
+        above 310 examples (not resolved at 95 % after 50 steps)
+    """
+
+    value: float
+    """B_simple in `unit`, within its interval; NaN while the averaged |G|² is not positive."""
+    low: float
+    """Lower end of the confidence interval, in `unit`."""
+    high: float
+    """Upper end of the confidence interval; infinite while the noise hides the gradient."""
+    grad_sq_norm: float
+    """|G|², averaged over steps; may be negative while not resolved."""
+    noise_trace: float
+    """tr(Σ), averaged over steps; may be negative where it is small."""
+    steps: float
+    """Effective number of measured steps in the averages, 1/Σw² of their weights."""
+    confidence: float = 0.95
+    unit: str = "examples"
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval has an upper end. Without one only `low` is knowledge."""
+        return math.isfinite(self.high)
+
+    def efficiency(self, batch_size: float) -> float:
+        """Return the progress per example at `batch_size` against that of tiny batches.
+
+        B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
+        """
+        if self.value == batch_size == 0:
+            return math.nan
+        return self.value / (self.value + batch_size)
+
+    def short(self) -> str:
+        """Return a few characters for a progress bar: "19.1", ">310" or "?"."""
+        if self.resolved:
+            return three_digits(self.value)
+        return f">{three_digits(self.low)}" if self.low > 0 else "?"
+
+    def __str__(self) -> str:
+        level = f"{self.confidence * 100:.3g} %"
+        steps = f"{self.steps:.0f} step{'' if round(self.steps) == 1 else 's'}"
+        if self.resolved:
+            return (
+                f"{three_digits(self.value)} {self.unit}"
+                f" ({level} {three_digits(self.low)} to {three_digits(self.high)}, {steps})"
+            )
+        if self.steps == 0:
+            return "not measured yet"
+        bound = f"above {three_digits(self.low)} {self.unit} " if self.low > 0 else ""
+        text = f"{bound}(not resolved at {level} after {steps})"
+        return text if bound else text.strip("()")
+
+
+class NoiseScaleEstimator:
+    """Average per-step moments and turn them into a `NoiseScale` with its interval.
+
+    The noise scale is a ratio of two means. Each step's moments are noisy and signed; their
+    averages are unbiased; so average first, clamp never, divide last. The interval is
+    Fieller's for a ratio of correlated means, with a sandwich covariance that stays right
+    when steps of different noise (a changing batch size) share one average.
+
+    Averages are exponential, debiased on reading. A window of n steps weighs like n equal
+    steps (1/Σw² = n). While fewer have been seen, all of them count.
+
+    Args:
+        window: Measured steps to average over, at least 2; or "auto": averages over 2³ to
+            2¹⁴ steps are kept, and the answer comes from the shortest that is long enough
+            for an interval of relative width 0.5. How long that is is judged from the
+            scatter of single steps over the last 64 steps or more, always more than the window
+            has: choosing by the interval itself would favour windows that are narrow by luck,
+            and cover too rarely.
+        confidence: Coverage of the interval, between 0 and 1.
+        unit: What a batch size counts, for display: "examples", "sequences", "tokens".
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> estimator = NoiseScaleEstimator(window=100)
+        >>> for noise, signal in [(5.0, 0.3), (7.0, 0.2), (6.0, 0.25), (6.5, 0.27)]:
+        ...     _ = estimator.update(GradientMoments(grad_sq_norm=signal, noise_trace=noise))
+        >>> print(estimator.estimate())
+        24.1 examples (95 % 15.2 to 38.8, 4 steps)
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix A. Fieller 1954, "Some problems in
+        interval estimation". White 1980, for the sandwich covariance.
+    """
+
+    def __init__(
+        self,
+        window: int | Literal["auto"] = "auto",
+        confidence: float = 0.95,
+        unit: str = "examples",
+    ) -> None:
+        if window != "auto" and (not is_whole(window) or window < 2):
+            raise ValueError(
+                f'`window` must be "auto" or at least 2 steps, got {window!r}.'
+                ' Leave it at "auto" to have it sized from the noise.'
+            )
+        check_confidence(confidence)
+        if not (isinstance(unit, str) and unit):
+            raise ValueError(
+                f"`unit` must be a word, got {unit!r}."
+                ' Name what a batch size counts, such as "examples".'
+            )
+        self.window = window
+        self.confidence = confidence
+        self.unit = unit
+        lengths = AUTO_WINDOWS if window == "auto" else (int(window),)
+        self._lengths = np.array(lengths, dtype=np.float64)
+        # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
+        self._decay = (self._lengths - 1) / (self._lengths + 1)
+        self._averages = Averages.empty(len(lengths))
+        self._scatter = Scatter.empty(len(lengths))
+        self._scatter_decays = Scatter.decays(self._decay)
+
+    def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
+        """Add one step's moments.
+
+        Args:
+            moments: The step's two moments, of any sign.
+            weight: Relative weight of the step, fixed before its gradients are seen, or the
+                averages are no longer unbiased. The global batch size is a good one: a larger
+                batch measures |G|² more precisely.
+
+        Returns:
+            False, with nothing changed, if a moment is not finite (an overflow, say), or beyond
+            `LARGEST_MOMENT`.
+
+        Raises:
+            ValueError: If `weight` is not positive and finite.
+        """
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"`weight` must be positive and finite, got {weight!r}. Pass the batch size, or 1."
+            )
+        if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
+            return False
+        step = np.array([moments.noise_trace, moments.grad_sq_norm])
+        self._averages = self._averages.after(step, weight, self._decay)
+        self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
+        return True
+
+    def estimate(self) -> NoiseScale:
+        """Return the noise scale as of the last step. Never raises for lack of data."""
+        if self._averages.weight[-1] == 0:
+            return self._answer(math.nan, 0.0, math.inf, (math.nan, math.nan), 0.0)
+        k = self._chosen_window()
+        averages = self._averages
+        noise_trace, grad_sq_norm = (float(x) for x in averages.mean[k])
+        sum_sq_weights = float(averages.sq_weight[k] / averages.weight[k] ** 2)
+        steps = 1 / sum_sq_weights
+        low, high = 0.0, math.inf
+        # Satterthwaite's: the covariance below is a sum over steps with the weights w². For equal
+        # weights these are the familiar n - 1; an exponential average has about half as many.
+        degrees_of_freedom = float(averages.sq_weight[k] ** 2 / averages.fourth_weight[k]) - 1
+        if degrees_of_freedom > 1e-9:
+            covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
+            quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
+            low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
+        # The interval ends at 0, where tr(Σ) does, and so does the value. The moments stay signed.
+        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
+        return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
+
+    def _answer(
+        self, value: float, low: float, high: float, moments: tuple[float, float], steps: float
+    ) -> NoiseScale:
+        return NoiseScale(value, low, high, *moments, steps, self.confidence, self.unit)
+
+    def _chosen_window(self) -> int:
+        """Index of the shortest window that should do, else of the longest.
+
+        By the delta method a ratio R over n steps of variation cv has the interval
+        R·(1 ± 2·cv/√n), of relative width 4·cv/√n. For a window of n steps cv is taken over 2n
+        steps or 64, whichever is more, so that no window is chosen by itself.
+        """
+        last = len(self._lengths) - 1
+        for k in range(last):
+            memory = min(max(k + 1, _LEAST_MEMORY), last)
+            needed = 16 * self._scatter.squared_variation(memory) / AUTO_RELATIVE_WIDTH**2
+            if self._scatter.effective_weight(k) >= needed:
+                return k
+        return last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in lists and floats only."""
+        return {
+            "lengths": self._lengths.tolist(),
+            "unit": self.unit,
+            "averages": {name: x.tolist() for name, x in self._averages._asdict().items()},
+            "scatter": {
+                "level": self._scatter.level.sq_norm,
+                "last": list(self._scatter.last),
+                "sums": self._scatter.sums.tolist(),
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`.
+
+        Raises:
+            ValueError: If the state was saved with another `window` or `unit`, or is damaged.
+            KeyError: If something is missing in it.
+
+        Then nothing is changed.
+        """
+        if state["lengths"] != self._lengths.tolist():
+            raise ValueError(
+                f"`window` must be the one the state was saved with, got {self.window!r} for"
+                f" averages over {[int(n) for n in state['lengths']]} steps."
+                " Restore the earlier `window`, or start the averages anew."
+            )
+        if state["unit"] != self.unit:
+            raise ValueError(
+                f"`unit` must be the one the state was saved with, got {self.unit!r} for averages"
+                f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
+                " the averages anew."
+            )
+        windows = len(self._lengths)
+        averages = Averages(
+            **{
+                name: np.reshape(np.array(state["averages"][name], dtype=np.float64), none.shape)
+                for name, none in Averages.empty(windows)._asdict().items()
+            }
+        )
+        scatter = Scatter.empty(windows)
+        if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
+            weight, noise, signal = saved["last"]
+            sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
+            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
+        self._averages, self._scatter = averages, scatter
+
+
+def check_confidence(value: object) -> None:
+    """Raise a ValueError unless it can be the coverage of an interval."""
+    if not (is_real(value) and 0 < value < 1):
+        raise ValueError(
+            f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
+        )
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether it is a number of Python's or numpy's."""
+    return isinstance(value, Real)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer of Python's or numpy's, not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def three_digits(value: float) -> str:
+    """Return a number as people read it: 19.1 or 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a run in blocks, as long as their noise demands, each averaged anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.history.rows import Array, Rows
+
+MOST_BLOCKS = 32
+"""More would show no more of a run than its noise."""
+
+FEWEST_UNITS = 8
+"""Steps of a block, as its interval comes from their scatter."""
+
+RELATIVE_WIDTH = 1.0
+"""Of a block's interval, (high - low)/value, that its length is chosen for."""
+
+
+class Blocks(NamedTuple):
+    """Averages over blocks of consecutive rows; arrays have a value for each block.
+
+    S and Q are the averages of tr(Σ) and |G|², each step's over its trailing |g|².
+    """
+
+    of_row: NDArray[np.intp]
+    """The block of each row."""
+    noise_trace: Array
+    """S."""
+    grad_sq_norm: Array
+    """Q, signed."""
+    covariance: Array
+    """v_SS, v_SQ and v_QQ of the two averages, shape (blocks, 3)."""
+    freedom: Array
+    """Degrees of freedom of the covariance; 0 where there is none to speak of."""
+
+    @classmethod
+    def of(cls, rows: Rows, batch_size: Array) -> Blocks:
+        """Cut a run into as many blocks as its noise allows.
+
+        The length is chosen from the scatter of single rows over the whole run, never by which
+        blocks turn out to be resolved: those are the ones that read low by luck.
+        """
+        block = _of_equal_units(rows, _number(rows))
+
+        def total(values: Array) -> Array:
+            return np.bincount(block, weights=values).astype(np.float64)
+
+        weight = np.maximum(total(rows.weight), 1e-300)
+        s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
+        of_rows = rows.means
+        ds, dq = of_rows[0] - s[block], of_rows[1] - q[block]
+        # Sandwich covariance of weighted means; steps within a row are taken to weigh alike.
+        sq_weight = rows.weight * rows.unit_weight
+        squares = np.stack(
+            [
+                total(rows.noise_trace_squares + sq_weight * ds * ds),
+                total(rows.products + sq_weight * ds * dq),
+                total(rows.grad_sq_norm_squares + sq_weight * dq * dq),
+            ],
+            axis=1,
+        )
+        shares = total(sq_weight) / weight**2
+        fourths = total(rows.weight * rows.unit_weight**3) / weight**4
+        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike.
+        freedom = shares**2 / np.maximum(fourths, 1e-300) - 1
+        ruling = _ruling_units(rows, batch_size, total) - 1
+        freedom = np.minimum(np.maximum(freedom, 0.0), np.maximum(ruling, 1.0))
+        covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
+        return cls(block, s, q, covariance, freedom)
+
+    def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
+        """Return the noise scale S/Q of each block with Fieller's interval.
+
+        The value is NaN where Q is not positive; the interval is 0 to infinity where the scatter
+        is not known.
+        """
+        value = np.full_like(self.noise_trace, math.nan)
+        low, high = np.zeros_like(value), np.full_like(value, math.inf)
+        for k, (s, q) in enumerate(zip(self.noise_trace, self.grad_sq_norm, strict=True)):
+            if self.freedom[k] > 1e-9:
+                quantile = float(stdtrit(self.freedom[k], 0.5 + confidence / 2))
+                ends = fieller_interval(float(s), float(q), self.covariance[k], quantile)
+                low[k], high[k] = ends
+                value[k] = np.clip(s / q, *ends) if q > 0 else math.nan
+        return value, low, high
+
+    def progress(self, batch_size: Array) -> tuple[Array, Array]:
+        """Return the progress of a step of each row, and its standard error within the block.
+
+        A step at noise scale b and batch size B makes the share
+
+            p = 1/(1 + b/B) = B·Q/(B·Q + S)
+
+        of the progress of a noise-free one. The denominator is B times the mean |g|², which
+        scatters little and is positive. So p is close to linear in Q: it is unbiased and near
+        normal where the ratio b is neither, and may be averaged and summed, of either sign. Its
+        remaining bias, of second order in the covariance, is taken off.
+        """
+        block = self.of_row
+        s, q = self.noise_trace[block], self.grad_sq_norm[block]
+        ss, sq, qq = self.covariance[block].T
+        # |g|² can be no smaller than its noise; of few steps it may come out so.
+        sq_norm = np.maximum(batch_size * q + s, 0.1 * np.abs(s) + 1e-300)
+        bias = (
+            batch_size * q * ss + batch_size * (batch_size * q - s) * sq - batch_size**2 * s * qq
+        ) / sq_norm**3
+        variance = np.maximum(q**2 * ss - 2 * q * s * sq + s**2 * qq, 0.0)
+        error = batch_size / sq_norm**2 * np.sqrt(variance)
+        known = self.freedom[block] > 1e-9
+        return batch_size * q / sq_norm - bias, np.where(known, error, math.inf)
+
+
+def _ruling_units(
+    rows: Rows, batch_size: Array, total: Callable[[Array], Array]
+) -> NDArray[np.float64]:
+    """(Σv²)²/Σv⁴ of each block, v = w·|g|² being how much a unit counts in S and Q alike.
+
+    At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
+    are not known, as many steps as (Σv)²/Σv² are taken to rule. One degree of freedom is left.
+    """
+    s, q = rows.means
+    mean = q + s / batch_size
+    squares = (
+        rows.noise_trace_squares / batch_size**2
+        + 2 * rows.products / batch_size
+        + rows.grad_sq_norm_squares
+        + rows.weight * rows.unit_weight * mean**2
+    )
+    fourths = squares**3 / np.maximum((rows.weight * mean) ** 2, 1e-300)
+    return np.asarray(total(squares) ** 2 / np.maximum(total(fourths), 1e-300))
+
+
+def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
+    """The block of each row: consecutive rows with about as many units in each block."""
+    middle = np.cumsum(rows.units) - rows.units / 2
+    total = rows.units.sum()
+    wanted = np.minimum(middle * number / total, number - 1).astype(np.intp)
+    # Rows that nothing was measured in belong to a block where something was.
+    measured = np.unique(wanted[rows.units > 0])
+    return np.asarray(np.minimum(np.searchsorted(measured, wanted), len(measured) - 1))
+
+
+def _number(rows: Rows) -> int:
+    """How many blocks have the relative width, at the noise of the whole run.
+
+    By the delta method the ratio b over n units has the interval b·(1 ± 2·cv/√n), so that
+    n = (4·cv/width)² units are needed, as in `NoiseScaleEstimator`.
+    """
+    units, weight = float(rows.units.sum()), float(rows.weight.sum())
+    s, q = float(rows.noise_trace.sum()) / weight, float(rows.grad_sq_norm.sum()) / weight
+    if s <= 0 or q <= 0:
+        return 1
+    # Squares of q·S - s·Q, which is zero on average, within rows.
+    inner = (
+        q**2 * rows.noise_trace_squares
+        - 2 * q * s * rows.products
+        + s**2 * rows.grad_sq_norm_squares
+    )
+    measured = rows.units > 0
+    unit_weight, of_rows = rows.unit_weight[measured], rows.means
+    between = np.diff((q * of_rows[0] - s * of_rows[1])[measured])
+    row_weight = rows.weight[measured]
+    pairs = row_weight[1:] * row_weight[:-1] / (row_weight[1:] + row_weight[:-1])
+    # A unit of weight w has the variance C/w; both sums estimate C.
+    counted = float((rows.units[measured] - 1).sum()) + len(between)
+    if not counted:
+        return 1
+    spread = float((inner[measured] / unit_weight).sum() + (pairs * between**2).sum()) / counted
+    cv_squared = spread / (weight / units) / (s * q) ** 2
+    needed = max(16 * cv_squared / RELATIVE_WIDTH**2, FEWEST_UNITS)
+    rows_measured = int(measured.sum())
+    return int(np.clip(units // needed, 1, min(MOST_BLOCKS, rows_measured)))

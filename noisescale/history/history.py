@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale along a run, in columns, in bounded memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.history.increments import INCREMENTS, merged
+from noisescale.tradeoff.tradeoff import Tradeoff
+
+COLUMNS = (
+    "step",
+    "examples",
+    "batch_size",
+    "grad_sq_norm",
+    "noise_trace",
+    "noise_scale",
+    "low",
+    "high",
+    "sum_weight",
+    "sum_grad_sq_norm",
+    "sum_noise_trace",
+    "seconds_per_step",
+    "skipped_steps",
+    "devices",
+    "accumulation",
+    "coverage",
+    *INCREMENTS,
+)
+
+
+class History(Mapping[str, NDArray[np.float64]]):
+    """A mapping from column name to its values, one for each log step.
+
+    | column | meaning |
+    |---|---|
+    | `step` | optimizer steps so far |
+    | `examples` | examples processed so far, by all ranks |
+    | `batch_size` | global batch size of that step |
+    | `grad_sq_norm`, `noise_trace` | averages of the two moments |
+    | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
+    | `sum_weight` | sum over the measured steps so far of their batch sizes |
+    | `sum_grad_sq_norm`, `sum_noise_trace` | of each step's own moments, times its batch size |
+    | `increment_measured_steps` | steps measured since the row before, n |
+    | `increment_weight` | sum of their batch sizes, Σw |
+    | `increment_noise_trace`, `increment_grad_sq_norm` | Σw·S and Σw·Q of their relative moments |
+    | `increment_noise_trace_squares`, `increment_products`, `increment_grad_sq_norm_squares` | \
+      Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² around the row's own means |
+    | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
+    | `skipped_steps` | steps left out so far |
+    | `devices` | ranks that train together |
+    | `accumulation` | micro-batches each of them had in that step |
+    | `coverage` | share of |g|² that is of measured parameters; NaN: all |
+    | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
+
+    A step's relative moments are tr(Σ) and |G|² divided by the trailing |g|² of the steps before
+    it, see `noisescale.estimation.level.Level`. From the increments any segment of a run can be
+    averaged anew, with its interval, whatever the number of steps between two rows.
+
+    When `most_rows` are reached every second row is merged into the next and from then on every
+    second log step is kept, and so on: a run of any length keeps an even spacing, and the
+    increments of all its steps.
+
+    Example:
+        >>> history = History()
+        >>> history.append(step=50, examples=1600.0, noise_scale=19.0)
+        >>> history["step"], history["low"]
+        (array([50.]), array([nan]))
+    """
+
+    def __init__(
+        self,
+        most_rows: int = 4096,
+        extra_columns: Iterable[str] = (),
+        *,
+        unit: str = "examples",
+        confidence: float = 0.95,
+    ) -> None:
+        if most_rows < 2:
+            raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
+        self.unit = unit
+        """What examples and batch sizes count."""
+        self.confidence = confidence
+        """Coverage of the intervals."""
+        self._most_rows = most_rows
+        self._stride = 1
+        self._seen = 0
+        self.last_step = 0.0
+        """`step` of the last row appended, kept or not; 0 before it."""
+        self._pending: dict[str, float] | None = None  # increments of rows that were not kept
+        self._columns = {name: array("d") for name in (*COLUMNS, *extra_columns)}
+
+    @classmethod
+    def from_columns(
+        cls,
+        columns: Mapping[str, NDArray[np.float64]],
+        *,
+        unit: str = "examples",
+        confidence: float = 0.95,
+    ) -> History:
+        """Return a history of these columns, each of one length; all rows are kept.
+
+        Raises:
+            ValueError: If the lengths differ, or there is no `step`.
+        """
+        rows = {name: len(values) for name, values in columns.items()}
+        if "step" not in rows or len(set(rows.values())) > 1:
+            raise ValueError(
+                f"`columns` must have `step` and be equally long, got {rows}."
+                " Fill what was not measured with NaN."
+            )
+        extra = [name for name in columns if name not in COLUMNS]
+        history = cls(max(2, 2 * rows["step"]), extra, unit=unit, confidence=confidence)
+        unknown = np.full(rows["step"], np.nan)
+        for name, values in history._columns.items():
+            values.frombytes(np.asarray(columns.get(name, unknown), dtype=np.float64).tobytes())
+        history._seen = rows["step"]
+        history.last_step = float(columns["step"][-1]) if rows["step"] else 0.0
+        return history
+
+    def append(self, **row: float) -> None:
+        """Add the row of one log step; columns left out become NaN."""
+        if unknown := row.keys() - self._columns.keys():
+            raise ValueError(
+                f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(self)}."
+            )
+        self._seen += 1
+        self.last_step = float(row.get("step", self.last_step))
+        if self._pending is not None:
+            row |= _merged(self._pending, row)
+        if self._seen % self._stride:
+            self._pending = {name: float(row.get(name, "nan")) for name in INCREMENTS}
+            return
+        self._pending = None
+        for name, values in self._columns.items():
+            values.append(float(row.get(name, "nan")))
+        if len(self._columns["step"]) >= self._most_rows:
+            self._drop_every_second_row()
+
+    def _drop_every_second_row(self) -> None:
+        self._stride *= 2
+        increments = {name: self[name] for name in INCREMENTS}
+        pairs = len(self._columns["step"]) // 2
+        earlier, later = (
+            {name: values[start : 2 * pairs : 2] for name, values in increments.items()}
+            for start in (0, 1)
+        )
+        if len(self._columns["step"]) % 2:
+            self._pending = {name: float(values[-1]) for name, values in increments.items()}
+        for values in self._columns.values():
+            del values[::2]
+        for name, column in merged(earlier, later).items():
+            self._columns[name] = array("d", column.tolist())
+
+    def tradeoff(self) -> Tradeoff:
+        """Steps against examples for what the run reached, see `Tradeoff.from_run`.
+
+        Each block of the run counts with the noise scale of its own time, see `Stretches.of`.
+        `predict` has the bounds, too.
+
+        Raises:
+            ValueError: If the noise scale of the run is not resolved.
+        """
+        from noisescale.history.segments import Stretches
+        from noisescale.prediction.run_law import tradeoff_of
+
+        return tradeoff_of(Stretches.of(self))
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        return np.array(self._columns[column], dtype=np.float64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"History({len(self._columns['step'])} rows of {', '.join(self)})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows, in builtins."""
+        columns = {name: values.tolist() for name, values in self._columns.items()}
+        return {
+            "stride": self._stride,
+            "seen": self._seen,
+            "last_step": self.last_step,
+            "pending": self._pending,
+            "columns": columns,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Columns that it lacks are NaN up to there."""
+        self._stride, self._seen = state["stride"], state["seen"]
+        self.last_step = state["last_step"]
+        columns = state["columns"]
+        self._pending = state.get("pending")  # earlier versions saved none
+        unknown = [float("nan")] * len(columns["step"])
+        self._columns = {name: array("d", columns.get(name, unknown)) for name in self}
+
+
+def _merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    rows = ({k: np.array(row.get(k, np.nan)) for k in INCREMENTS} for row in (first, second))
+    return {name: float(value) for name, value in merged(*rows).items()}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the measured steps between two rows of a history add, enough to average any stretch anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.estimation.level import Level
+from noisescale.estimation.moments import GradientMoments
+
+Array = NDArray[np.float64]
+
+SUMS = (
+    "increment_measured_steps",
+    "increment_weight",
+    "increment_noise_trace",
+    "increment_grad_sq_norm",
+)
+"""n, Σw, Σw·S and Σw·Q of a row, with S and Q the moments of a step over its level of |g|²."""
+
+SQUARES = (
+    "increment_noise_trace_squares",
+    "increment_products",
+    "increment_grad_sq_norm_squares",
+)
+"""Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² of a row, around its own weighted means."""
+
+INCREMENTS = (*SUMS, *SQUARES)
+"""Columns of a history that hold what was added since the row before."""
+
+
+class Increments:
+    """Gather what measured steps add, until a row of the history takes it.
+
+    Sums stay centred on the moving mean of the row: raw squares would cancel in float32.
+
+    Example:
+        >>> increments = Increments()
+        >>> for noise_trace in (10.0, 9.0, 11.0):  # the first step only sets the level
+        ...     increments.add(GradientMoments(1.0 - noise_trace / 32, noise_trace), weight=32.0)
+        >>> row = increments.take()
+        >>> row["increment_weight"], row["increment_noise_trace"]
+        (64.0, 640.0)
+        >>> row["increment_noise_trace_squares"]
+        2048.0
+    """
+
+    def __init__(self) -> None:
+        self._level = Level()
+        self._row = _Row()
+
+    def add(self, moments: GradientMoments, weight: float) -> None:
+        """Add one step.
+
+        Args:
+            moments: The step's two moments, finite, of any sign.
+            weight: Its global batch size.
+        """
+        relative, self._level = self._level.step(moments, weight)
+        if relative is not None:
+            self._row = self._row.after(relative, weight)
+
+    def take(self) -> dict[str, float]:
+        """Return the columns of a row, and begin the next one."""
+        row, self._row = self._row, _Row()
+        sums = (float(row.steps), row.weight, row.weight * row.s, row.weight * row.q)
+        return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in builtins."""
+        return {"level": list(self._level), "row": list(self._row)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self._level, self._row = Level(*state["level"]), _Row(*state["row"])
+
+
+class _Row(NamedTuple):
+    """Sums over the steps of a row; s and q are their relative tr(Σ) and |G|²."""
+
+    steps: int = 0
+    weight: float = 0.0
+    """Σw."""
+    s: float = 0.0
+    """Σw·s/Σw."""
+    q: float = 0.0
+    ss: float = 0.0
+    """Σw²(s - s̄)²; the two after it likewise."""
+    sq: float = 0.0
+    qq: float = 0.0
+    sq_weight: float = 0.0
+    """Σw²."""
+    offset_s: float = 0.0
+    """Σw²(s - s̄), zero where all steps weigh alike."""
+    offset_q: float = 0.0
+
+    def after(self, relative: GradientMoments, weight: float) -> _Row:
+        """Add one step: a shift of the mean moves every square about it."""
+        q, s = relative
+        share = weight / (self.weight + weight)
+        shift_s, shift_q = share * (s - self.s), share * (q - self.q)
+        mean_s, mean_q = self.s + shift_s, self.q + shift_q
+        off_s = self.offset_s - self.sq_weight * shift_s
+        off_q = self.offset_q - self.sq_weight * shift_q
+        own, square = weight * weight, self.sq_weight
+        ds, dq = s - mean_s, q - mean_q
+        return _Row(
+            self.steps + 1,
+            self.weight + weight,
+            mean_s,
+            mean_q,
+            self.ss - (2 * self.offset_s - square * shift_s) * shift_s + own * ds * ds,
+            self.sq
+            - self.offset_s * shift_q
+            - self.offset_q * shift_s
+            + square * shift_s * shift_q
+            + own * ds * dq,
+            self.qq - (2 * self.offset_q - square * shift_q) * shift_q + own * dq * dq,
+            square + own,
+            off_s + own * ds,
+            off_q + own * dq,
+        )
+
+
+def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the increments of two successive rows as those of one.
+
+    Sums add. Squares around the common mean are those around each row's own mean, and what the
+    two means are apart: the steps of one row are taken to weigh alike, (Σw)²/n = Σw².
+    """
+    row = {name: first[name] + second[name] for name in SUMS}
+    weight = np.maximum(row["increment_weight"], 1e-300)
+    mean = [row[name] / weight for name in SUMS[2:]]
+    for name, (i, j) in zip(SQUARES, ((0, 0), (0, 1), (1, 1)), strict=True):
+        row[name] = first[name] + second[name]
+        for part in (first, second):
+            own = np.maximum(part["increment_weight"], 1e-300)
+            apart = [part[SUMS[2 + k]] / own - mean[k] for k in (i, j)]
+            sq_weight = part["increment_weight"] ** 2 / np.maximum(
+                part["increment_measured_steps"], 1
+            )
+            row[name] = row[name] + sq_weight * apart[0] * apart[1]
+    return row

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's history as what happened in each stretch of it, with the noise scale of its own time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from noisescale.bounded import Bounded
+from noisescale.history.blocks import Blocks
+from noisescale.history.rows import Rows
+
+Array = NDArray[np.float64]
+
+LARGEST_ROUNDING = 0.01
+"""Of the examples between two rows: a total that float32 rounds more coarsely is not used."""
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """What happened between one row of a history and the next, as columns of equal length.
+
+    Example:
+        >>> history = {"step": np.array([40.0, 100.0]), "examples": np.array([1200.0, 3000.0]),
+        ...            "noise_scale": np.array([10.0, 30.0]), "low": np.array([8.0, 20.0]),
+        ...            "high": np.array([15.0, np.inf])}
+        >>> run = Stretches.of(history)
+        >>> run.steps, run.batch_size, run.noise_scale
+        (array([40., 60.]), array([30., 30.]), array([10., 20.]))
+        >>> run.progress
+        array([0.75, 0.6 ])
+    """
+
+    steps: Array
+    """Optimizer steps in each stretch."""
+    batch_size: Array
+    """Mean global batch size, in examples."""
+    noise_scale: Array
+    """B_simple of the block; NaN where |G|² came out negative."""
+    low: Array
+    """Lower end of its interval; 0 where nothing was measured."""
+    high: Array
+    """Upper end of its interval, infinite where it is not resolved."""
+    resolved: Array
+    """1 where the block's own estimate is resolved, else 0."""
+    block: NDArray[np.intp]
+    """Which of the independent estimates a stretch has its noise scale from."""
+    progress: Array
+    """Progress of a step, as a share of a noise-free one's: 1/(1 + b/B), see `Blocks.progress`.
+
+    Of single blocks it may be negative or above 1 by chance. NaN where the noise scale of the run
+    as a whole is not resolved.
+    """
+    progress_low: Array
+    """Its lower end, at the upper end of the noise scale."""
+    progress_high: Array
+    """Its upper end. Blocks err independently: their errors add as squares."""
+    progress_error: Array
+    """Its standard error, common to the stretches of a block; 0 where it is not known."""
+    measured: Array
+    """1 where something was measured, else 0: there the block's estimate stands in."""
+    as_logged: bool = False
+    """Whether the estimates are those that were logged, which lag, for want of better ones."""
+
+    @classmethod
+    def of(cls, history: Mapping[str, Array]) -> Stretches:
+        """Cut a history into stretches, each with the noise scale of its own time.
+
+        The estimates that are logged average over what has been: while |G|² falls, often a
+        hundredfold in the first steps, they lag and read low. Here blocks of consecutive rows are
+        averaged anew, from what each row adds, see `Blocks`. A history that holds nothing but
+        estimates is taken as it is, and its errors as going together.
+
+        Raises:
+            ValueError: If the history has no rows, its steps do not rise, or its sums are too
+                coarse to be used.
+        """
+        step = history["step"]
+        steps = np.diff(step, prepend=0)
+        if not step.size or (steps <= 0).any():
+            wrong = step[steps <= 0]
+            where = f" with {float(wrong[0]):g} out of order" if wrong.size else ""
+            raise ValueError(
+                f"`history` must have rows of rising `step`, got {step.size} rows{where}."
+                " Measure a run with NoiseScaleMonitor first."
+            )
+        batch_size = _batch_size(history, steps)
+        rows = Rows.of(history, batch_size)
+        if rows is None:
+            return cls._as_logged(history, steps, batch_size)
+        confidence = float(getattr(history, "confidence", 0.95))
+        blocks = Blocks.of(rows, batch_size)
+        block = blocks.of_row
+        value, low, high = (x[block] for x in blocks.intervals(confidence))
+        progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
+        return cls(
+            steps=steps,
+            batch_size=batch_size,
+            noise_scale=value,
+            low=low,
+            high=high,
+            resolved=(np.isfinite(high) & np.isfinite(value)).astype(np.float64),
+            block=block,
+            progress=progress,
+            progress_low=ends[0],
+            progress_high=ends[1],
+            progress_error=error,
+            measured=(rows.units > 0).astype(np.float64),
+        )
+
+    @classmethod
+    def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Stretches:
+        """Take the logged estimates; where one is not resolved, the next that is."""
+        value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
+        resolved = np.isfinite(high) & np.isfinite(value)
+        low = np.nan_to_num(low, nan=0.0)
+        high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
+        value = np.clip(_next_resolved(value, resolved), low, high)
+        block = np.zeros(steps.size, dtype=np.intp)
+        run = cls.within(steps, batch_size, value, low, high, block)
+        return replace(run, resolved=resolved.astype(np.float64), as_logged=True)
+
+    @classmethod
+    def within(
+        cls,
+        steps: Array,
+        batch_size: Array,
+        noise_scale: Array,
+        low: Array,
+        high: Array,
+        block: NDArray[np.intp],
+    ) -> Stretches:
+        """Return stretches whose noise scale is known within bounds; for arguments see above."""
+        return cls(
+            steps=steps,
+            batch_size=batch_size,
+            noise_scale=noise_scale,
+            low=low,
+            high=high,
+            resolved=np.isfinite(high).astype(np.float64),
+            block=block,
+            progress=batch_size / (batch_size + noise_scale),
+            progress_low=batch_size / (batch_size + high),
+            progress_high=batch_size / (batch_size + low),
+            progress_error=np.zeros(steps.size),
+            measured=np.ones(steps.size),
+        )
+
+
+def coverage_of(history: Mapping[str, Array]) -> float:
+    """Return the least share of |g|² that was measured at a row, 1 where it was not logged."""
+    logged = np.asarray(history.get("coverage", ()), dtype=np.float64)
+    return float(min(logged[np.isfinite(logged)], default=1.0))
+
+
+def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
+    """Return B_simple with its interval at a step of the run.
+
+    Raises:
+        ValueError: If the step is not one of the run's.
+    """
+    run = Stretches.of(history)
+    if not 0 <= step <= history["step"][-1]:
+        raise ValueError(
+            f"`step` must be one of the run's, got {step!r}. It has {history['step'][-1]:,.0f}."
+        )
+    where = int(np.searchsorted(history["step"], step))
+    return Bounded(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))
+
+
+def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
+    """Examples a step between rows; of the measured steps where a total in float32 lost them."""
+    added = np.diff(history["examples"], prepend=0)
+    rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
+    unknown = np.full(steps.size, math.nan)
+    measured = history.get("increment_measured_steps", unknown)
+    weight = history.get("increment_weight", unknown)
+    lost = (rounding > LARGEST_ROUNDING * added) & (measured > 0)
+    return np.where(lost, weight / np.where(measured > 0, measured, 1.0), added / steps)
+
+
+def _progress(
+    blocks: Blocks, steps: Array, batch_size: Array, confidence: float
+) -> tuple[Array, Array, Array, Array]:
+    """Progress of each stretch, ends that hold for sums over the run (see `RunLaw`), and error."""
+    progress, error = blocks.progress(batch_size)
+    of_block = np.bincount(blocks.of_row, weights=steps * error)
+    total = math.sqrt(float((of_block**2).sum()))
+    quantile = math.inf
+    if math.isfinite(total):
+        # Satterthwaite's, of a sum of independent blocks.
+        known = blocks.freedom > 0
+        spread = (of_block[known] ** 4 / blocks.freedom[known]).sum()
+        freedom = total**4 / spread if spread else math.inf
+        quantile = float(stdtrit(min(max(freedom, 1e-9), 1e9), 0.5 + confidence / 2))
+    margin = quantile * total if total else 0.0
+    made = float((steps * progress).sum())
+    if made > margin:
+        return progress, progress - quantile * error, progress + quantile * error, error
+    # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
+    # progress of all blocks together, to which each adds in proportion to its variance. Less than
+    # none is not to be had: a negative sum counts as zero.
+    highest = np.ones_like(progress)
+    if 0 < margin < math.inf:
+        more = quantile * (1 + max(-made, 0.0) / margin)
+        highest = progress + more * error * of_block[blocks.of_row] / total
+    zero = np.zeros_like(progress)
+    return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
+
+
+def _next_resolved(value: Array, resolved: NDArray[np.bool_]) -> Array:
+    """Replace what is not resolved by the next value that is, at the end by the last one."""
+    those = np.flatnonzero(resolved)
+    if not those.size:
+        return np.full_like(value, math.nan)
+    following = np.searchsorted(those, np.arange(value.size)).clip(max=those.size - 1)
+    return np.asarray(value[those[following]])

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NoiseScaleMonitor: the gradient noise scale of a Lightning run, measured and logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale.batches.batch_size import rows_in
+from noisescale.batches.shared_examples import SharedExamples
+from noisescale.collectors.choosing import SmallBatch
+from noisescale.collectors.groups import Groups
+from noisescale.collectors.per_example.collector import Layers
+from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.moments import GradientMoments
+from noisescale.guard import Guard, RefusalError, beside_training
+from noisescale.history.history import History
+from noisescale.history.metric_names import check_monitor_name, prefix_of
+from noisescale.lightning import trainer_access
+from noisescale.lightning.monitor.measurements import (
+    ids_of_trained,
+    measurements_for,
+    warn_that_nothing_is_measured,
+    warn_that_one_is_not_measured,
+)
+from noisescale.lightning.monitor.reporting import report_run
+from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
+from noisescale.lightning.supported import (
+    check_supported,
+    refuse_namesakes,
+    refuse_several_gradients_a_step,
+)
+from noisescale.meter.logged_meter import Measurement, checked_options, nothing_measured
+from noisescale.meter.meter import check_batch_size
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+class NoiseScaleMonitor(trainer_access.Callback):
+    """Measure the simple gradient noise scale during training and log it.
+
+    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`:
+
+        trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
+
+    Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
+    accumulates each micro-batch's with their sum, in one that does not those of two halves of the
+    batch; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
+    steps every logger gets these keys, finite values only. Those of a noise scale are logged only
+    where it is resolved, the lower bound always. Where every step since the last log was left out,
+    none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
+    validations end, for `ModelCheckpoint(monitor=...)` and the like; NaN is not known, or not yet.
+    `EarlyStopping` stops at NaN: pass it `check_finite=False`, or have it go by the lower bound.
+
+    | key | meaning |
+    |---|---|
+    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
+    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
+    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
+    | `noise_scale/batch_size` | the global batch size of that step |
+    | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
+    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
+    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
+    `predict`; see `History` |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
+    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
+    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
+    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+
+    Under manual optimization with several optimizers each is measured on its own parameters. The
+    keys above are the first one's; the others' begin with `noise_scale/optimizer_1/` and so on.
+
+    The averaged gradient is taken in `on_before_optimizer_step`, before Lightning clips it; what
+    changes it earlier (in `on_after_backward`, say) spoils the comparison. Weight decay that is
+    decoupled from the gradient (AdamW) is not part of it. `ddp_fork` and `ddp_spawn` train in
+    other processes and hand back `callback_metrics` only: there, read results from those or from
+    a logger.
+
+    Args:
+        window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
+        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
+            where that takes a backward pass more. Windows count measured steps.
+        batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
+            the first dimension that its tensors share, or the length of a list of examples; where
+            both are possible a warning says which is taken. Tokens need one, and so do batches
+            with several augmented copies of an example, which count once.
+        unit: What `batch_size_fn` counts, for display.
+        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
+            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
+        confidence: Coverage of the interval, between 0 and 1.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
+            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
+            of. Halves and examples cost some of a measured step's time.
+        layers: Of which examples are compared: "all", or those of "normalization" alone, which
+            cost next to nothing; they imply `small_batch="example"`.
+        preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
+            second pass over the gradients. It is not B_simple.
+        cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
+        report: At the end of the fit print what other batch sizes and more devices would cost, and
+            save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
+            MLflow are given it too.
+        name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
+            keys begin with `noise_scale/<name>/`. One of them needs none.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
+        MisconfigurationException: When a fit starts under an unsupported Trainer.
+
+    Example:
+        >>> monitor = NoiseScaleMonitor(window=200)
+        >>> print(monitor.noise_scale)
+        not measured yet
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162.
+    """
+
+    def __init__(
+        self,
+        window: int | Literal["auto"] = "auto",
+        every_n_steps: int | Literal["auto"] = "auto",
+        batch_size_fn: Callable[[Any], float] | None = None,
+        unit: str = "examples",
+        groups: Groups | None = None,
+        confidence: float = 0.95,
+        *,
+        small_batch: SmallBatch = "auto",
+        layers: Layers = "all",
+        preconditioned: bool = False,
+        cut: Sequence[str] | None = None,
+        report: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        if name is not None:
+            check_monitor_name(name)
+        if batch_size_fn is not None and not callable(batch_size_fn):
+            raise TypeError(
+                f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
+                " Pass a function from a batch to the number of examples in it."
+            )
+        self._options = checked_options(
+            window=window,
+            every_n_steps=every_n_steps,
+            unit=unit,
+            groups=groups,
+            confidence=confidence,
+            small_batch=small_batch,
+            layers=layers,
+            preconditioned=preconditioned,
+            cut=cut,
+        )
+        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
+        self._preconditioned = preconditioned
+        self._name = name
+        self._report = report
+        self._follow: float | None = None
+        self._batch_size_fn = batch_size_fn
+        self._counter = trainer_access.BatchCounter()
+        self._measurements: list[Measurement] = []
+        self._refused: set[int] = set()  # of them, by index
+        self._measuring = False
+        self._loaded: dict[str, Any] | None = None
+        self._handed_on: dict[str, Any] = {}
+        self._local_batch_size: float = 0
+        self._rows: int | None = None
+        self._batch_idx = 0
+        self._trained: set[int] = set()
+        self._shared: SharedExamples | None = None
+        self._stepped = False
+        self._counted = False
+        self._layouts = ExitStack()
+        self._guard = Guard(trainer_access.MisconfigurationException)
+
+    @property
+    def name(self) -> str | None:
+        """What tells it from other monitors of the same Trainer."""
+        return self._name
+
+    @property
+    def state_key(self) -> str:
+        """What its state is called in a checkpoint; without a name as it has always been."""
+        unnamed = super().state_key
+        return unnamed if self._name is None else self._generate_state_key(name=self._name)
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The latest estimate, during the fit and after it. Reads the device."""
+        return self.noise_scales[0]
+
+    @property
+    def noise_scales(self) -> list[NoiseScale]:
+        """Those of all optimizers, where several are used under manual optimization."""
+        return [m.meter.noise_scale for m in self._measurements] or [self._nothing_measured]
+
+    @property
+    def group_noise_scales(self) -> dict[str, NoiseScale]:
+        """The latest estimate for each of `groups`, of the first optimizer."""
+        return self._measurements[0].meter.group_noise_scales if self._measurements else {}
+
+    @property
+    def preconditioned_noise_scale(self) -> NoiseScale | None:
+        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
+        if not self._measurements:
+            return None
+        return self._measurements[0].meter.preconditioned_noise_scale
+
+    def follow(self, confidence: float = 0.95) -> None:
+        """Keep the last steps of fits to come, for `recent_noise_scale`."""
+        self._follow = confidence
+
+    @property
+    def recent_noise_scale(self) -> NoiseScale:
+        """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
+        if not self._measurements:
+            return self._nothing_measured
+        return self._measurements[0].meter.recent_noise_scale
+
+    @property
+    def average_moments(self) -> GradientMoments | None:
+        """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
+        return self._measurements[0].meter.average_moments if self._measurements else None
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured; 2 where one process compares them."""
+        return self._measurements[0].meter.least_micro_batches if self._measurements else 1
+
+    def examples_in(self, batch: Any) -> float:
+        """What `batch_size_fn` counts in a batch."""
+        size = (self._batch_size_fn or self._counter)(batch)
+        check_batch_size(size, "What `batch_size_fn` returns")
+        return float(size)
+
+    @property
+    def history(self) -> History:
+        """The noise scale along the run, one row for each log step; see `histories`."""
+        return self.histories[0]
+
+    @property
+    def histories(self) -> list[History]:
+        """Those of all optimizers, where several are used under manual optimization."""
+        return [m.history for m in self._measurements] or [History()]
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A fit that goes on (from a checkpoint, or on this Trainer) continues the averages.
+        state = self._loaded
+        if state is None:
+            state = self.state_dict() if trainer.global_step else {}
+        self._loaded = None
+        self._handed_on = state
+        self._counter = trainer_access.BatchCounter(trainer)
+        self._counted = False
+        self._guard = Guard(trainer_access.MisconfigurationException)
+        self._measurements, self._refused = [], set()
+        check_supported(trainer)
+        monitors = [
+            c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
+        ]
+        refuse_namesakes([monitor.name for monitor in monitors])
+        self._measurements = measurements_for(
+            trainer, self._options, preconditioned=self._preconditioned, name=self._name
+        )
+        for measurement in self._measurements:
+            measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
+            if self._follow is not None:
+                measurement.meter.follow(self._follow)
+        with self._guard("The averages of before were not restored, they begin anew"):
+            for measurement, of_it in zip(
+                self._measurements, state.get("optimizers", ()), strict=False
+            ):
+                measurement.resume(of_it)
+        self._measuring = bool(self._measurements)
+        self._trained = ids_of_trained(trainer)
+        self._shared = None
+        if trainer.world_size > 1:
+            self._shared = SharedExamples(
+                trainer.strategy.root_device, trainer.accumulate_grad_batches
+            )
+
+    @beside_training
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for measurement in self._measurements:
+            measurement.start()
+        self._publish(trainer)
+        if self._measuring and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                with self._guard("There are no charts of the noise scale in TensorBoard"):
+                    if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
+                        self._layouts.enter_context(
+                            merged_into(writer, self._charts(), self._guard)
+                        )
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._measuring:
+            self._count(batch)
+            self._begin_batch(trainer, batch, batch_idx)
+
+    @beside_training
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        if self._measuring:
+            for which, measurement in enumerate(self._measurements):
+                if which in self._refused:
+                    continue
+                measurement.meter.before_backward(
+                    loss,
+                    self._local_batch_size,
+                    # By hand gradients are clipped before the optimizer's hook, if at all.
+                    capture_average=not pl_module.automatic_optimization,
+                    batch=None if pl_module.automatic_optimization else self._batch_idx,
+                    rows=self._rows,
+                    last=trainer_access.steps_now(trainer)
+                    if pl_module.automatic_optimization
+                    else None,
+                )
+
+    @beside_training
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        if not self._measuring:
+            return
+        automatic = pl_module.automatic_optimization
+        if automatic and self._stepped:
+            refuse_several_gradients_a_step(optimizer)
+        self._stepped = True
+        which = 0 if len(self._measurements) == 1 else trainer.optimizers.index(optimizer)
+        measurement = self._measurements[which]
+        if which in self._refused:
+            return
+        # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
+        try:
+            measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
+        except RefusalError as reason:
+            # Halves were our choice, and turn out not to be comparable.
+            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
+                raise
+            self._refused.add(which)
+            if len(self._refused) < len(self._measurements):
+                warn_that_one_is_not_measured(which, reason)
+                measurement.close()
+                return
+            warn_that_nothing_is_measured(reason)
+            self._stop(interrupted=False)
+            self._measurements = []
+            return
+        if trainer_access.should_log(trainer):
+            self._log(trainer, measurement, trainer_access.log_step(trainer))
+
+    @beside_training
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        for measurement in self._measurements:
+            measurement.meter.pause()
+        if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
+            trainer, self._prefix
+        ):
+            self._publish(trainer)
+
+    @beside_training
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._interrupt()
+        if trainer_access.is_fitting(trainer):
+            self._publish(trainer)
+
+    @beside_training
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)  # an epoch that ends early is not known to before
+
+    @beside_training
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._interrupt()
+        # A run that is killed and goes on from here does not log again what was before.
+        for logger in trainer.loggers:
+            with self._guard(f"{type(logger).__name__} did not save what it was given"):
+                logger.save()
+
+    @beside_training
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for measurement in self._measurements:
+            if self._measuring and measurement.advanced:
+                self._log(trainer, measurement, max(trainer_access.log_step(trainer) - 1, 0))
+
+    @beside_training
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._report and self._measuring:
+            with self._guard("There is no report of the noise scale"):
+                report_run(trainer, self.histories, self._guard, self._name)
+
+    @beside_training
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._loaded = None  # what validate and test load belongs to no fit
+        self._counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
+        self._stop(interrupted=False)
+
+    @beside_training
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._stop(interrupted=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._measurements:
+            return self._handed_on
+        return {"optimizers": [m.state_dict() for m in self._measurements]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+    def _log(self, trainer: pl.Trainer, measurement: Measurement, step: int) -> None:
+        reading = measurement.read()
+        if trainer_access.has_log_steps(trainer):
+            for logger in trainer.loggers:
+                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
+                    logger.log_metrics(reading.known, step=step)
+        # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
+        # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
+        # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
+        # that stays would pass for a new measurement.
+        trainer_access.publish(trainer, reading.all)
+        if measurement is self._measurements[0]:
+            trainer_access.show_in_progress_bar(
+                trainer, self._prefix.rstrip("/"), reading.estimate.short()
+            )
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of its metrics begin with, those of all optimizers."""
+        return prefix_of(0, self._name)
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put the metrics where early stopping, checkpoints and schedules are about to look.
+
+        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and
+        the history keep to that. Reads the device where there is something new.
+        """
+        if not self._measurements:
+            trainer_access.publish(trainer, nothing_measured(self._prefix))
+        for measurement in self._measurements:
+            if measurement.has_news:
+                trainer_access.publish(trainer, measurement.look())
+
+    def _count(self, batch: Any) -> None:
+        """Count the examples in a batch. What cannot be counted is told at the first one."""
+        try:
+            self._local_batch_size = self.examples_in(batch)
+        except Exception as error:
+            if not self._counted:
+                raise
+            for measurement in self._measurements:
+                measurement.meter.leave_step_out(error)
+        self._counted = True
+
+    @beside_training
+    def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
+        self._batch_idx = batch_idx
+        self._rows = None
+        if self._batch_size_fn is not None:
+            self._rows = rows_in(batch, partial(trainer_access.count_examples, trainer))
+        self._stepped = False
+        for measurement in self._measurements:
+            measurement.meter.resume()
+        if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
+            self._trained |= trained
+            trainer_access.rank_zero_warn(
+                "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
+                " measuring those that were trained then. Resume from a checkpoint to measure"
+                " all of them."
+            )
+        self._look_for_shared_examples(batch)
+
+    def _look_for_shared_examples(self, batch: Any) -> None:
+        """Say once a fit if ranks have the same ones. Costs the first batches alone."""
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        with self._guard("Whether ranks share examples was not looked at"):
+            if (message := shared.look(trainer_access.tensors_of(batch))) is not None:
+                trainer_access.rank_zero_warn(message)
+            if not shared.over:
+                self._shared = shared
+
+    def _interrupt(self) -> None:
+        for measurement in self._measurements:
+            measurement.interrupt()
+
+    def _stop(self, *, interrupted: bool) -> None:
+        """Take everything back that was put into the model and the loggers."""
+        self._measuring = False
+        with self._guard("The charts of the noise scale were not closed"):
+            self._layouts.close()
+        for measurement in reversed(self._measurements):  # as what they wrap was wrapped
+            measurement.close(interrupted=interrupted)
+
+    def _charts(self) -> dict[str, Any]:
+        groups = any(m.meter.group_noise_scales for m in self._measurements)
+        return charts(
+            self._options["unit"],
+            self._options["confidence"],
+            groups=groups,
+            preconditioned=self._preconditioned,
+            monitor=self._name,
+        )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report at the end of a fit: tables on the console, a page beside the logs and in loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noisescale.guard import Guard
+from noisescale.history.metric_names import prefix_of
+from noisescale.lightning import trainer_access
+from noisescale.predictor import predict
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from noisescale.history.history import History
+
+
+def report_run(
+    trainer: pl.Trainer, histories: Sequence[History], guard: Guard, monitor: str | None = None
+) -> None:
+    """Print and save what the run predicts, on one rank.
+
+    The page is `noise_scale.html` in the run's own folder (see `run_folder`), of a monitor with a
+    name `noise_scale_<name>.html`, of further optimizers `..._optimizer_1.html` and so on. W&B and
+    MLflow get a copy, with the run. A run that says nothing is told by a warning. `guard` keeps
+    one that fails from the others.
+    """
+    if not trainer.is_global_zero:
+        return
+    from noisescale.report.text import print_report
+
+    folder = run_folder(trainer)
+    for number, history in enumerate(histories):
+        try:
+            prediction = predict(history)
+        except ValueError as reason:
+            trainer_access.rank_zero_warn(f"NoiseScaleMonitor has nothing to report: {reason}")
+            continue
+        print_report(prediction)
+        prefix = prefix_of(number, monitor)
+        with guard("There is no page of the noise scale"):
+            folder.mkdir(parents=True, exist_ok=True)
+            page = _page(folder, prefix, keep_others=not trainer.loggers)
+            print(f"Report: {prediction.to_html(page)}")
+            for logger in trainer.loggers:
+                with guard(f"{type(logger).__name__} was not given the page of the noise scale"):
+                    hand_to(logger, page, f"{prefix}report")
+
+
+def run_folder(trainer: pl.Trainer) -> Path:
+    """Return the folder for files of this run, as rank zero sees it.
+
+    Where the first logger writes, or where a ModelCheckpoint would make its folder of checkpoints:
+    of W&B and MLflow `trainer.log_dir` is one folder for all runs. Without a logger it is
+    `default_root_dir`, which is not the run's own.
+    """
+    if not trainer.loggers:
+        return Path(trainer.default_root_dir)
+    logger = trainer.loggers[0]
+    if (own := getattr(logger, "log_dir", None)) is not None:
+        return Path(own)
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return Path(logger.save_dir or trainer.default_root_dir, str(logger.name), version)
+
+
+def hand_to(logger: Any, page: Path, key: str) -> None:
+    """Give a logger that keeps files a page of the run; leave others alone."""
+    if isinstance(logger, trainer_access.WANDB_LOGGERS):
+        _to_wandb(logger, page, key)
+    elif isinstance(logger, trainer_access.MLFLOW_LOGGERS):
+        _to_mlflow(logger, page)
+
+
+def _to_wandb(logger: Any, page: Path, key: str) -> None:
+    import wandb
+
+    logger.log_metrics({key: wandb.Html(str(page), inject=False)})
+
+
+def _to_mlflow(logger: Any, page: Path) -> None:
+    logger.experiment.log_artifact(logger.run_id, str(page))
+
+
+def _page(folder: Path, prefix: str, *, keep_others: bool) -> Path:
+    """The file of a page; where runs share the folder, one that is not there yet."""
+    stem = prefix.rstrip("/").replace("/", "_")
+    page, version = folder / f"{stem}.html", 1
+    while keep_others and page.exists():
+        page = folder / f"{stem}-v{version}.html"  # as a ModelCheckpoint numbers its files
+        version += 1
+    return page

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our charts on TensorBoard's Custom Scalars page, beside whatever the user has put there.
+
+A run has one layout, and of several written to it the last one counts. So a layout that is
+already in the run is read back and merged, and one that is written while we are there is
+merged on its way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import custom_scalars
+
+from noisescale.guard import Guard
+from noisescale.history.metric_names import prefix_of
+
+# Layouts are written when a run starts. Further into old event files we do not look for one.
+_RECORDS_SEARCHED = 10_000
+
+_USERS_WAYS_TO_WRITE_ONE = (
+    "add_custom_scalars",
+    "add_custom_scalars_marginchart",
+    "add_custom_scalars_multilinechart",
+)
+
+
+def charts(
+    unit: str,
+    confidence: float,
+    *,
+    groups: bool = False,
+    preconditioned: bool = False,
+    monitor: str | None = None,
+) -> dict[str, Any]:
+    """Our part of the Custom Scalars page; Multiline tags are regular expressions.
+
+    Args:
+        unit: What a noise scale counts.
+        confidence: Coverage of its interval.
+        groups: Whether there is a chart that overlays the parameter groups.
+        preconditioned: Whether there is one of the preconditioned noise scale.
+        monitor: Its name, where it has one: then the charts are a category of their own.
+    """
+    prefix = prefix_of(0, monitor)
+    interval = f"its {confidence * 100:g} % interval [{unit}]"
+
+    def band(name: str) -> list[Any]:
+        return ["Margin", [f"{prefix}{name}{end}" for end in ("", "_low", "_high")]]
+
+    def lines(*patterns: str) -> list[Any]:
+        return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
+
+    page = {f"Simple noise scale and {interval}": band("simple")}
+    if groups:
+        page[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
+    if preconditioned:
+        page[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
+    page |= {
+        f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
+        "Efficiency: progress per example": lines("efficiency$"),
+        "Signal: |G|²": lines("grad_sq_norm$"),
+        "Noise: tr(Σ)": lines("noise_trace$"),
+    }
+    return {f"Noise scale, {monitor}" if monitor else "Noise scale": page}
+
+
+def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
+    """Add a `page` of charts to the layout of a run, now and whenever the user writes another one.
+
+    Args:
+        writer: The run's writer.
+        page: As for `SummaryWriter.add_custom_scalars`.
+        guard: Keeps the user's layouts as they are where ours cannot be merged with them.
+
+    Returns:
+        A context that lasts for as long as layouts of the user's are to be merged.
+    """
+    ours = _layout_in(custom_scalars(page))
+    writer._get_file_writer().add_summary(_summary_of(_merged(_on_disk(writer, guard), ours)))
+    stack = ExitStack()
+    for name in _USERS_WAYS_TO_WRITE_ONE:
+        stack.enter_context(_merging(writer, name, ours, guard))
+    return stack
+
+
+@contextmanager
+def _merging(
+    writer: SummaryWriter, name: str, ours: layout_pb2.Layout, guard: Guard
+) -> Iterator[None]:
+    """While active, the writer's method `name` writes its layout merged with `ours`."""
+    original = getattr(writer, name)
+
+    def write_merged(*args: Any, **kwargs: Any) -> None:
+        file_writer = writer._get_file_writer()
+        written: list[Summary] = []
+        file_writer.add_summary = lambda summary, *_: written.append(summary)
+        try:
+            original(*args, **kwargs)
+        finally:
+            del file_writer.add_summary
+        summary = written[-1]
+        with guard("The charts of the noise scale are not in a layout that was written later"):
+            summary = _summary_of(_merged(_layout_in(summary), ours))
+        file_writer.add_summary(summary)
+
+    setattr(writer, name, write_merged)
+    try:
+        yield
+    finally:
+        if getattr(writer, name) is write_merged:
+            delattr(writer, name)
+
+
+def _on_disk(writer: SummaryWriter, guard: Guard) -> layout_pb2.Layout:
+    """The layout that counts in the writer's run so far; empty where there is none."""
+    writer.flush()
+    layout = layout_pb2.Layout()
+    for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
+        if not path.is_file():  # opening a pipe would wait for ever
+            continue
+        with guard("Charts of an event file that cannot be read are not kept"):
+            for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
+                if metadata.CONFIG_SUMMARY_TAG.encode() in record:
+                    layout = _layout_in(Event.FromString(record).summary)
+    return layout
+
+
+def _layout_in(summary: Summary) -> layout_pb2.Layout:
+    for value in summary.value:
+        if value.tag == metadata.CONFIG_SUMMARY_TAG:
+            return layout_pb2.Layout.FromString(value.tensor.string_val[0])
+    return layout_pb2.Layout()
+
+
+def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.Layout:
+    """Their categories and charts, in their order, then ours; of one title ours is taken."""
+    merged = layout_pb2.Layout()
+    merged.CopyFrom(theirs)
+    for category in ours.category:
+        there = next((c for c in merged.category if c.title == category.title), None)
+        if there is None:
+            merged.category.add().CopyFrom(category)
+            continue
+        our_titles = {chart.title for chart in category.chart}
+        kept = [chart for chart in there.chart if chart.title not in our_titles]
+        del there.chart[:]
+        there.chart.extend([*kept, *category.chart])
+    return merged
+
+
+def _summary_of(layout: layout_pb2.Layout) -> Summary:
+    summary: Summary = custom_scalars({})
+    summary.value[0].tensor.string_val[0] = layout.SerializeToString()
+    return summary

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchSizeScheduler, and how it changes batches and schedules of a fit."""

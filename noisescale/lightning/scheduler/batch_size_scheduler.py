@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchSizeScheduler: the batch size follows the noise scale while a Lightning Trainer trains."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale.estimation.estimator import check_confidence
+from noisescale.estimation.moments import GradientMoments
+from noisescale.guard import Guard
+from noisescale.lightning import trainer_access
+from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
+from noisescale.lightning.scheduler.accumulation import Accumulation
+from noisescale.lightning.scheduler.device_batches import ResizedLoaders, check_resizable
+from noisescale.lightning.scheduler.memory_trial import fits
+from noisescale.lightning.scheduler.schedulable import check_may_resize, check_schedulable
+from noisescale.lightning.scheduler.schedules import (
+    PROGRESS,
+    ClockedSchedules,
+    Progress,
+    default_progress,
+)
+from noisescale.lightning.scheduler.starting import check_saved, start
+from noisescale.plan import Plan
+from noisescale.scheduling.controller import BatchSizeController
+from noisescale.scheduling.learning_rate import LearningRateScaling
+from noisescale.scheduling.move import Move
+from noisescale.scheduling.policies import PolicyLike
+from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+_ROOT = "batch_size/"
+
+
+class BatchSizeScheduler(trainer_access.Callback):
+    """Let the batch size follow the gradient noise scale, and the learning rate the batch size.
+
+    Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`:
+
+        trainer = Trainer(devices=2, strategy="ddp", callbacks=[BatchSizeScheduler()])
+
+    Batches of the loader stay what they are; a step takes more or fewer of them. Between two
+    steps the policy is asked, at the same step on all ranks, what batch size goes with the noise
+    scale of the last steps, and moves only where its interval says so, see `Gate`. With
+    `max_device_batch_size` the loader's batches change too, from one epoch to the next.
+
+    Every window of batches is exact, however its length changes: no gradient is used twice, none
+    is lost, and the mean is over as many batches as there are, also in the short last window of
+    an epoch. A loader without a length shows its end only with its last batch: the gradient of
+    that window is then rescaled before it is clipped.
+
+    At Lightning's log steps every logger gets these keys:
+
+    | key | meaning |
+    |---|---|
+    | `batch_size/wanted` | global batch that the policy asked for last, in examples |
+    | `batch_size/given` | global batch that the steps have |
+    | `batch_size/lr_factor` | factor on the learning rate that the run's own schedule gives |
+    | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
+
+    and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
+    `trainer.callback_metrics` has them where epochs and validations end, too; NaN is not known.
+
+    Learning-rate schedules never see the factor: it is applied while the optimizer steps.
+
+    A function of your own is a policy, too. Set `needs_noise_scale = True` on it (or on its class)
+    to have the noise scale measured and to be asked every `decide_every_n_steps`. Without that it
+    is asked at every step, before each of which ranks and device are waited for; and it is given
+    a noise scale only where a monitor is among the callbacks, else one that is not resolved. So
+    is a function for `lr_scaling`, which is given b = 0 where nothing is measured.
+
+    Args:
+        policy: "tradeoff": √(r·B_simple), with r the run's critical batch size so far; "ratio":
+            B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
+            that; "seesaw", "smith": grow where your schedule lowers the learning rate. Or a
+            mapping from steps to global batch sizes, or a function from (noise scale, plan,
+            progress) to one.
+        min_batch_size: Least global batch, in examples. Default: one batch a device.
+        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
+            the loader has no length.
+        lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi",
+            "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
+            by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
+            "smith" are made of, for them; else "sqrt".
+        monitor: The monitor that measures. Default: the one among the Trainer's callbacks (of
+            several the one without a name, else the first), or a new one.
+        max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
+            loader's batches stay.
+        progress: What your learning-rate schedules by steps are stepped by. "run": the share of
+            the run that is over, by examples where epochs end it and by optimizer steps where
+            `max_steps` does, so that one sized by `trainer.estimated_stepping_batches` ends with
+            the run; where nothing is known to end it, as "examples". "examples": steps of the
+            first batch size. "steps": optimizer steps, as Lightning does. "gain": AdaScale's
+            scale-invariant steps. Default: "gain" where you pass `lr_scaling="adascale"`, else
+            "run"; a run that is resumed goes on by what it went by.
+        confidence: Of the interval that moves are gated on.
+        decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
+            the device once. Schedules are kept to the step whatever it is.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if no plan meets
+            the bounds.
+        TypeError: If an argument has a wrong type.
+        MisconfigurationException: When a fit starts under an unsupported Trainer.
+
+    Example:
+        >>> scheduler = BatchSizeScheduler("ratio", max_batch_size=4096, lr_scaling="adascale")
+        >>> scheduler.moves
+        []
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, appendix D. Johnson et al. 2020,
+        arXiv:2007.05105, for AdaScale.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike = "tradeoff",
+        min_batch_size: float | None = None,
+        max_batch_size: float | None = None,
+        lr_scaling: LearningRateScaling = "auto",
+        monitor: NoiseScaleMonitor | None = None,
+        *,
+        max_device_batch_size: int | None = None,
+        progress: Progress | None = None,
+        confidence: float = 0.95,
+        decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+    ) -> None:
+        super().__init__()
+        if progress not in (None, *PROGRESS):
+            names = ", ".join(f'"{name}"' for name in PROGRESS)
+            raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
+        self._arguments: dict[str, Any] = {
+            "policy": policy,
+            "lr_scaling": lr_scaling,
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "max_device_batch_size": max_device_batch_size,
+            "decide_every_n_steps": decide_every_n_steps,
+        }
+        settings = Settings.checked(**self._arguments)
+        check_confidence(confidence)
+        self._progress = progress
+        self._needs_monitor = settings.needs_noise_scale or progress == "gain"
+        self._confidence = confidence
+        self._monitor = monitor
+        self._counter = trainer_access.BatchCounter()
+        self._controller: BatchSizeController | None = None
+        self._loaders: ResizedLoaders | None = None
+        self._schedules: ClockedSchedules | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._goes_on: dict[str, Any] = {}
+        self._users_accumulation: int | None = None
+        self._window = Accumulation(1)
+        self._begins_anew = True
+        self._warned = False
+        self._logged_step = -1
+        self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
+        self._rows: int | None = None  # of a batch on one device, where the loader tells
+        self._largest_rows = 0
+        self._max_batch_size: float | None = None
+        self._guard = Guard()
+
+    @property
+    def moves(self) -> list[Move]:
+        """The changes of the batch size in this fit, the last thousand of them."""
+        return [] if self._controller is None else list(self._controller.moves)
+
+    @property
+    def plan(self) -> Plan | None:
+        """How a step is made up now; None before training."""
+        return None if self._controller is None else self._controller.plan
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        # The monitor has to see a gradient before it is rescaled here, so it comes first. The
+        # list is replaced, as Lightning is going through it.
+        others = [
+            callback for callback in trainer_access.callbacks_of(trainer) if callback is not self
+        ]
+        if self._monitor is None:
+            found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
+            found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
+            if found or self._needs_monitor:
+                self._monitor = found[0] if found else NoiseScaleMonitor()
+        if self._monitor is not None:
+            self._monitor.follow(self._confidence)
+            if self._monitor not in others:
+                others.insert(0, self._monitor)
+            where = others.index(self._monitor) + 1
+            trainer_access.set_callbacks(trainer, [*others[:where], self, *others[where:]])
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # As the monitor does: from a checkpoint, or on this Trainer.
+        goes_on = self._loaded
+        if goes_on is None:
+            goes_on = self.state_dict() if trainer.global_step else {}
+        self._loaded = None
+        check_saved(goes_on)
+        self._goes_on = goes_on
+        self._controller = None
+        self._counter = trainer_access.BatchCounter(trainer, "BatchSizeScheduler")
+        self._logged_step = -1
+        check_schedulable(trainer, self)
+        if self._arguments["max_device_batch_size"] is not None:
+            check_may_resize(trainer)
+            self._loaders = ResizedLoaders(trainer)
+            if goes_on and goes_on["resized"] is not None:
+                most = self._arguments["max_device_batch_size"]
+                self._loaders.change(min(goes_on["resized"], most))
+        self._users_accumulation = int(trainer.accumulate_grad_batches)
+        self._begins_anew = True
+        if goes_on:  # Lightning asks whether the last step was complete before the first batch
+            self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._publish(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer_access.is_fitting(trainer):
+            self._publish(trainer)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.fit_loop._skip_backward:
+            return  # averaged weights are being prepared: nothing is trained
+        if self._controller is None:
+            self._controller = self._start(trainer, batch)
+        if batch_idx == 0 and self._schedules is not None:
+            self._schedules.begin_epoch(trainer)
+        if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
+            return
+        self._begins_anew = False
+        if self._controller.due:
+            self._decide(trainer, self._controller)
+        remaining = trainer.num_training_batches - batch_idx
+        length = int(min(self._controller.plan.accumulation, max(remaining, 1)))
+        self._window = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        if self._controller is None:
+            return
+        length, taken = trainer.accumulate_grad_batches, self._batches_taken(trainer)
+        if taken < length:  # the loader had no length to tell that this would be the last window
+            gradients = [
+                p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+            ]
+            if gradients:
+                torch._foreach_mul_(gradients, length / taken)
+        if trainer_access.should_log(trainer):
+            self._log(trainer, self._controller, trainer_access.log_step(trainer))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        controller = self._controller
+        if (
+            controller is None
+            or trainer.fit_loop._skip_backward
+            or not trainer_access.steps_now(trainer)
+        ):
+            return
+        if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
+            trainer, _ROOT
+        ):
+            self._publish(trainer)
+        plan = controller.plan
+        examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
+        controller.step(examples)
+        if self._schedules is not None:
+            self._schedules.advance(trainer, examples)
+        if self._loaders is None or not self._rows:
+            return
+        if self._batch is None or not trainer_access.is_last_batch(
+            trainer
+        ):  # which may be a short one
+            self._batch = batch, self._rows
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._loaders is not None and self._controller is not None:
+            self._resize(trainer, self._controller, self._loaders)
+        self._publish(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = max(trainer_access.log_step(trainer) - 1, 0)
+        if self._controller is not None and step != self._logged_step:
+            self._log(trainer, self._controller, step)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._loaded = None  # what validate and test load belongs to no fit
+        self._stop(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._stop(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._controller is None or self._schedules is None:
+            return self._goes_on
+        return {
+            "controller": self._controller.state_dict(),
+            "max_batch_size": self._max_batch_size,
+            "window": [int(self._window), self._window.begin],
+            "rows": self._rows,
+            "resized": None if self._loaders is None else self._loaders.size,
+            "largest_rows": self._largest_rows,
+            "schedules": self._schedules.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+    def _start(self, trainer: pl.Trainer, batch: Any) -> BatchSizeController:
+        assert self._users_accumulation is not None
+        loaders = trainer.fit_loop._combined_loader
+        if self._loaders is not None and loaders is not None:
+            check_resizable(loaders.flattened)
+        least, examples = 1, self._examples_in(batch)
+        if self._needs_monitor and self._monitor is not None:
+            one_has_halves = trainer.world_size > 1 or examples > 1
+            needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
+            least = min(needed, self._users_accumulation)
+        controller, self._rows, self._max_batch_size = start(
+            trainer,
+            examples,
+            self._arguments,
+            accumulation=self._users_accumulation,
+            min_accumulation=least,
+            saved=self._goes_on,
+        )
+        self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
+        by_gain = self._arguments["lr_scaling"] == "adascale"
+        self._schedules = ClockedSchedules(
+            trainer,
+            controller,
+            self._progress
+            or default_progress(self._goes_on, by_gain=by_gain, measured=self._needs_monitor),
+            accumulation=self._users_accumulation,
+            saved=self._goes_on,
+        )
+        return controller
+
+    def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
+        # Reading it waits for the device: not at every step for a schedule that goes by steps.
+        follows = self._needs_monitor or controller.settings.takes_noise_scale
+        measured = self._monitor if follows else None
+        move = controller.decide(
+            None if measured is None else measured.recent_noise_scale,
+            None if measured is None else measured.average_moments,
+            device_batch_size=controller.plan.device_batch_size,
+        )
+        if move is not None:
+            self._tell(trainer, str(move), controller)
+            drifts = self._schedules is not None and self._schedules.drifts(trainer)
+            if drifts and not self._warned:
+                self._warned = True
+                trainer_access.rank_zero_warn(
+                    "The learning-rate schedule counts optimizer steps, of which there are now"
+                    ' more or fewer than it was made for. Pass `progress="run"` to'
+                    " BatchSizeScheduler to keep it on track."
+                )
+
+    def _resize(
+        self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
+    ) -> None:
+        """Make up the wanted batch anew, with the loader's batches as large as they may be.
+
+        What does not fit halves the way from the most rows that do, so that a few epochs end it.
+        """
+        assert self._rows is not None
+        controller.settle()  # a larger batch is tried on all ranks or on none
+        plan = controller.plan_for(controller.wanted)
+        rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
+        if rows == self._rows or self._batch is None:
+            return
+        batch, of_batch = self._batch
+        if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
+            controller.max_device_batch_size = (self._largest_rows + rows) // 2
+            self._tell(
+                trainer,
+                f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
+                f" size stays {controller.plan}, next time at most"
+                f" {controller.max_device_batch_size} rows: {why}",
+                controller,
+            )
+            return
+        self._largest_rows = max(self._largest_rows, rows)
+        loaders.change(rows)
+        self._rows = rows
+        move = controller.adopt(plan, "micro-batches of another size", self._average_moments)
+        if move is not None:
+            self._tell(trainer, str(move), controller)
+
+    def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
+        metrics = self._metrics(controller)
+        self._logged_step = step
+        if trainer_access.has_log_steps(trainer):
+            for logger in trainer.loggers:
+                with self._guard(f"{type(logger).__name__} was not given the batch size"):
+                    logger.log_metrics(metrics, step=step)
+        self._publish(trainer)
+
+    def _metrics(self, controller: BatchSizeController) -> dict[str, float]:
+        metrics = {
+            _ROOT + "wanted": controller.wanted,
+            _ROOT + "given": float(controller.plan.batch_size),
+            _ROOT + "lr_factor": controller.lr_factor,
+        }
+        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+            metrics[_ROOT + "noise_scale"] = now.value
+        return metrics
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Put all metrics where other callbacks look for them; NaN is not known, or not yet."""
+        with self._guard("The batch size is not in `callback_metrics`"):
+            names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
+            unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
+            known = {} if self._controller is None else self._metrics(self._controller)
+            trainer_access.publish(trainer, unknown | known)
+
+    def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
+        trainer.lightning_module.print(f"BatchSizeScheduler: {text}")
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                with self._guard("A move of the batch size is not in TensorBoard"):
+                    writer = getattr(logger, "experiment", None)
+                    if isinstance(writer, SummaryWriter):
+                        writer.add_text("batch_size/moves", text, trainer_access.log_step(trainer))
+
+    @property
+    def _average_moments(self) -> GradientMoments | None:
+        return None if self._monitor is None else self._monitor.average_moments
+
+    def _examples_in(self, batch: Any) -> float:
+        if self._monitor is None:
+            return float(self._counter(batch))
+        return float(self._monitor.examples_in(batch))
+
+    @staticmethod
+    def _window_ended(trainer: pl.Trainer, batch_idx: int) -> bool:
+        return batch_idx % trainer.accumulate_grad_batches == 0
+
+    @staticmethod
+    def _batches_taken(trainer: pl.Trainer) -> int:
+        """Batches in the window so far, the one under way included."""
+        window = trainer.accumulate_grad_batches
+        begin = window.begin if isinstance(window, Accumulation) else 0
+        return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        """Leave the Trainer and the optimizers as they were."""
+        if self._users_accumulation is not None:
+            trainer.accumulate_grad_batches = self._users_accumulation
+            self._users_accumulation = None
+        for part in (self._controller, self._loaders, self._schedules):
+            if part is not None:
+                part.close()
+        self._batch = None

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules that Lightning steps once an optimizer step, stepped by a clock."""
+
+from __future__ import annotations
+
+import math
+import sys
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
+
+from noisescale.lightning import trainer_access
+from noisescale.scheduling.controller import BatchSizeController
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+Progress = Literal["run", "steps", "examples", "gain"]
+PROGRESS: tuple[Progress, ...] = ("run", "steps", "examples", "gain")
+
+
+class ClockedSchedules:
+    """Take over the schedules of a Trainer that count optimizer steps.
+
+    Those that count epochs stay as they are, and so do those that wait for a metric: their
+    patience counts optimizer steps.
+
+    Lightning compares a schedule's `frequency` with the number of batches in the epoch. So it is
+    done here, with the batches that there would be at the first batch size.
+
+    Args:
+        trainer: At its first batch, its optimizers set up.
+        controller: Of the run, its state loaded; its clock is used.
+        progress: What the clock counts, see `BatchSizeScheduler`.
+        accumulation: The Trainer's own `accumulate_grad_batches`.
+        saved: State of the callback to go on from; empty for a new run.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        controller: BatchSizeController,
+        progress: Progress,
+        *,
+        accumulation: int,
+        saved: dict[str, Any],
+    ) -> None:
+        self.progress = progress
+        self._controller = controller
+        kept = saved.get("schedules", {})
+        self._accumulation: int = kept.get("accumulation", accumulation)
+        self._batches: float = kept.get("batches", trainer.num_training_batches)
+        self._steps_per_epoch = math.inf
+        if math.isfinite(self._batches):
+            self._steps_per_epoch = math.ceil(self._batches / self._accumulation)
+        self._set_clock(trainer, went_by(saved), new_layout=bool(kept))
+        if progress != "steps":
+            _end_clock(controller.clock, trainer, self._steps_per_epoch)
+        self._epoch_began = trainer.global_step
+        self._frequencies: dict[int, tuple[Any, int]] = {}  # configurations by their identity
+        self._warned = False
+        self._take_over(trainer)
+
+    @property
+    def _by_examples(self) -> bool:
+        return self.progress in _BY_EXAMPLES
+
+    def begin_epoch(self, trainer: pl.Trainer) -> None:
+        """Begin to count another epoch."""
+        self._controller.clock.begin_epoch()
+        self._epoch_began = trainer.global_step
+
+    def advance(self, trainer: pl.Trainer, examples: float) -> None:
+        """Step each schedule as often as it is due, by the module's own hook.
+
+        Args:
+            trainer: It has just taken an optimizer step.
+            examples: Of all devices in that step.
+        """
+        self._take_over(trainer)
+        controller, clock = self._controller, self._controller.clock
+        steps = {"steps": 1.0, "gain": controller.gain}.get(
+            self.progress, examples / controller.base_batch_size
+        )
+        due = clock.advance(
+            steps,
+            ends_epoch=self._by_examples and trainer_access.is_last_batch(trainer),
+            optimizer_steps=trainer.global_step if self.progress == "run" else None,
+        )
+        batches = self._batches  # of an epoch, which its last batch tells of a stream
+        if math.isinf(batches) and trainer_access.is_last_batch(trainer):
+            batches = trainer.fit_loop.epoch_loop.batch_idx + 1
+        for step in range(clock.taken - due + 1, clock.taken + 1):
+            for config in trainer.lr_scheduler_configs:
+                if _counts_steps(config) and self._is_due(
+                    config, self._of_epoch(step, clock.epoch_began), batches
+                ):
+                    self._step(trainer, config)
+        if clock.is_past_end and any(map(_counts_steps, trainer.lr_scheduler_configs)):
+            self._warn_that_it_is_over()
+        for config in trainer.lr_scheduler_configs:
+            if _waits(config):  # Lightning asks for its metric after this
+                step = self._of_epoch(trainer.global_step, self._epoch_began)
+                is_due = self._is_due(config, step, batches)
+                config.frequency = 1 if is_due else _NEVER
+
+    def drifts(self, trainer: pl.Trainer) -> bool:
+        """Whether a schedule counts optimizer steps, in a fit that counts epochs."""
+        by_epochs = trainer.max_steps == -1 and trainer.max_epochs not in (None, -1)
+        counts = any(map(_counts_steps, trainer.lr_scheduler_configs))
+        return self.progress == "steps" and by_epochs and counts
+
+    def close(self) -> None:
+        """Leave them to Lightning again."""
+        for config, frequency in self._frequencies.values():
+            config.frequency = frequency
+        self._frequencies = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `went_by` and another one go on from, in builtins."""
+        return {
+            "progress": self.progress,
+            "accumulation": self._accumulation,
+            "batches": self._batches,
+        }
+
+    def _set_clock(self, trainer: pl.Trainer, went: Progress | None, *, new_layout: bool) -> None:
+        """Let the clock say how far the run is, where the run went by another one until now."""
+        controller, clock = self._controller, self._controller.clock
+        if went is None:
+            clock.taken = trainer.global_step  # which Lightning has stepped schedules by
+        elif went == "steps" and not new_layout:
+            clock.time = clock.taken = controller.steps
+        if self._by_examples and went not in _BY_EXAMPLES:
+            plan, batch_idx = controller.plan, trainer.fit_loop.epoch_loop.batch_idx
+            examples = batch_idx * plan.device_batch_size * plan.devices
+            already = examples / controller.base_batch_size
+            if math.isfinite(self._steps_per_epoch):
+                clock.steps_per_epoch = self._steps_per_epoch
+                clock.time = trainer.current_epoch * self._steps_per_epoch + already
+                clock.begin_epoch(already)
+            elif went is None:
+                clock.time = float(clock.taken)
+                clock.begin_epoch(already)
+        elif not self._by_examples and went != self.progress:
+            clock.steps_per_epoch = math.inf
+            clock.time = float(clock.taken)
+            clock.begin_epoch()
+
+    def _take_over(self, trainer: pl.Trainer) -> None:
+        """Also those that came later: averaging of weights brings one of its own."""
+        for config in trainer.lr_scheduler_configs:
+            if id(config) not in self._frequencies and (_counts_steps(config) or _waits(config)):
+                self._frequencies[id(config)] = config, config.frequency
+                if not config.reduce_on_plateau:
+                    config.frequency = _NEVER
+
+    def _of_epoch(self, step: int, epoch_began: int) -> int:
+        """The number, from 1, that a step has in its epoch at the first batch size."""
+        if math.isfinite(self._steps_per_epoch):
+            return (step - 1) % int(self._steps_per_epoch) + 1
+        return step - epoch_began
+
+    def _is_due(self, config: Any, of_epoch: int, batches: float) -> bool:
+        """Whether Lightning would step a schedule at this step of an epoch of so many batches."""
+        _, frequency = self._frequencies[id(config)]
+        return int(min(of_epoch * self._accumulation, batches)) % frequency == 0
+
+    def _step(self, trainer: pl.Trainer, config: Any) -> None:
+        if _is_over(config.scheduler):
+            self._warn_that_it_is_over()
+            return
+        progress = trainer.fit_loop.epoch_loop.scheduler_progress
+        progress.increment_ready()
+        trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+        progress.increment_completed()
+
+    def _warn_that_it_is_over(self) -> None:
+        if not self._warned:
+            self._warned = True
+            trainer_access.rank_zero_warn(
+                "A learning-rate schedule that counts steps is at its end before the run is, at"
+                f" optimizer step {self._controller.steps}. It stays where it is, and the run goes"
+                ' on with its last learning rate. Pass `progress="run"` to BatchSizeScheduler for'
+                " schedules sized by `trainer.estimated_stepping_batches` to end with the run."
+            )
+
+
+def went_by(saved: dict[str, Any]) -> Progress | None:
+    """What the clock of a saved run counted; None for a new run.
+
+    Checkpoints did not always say. Until then the clock of schedules by steps stood still, and
+    only one by examples knew how long an epoch is.
+    """
+    if not saved or not saved["controller"]["steps"]:
+        return None
+    if "schedules" in saved:
+        progress: Progress = saved["schedules"]["progress"]
+        return progress
+    clock = saved["controller"]["clock"]
+    if not clock["time"]:
+        return "steps"
+    return "examples" if math.isfinite(clock["steps_per_epoch"]) else "gain"
+
+
+def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> Progress:
+    """What schedules go by where nobody says: as the run went until now, if it is one.
+
+    Args:
+        saved: State of the callback to go on from; empty for a new run.
+        by_gain: Whether somebody says that the learning rate follows AdaScale's gain.
+        measured: Whether there is a noise scale, which a gain is made of.
+    """
+    default: Progress = "gain" if by_gain else "run"
+    went = went_by(saved)
+    return default if went is None or (went == "gain" and not measured) else went
+
+
+_BY_EXAMPLES = ("run", "examples")
+_NEVER = sys.maxsize
+"""A frequency that Lightning finds no batch due for."""
+
+
+def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:
+    """Tell it what a schedule is sized for: `trainer.estimated_stepping_batches`, at the start."""
+    if math.isfinite(clock.steps_per_epoch):
+        steps_per_epoch = clock.steps_per_epoch
+    endless = trainer.max_epochs in (None, -1)
+    clock.end_with(
+        steps_of_epochs=math.inf if endless else steps_per_epoch * max(trainer.max_epochs or 0, 1),
+        optimizer_steps=math.inf if trainer.max_steps == -1 else trainer.max_steps,
+    )
+
+
+def _counts_steps(config: Any) -> bool:
+    return bool(config.interval == "step" and not config.reduce_on_plateau)
+
+
+def _waits(config: Any) -> bool:
+    return bool(config.interval == "step" and config.reduce_on_plateau)
+
+
+def _is_over(schedule: Any) -> bool:
+    """Whether a schedule has no further step: OneCycleLR, alone or in others, raises at one."""
+    if isinstance(schedule, OneCycleLR):
+        return bool(schedule.last_epoch >= schedule.total_steps)
+    parts = getattr(schedule, "_schedulers", ())
+    if isinstance(schedule, SequentialLR):
+        following = schedule.last_epoch + 1
+        if following in schedule._milestones:
+            return False  # the next one begins
+        return _is_over(parts[bisect_right(schedule._milestones, following)])
+    return any(map(_is_over, parts))

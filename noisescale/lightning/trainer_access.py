@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the callbacks need of Lightning that it does not offer in public, in one place.
+
+Read in Lightning 2.6.6. `pytorch_lightning` and `lightning.pytorch` are the same code in two
+packages with classes of their own, so a callback for both has both base classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core import rank_zero
+from lightning_utilities.core.apply_func import apply_to_collection
+from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
+
+from noisescale.batches import batch_counter
+from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders
+
+# Whichever package is imported last takes over the logger of both. Ours is not to decide that.
+_logger = getattr(rank_zero, "log", None)
+
+import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.loggers.logger import DummyLogger as DummyLogger  # noqa: E402
+from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature  # noqa: E402
+
+if TYPE_CHECKING:
+    from lightning_fabric.utilities.exceptions import (
+        MisconfigurationException as MisconfigurationException,
+    )
+    from pytorch_lightning import Callback as Callback
+    from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
+
+    WANDB_LOGGERS = (WandbLogger,)
+    MLFLOW_LOGGERS = (MLFlowLogger,)
+else:
+    _PACKAGES = [
+        name
+        for name in ("lightning.pytorch", "pytorch_lightning")
+        if importlib.util.find_spec(name.split(".")[0]) is not None
+    ]
+
+    def _in_all_packages(module: str, name: str) -> tuple[type, ...]:
+        modules = [importlib.import_module(f"{package}{module}") for package in _PACKAGES]
+        return tuple(dict.fromkeys(getattr(m, name) for m in modules))
+
+    def _base_for_all_packages(module: str, name: str) -> type:
+        bases = _in_all_packages(module, name)
+        return type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__})
+
+    Callback = _base_for_all_packages("", "Callback")
+    MisconfigurationException = _base_for_all_packages(
+        ".utilities.exceptions", "MisconfigurationException"
+    )
+    WANDB_LOGGERS = _in_all_packages(".loggers", "WandbLogger")
+    MLFLOW_LOGGERS = _in_all_packages(".loggers", "MLFlowLogger")
+
+if _logger is not None:
+    rank_zero.log = _logger
+
+
+class BatchCounter(batch_counter.BatchCounter):
+    """Count the examples in the batches of one fit.
+
+    Args:
+        trainer: Whose batches they are; it knows from how many data loaders a step takes one.
+        name: Of the callback that counts, for the warning.
+    """
+
+    def __init__(self, trainer: pl.Trainer | None = None, name: str = "NoiseScaleMonitor") -> None:
+        super().__init__(name)
+        self._trainer = trainer
+
+    def count(self, batch: Any) -> Count:
+        """Count also what several loaders gave."""
+        return count_examples(self._trainer, batch)
+
+    def uncountable(self, batch: Any) -> Exception:
+        """Return an error that names the kind of batch."""
+        return MisconfigurationException(
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
+            f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
+            " of examples this rank has in it."
+        )
+
+    def warn(self, message: str) -> None:
+        """Warn on one rank."""
+        rank_zero_warn(message)
+
+
+def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
+    """Count the examples in a batch, which may be made up of batches of several loaders."""
+    loaders = None if trainer is None else trainer.fit_loop._combined_loader
+    if loaders is None or len(loaders.flattened) < 2:
+        return examples_in(batch)
+    return examples_of_loaders(loaders.iterables, batch)
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, in an order that ranks share; none if it cannot be gone through."""
+    tensors: list[torch.Tensor] = []
+    try:
+        apply_to_collection(batch, torch.Tensor, tensors.append)
+    except Exception:  # frozen data classes, and what users make themselves
+        return []
+    return tensors
+
+
+def is_compiled(module: pl.LightningModule) -> bool:
+    """Whether it was made by `torch.compile`, which Lightning takes apart again."""
+    return getattr(module, "_compiler_ctx", None) is not None
+
+
+def should_log(trainer: pl.Trainer) -> bool:
+    """Whether Lightning logs at the step under way."""
+    return bool(trainer._logger_connector.should_update_logs)
+
+
+def has_log_steps(trainer: pl.Trainer) -> bool:
+    """Whether Lightning logs at any step: `log_every_n_steps=0` means never."""
+    # Set on the Trainer by its logger connector, where type checkers do not see it.
+    return bool(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+
+def log_step(trainer: pl.Trainer) -> int:
+    """The x axis of Lightning's own logs: batches that stepped, whatever the optimizers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
+    """Show a value until it is replaced. `self.log` would also send it to every logger."""
+    # Declared for floats; the progress bars show strings as they are.
+    trainer._logger_connector._progress_bar_metrics[name] = value  # type: ignore[assignment]
+
+
+def callbacks_of(trainer: pl.Trainer) -> list[Any]:
+    """The callbacks, in the order they are called."""
+    # Set on the Trainer by its callback connector, where type checkers do not see it.
+    return list(getattr(trainer, "callbacks", []))
+
+
+def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
+    """Replace the callbacks. Whoever goes through the list of before goes on with that."""
+    trainer.callbacks = callbacks  # type: ignore[attr-defined]  # see `callbacks_of`
+
+
+def takes_batch_idx(module: pl.LightningModule) -> bool:
+    """Whether its `training_step` is given the index of the batch, too."""
+    return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
+
+
+def is_last_batch(trainer: pl.Trainer) -> bool:
+    """Whether the batch under way is the last one of its epoch, as far as is known."""
+    return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def steps_now(trainer: pl.Trainer) -> bool:
+    """Whether the optimizer steps after the batch under way."""
+    return not trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
+    """What it has for callbacks, loggers and the progress bar, to be put back where changed."""
+    connector: Any = trainer._logger_connector
+    return [
+        connector._callback_metrics,
+        connector._logged_metrics,
+        connector._progress_bar_metrics,
+    ]
+
+
+def is_fitting(trainer: pl.Trainer) -> bool:
+    """Whether it trains, or validates what it trains: not in the sanity check before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
+def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
+    """Whether Lightning looks a metric up after the batch under way, which ends a step.
+
+    Checkpoints every so many steps do, and learning-rate schedules by steps that go by a metric.
+    Those that save after some time decide it themselves then: they find what was there last.
+
+    Args:
+        trainer: In `on_train_batch_end`.
+        root: What the names of the metrics begin with.
+    """
+    for checkpoint in trainer.checkpoint_callbacks:
+        every = getattr(checkpoint, "_every_n_train_steps", 0)
+        if every and _begins(checkpoint, root) and trainer.global_step % every == 0:
+            return True
+    batches = trainer.fit_loop.epoch_loop.batch_idx + 1
+    return any(
+        schedule.reduce_on_plateau
+        and schedule.interval == "step"
+        and batches % schedule.frequency == 0
+        and _begins(schedule, root)
+        for schedule in trainer.lr_scheduler_configs
+    )
+
+
+def _begins(watcher: Any, root: str) -> bool:
+    return (getattr(watcher, "monitor", None) or "").startswith(root)
+
+
+def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    """Put metrics where other callbacks look for them (early stopping, checkpoints, tuners)."""
+    trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})

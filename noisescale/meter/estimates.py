@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scales of one run: of the whole gradient, of its groups, of the preconditioned one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.recent import RecentSteps
+from noisescale.history.increments import Increments
+
+
+class MomentSums(NamedTuple):
+    """Over steps of batch size B: Σ B, and the sums of the steps' own moments times B."""
+
+    sum_weight: float
+    sum_grad_sq_norm: float
+    sum_noise_trace: float
+
+    @property
+    def mean(self) -> GradientMoments | None:
+        """Moments averaged over the steps, weighted by batch size; None before the first."""
+        if not self.sum_weight:
+            return None
+        return GradientMoments(
+            self.sum_grad_sq_norm / self.sum_weight, self.sum_noise_trace / self.sum_weight
+        )
+
+    def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
+        """Return the sums with one step more."""
+        grad_sq_norm, noise_trace = moments
+        return MomentSums(
+            self.sum_weight + weight,
+            self.sum_grad_sq_norm + weight * grad_sq_norm,
+            self.sum_noise_trace + weight * noise_trace,
+        )
+
+
+class Estimates:
+    """An estimator for each of them, all with the same window and confidence.
+
+    Args:
+        groups: Names of the parameter groups.
+        preconditioned: Whether there is a preconditioned noise scale.
+        window: See `NoiseScaleEstimator`.
+        confidence: See `NoiseScaleEstimator`.
+        unit: See `NoiseScaleEstimator`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[str] = (),
+        preconditioned: bool = False,
+        window: int | Literal["auto"] = "auto",
+        confidence: float = 0.95,
+        unit: str = "examples",
+    ) -> None:
+        def estimator() -> NoiseScaleEstimator:
+            return NoiseScaleEstimator(window, confidence, unit)
+
+        self.sums = MomentSums(0.0, 0.0, 0.0)
+        """Of the whole gradient, over all steps."""
+        self.increments = Increments()
+        """Of the whole gradient, since the last row of the history."""
+        self.recent: RecentSteps | None = None
+        """The last steps of the whole gradient, where decisions are taken on them."""
+        self._whole = estimator()
+        self._groups = {name: estimator() for name in groups}
+        self._preconditioned = estimator() if preconditioned else None
+
+    @property
+    def whole(self) -> NoiseScale:
+        """Of the whole gradient."""
+        return self._whole.estimate()
+
+    @property
+    def groups(self) -> dict[str, NoiseScale]:
+        """Of each group of parameters."""
+        return {name: estimator.estimate() for name, estimator in self._groups.items()}
+
+    @property
+    def preconditioned(self) -> NoiseScale | None:
+        """Of the preconditioned gradient, which is not B_simple; None where it is not measured."""
+        return None if self._preconditioned is None else self._preconditioned.estimate()
+
+    def update(
+        self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
+    ) -> bool:
+        """Add one step; False if it is left out, see `NoiseScaleEstimator.update`.
+
+        Args:
+            whole: The moments of the whole gradient.
+            entries: Those of the groups, of the rest and of the preconditioned gradient if any.
+            weight: See `NoiseScaleEstimator.update`.
+        """
+        if not self._whole.update(whole, weight):
+            return False
+        self.sums = self.sums.plus(whole, weight)
+        self.increments.add(whole, weight)
+        if self.recent is not None:
+            self.recent.add(whole, weight)
+        for estimator, moments in zip(self._groups.values(), entries, strict=False):
+            estimator.update(moments, weight)
+        if self._preconditioned is not None:
+            self._preconditioned.update(entries[-1], weight)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything `load_state_dict` needs, in builtins."""
+        return {
+            "sums": list(self.sums),
+            "increments": self.increments.state_dict(),
+            "whole": self._whole.state_dict(),
+            "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
+            "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
+            "recent": None if self.recent is None else self.recent.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
+        self.sums = MomentSums(*state["sums"])
+        if "increments" in state:  # earlier versions saved none
+            self.increments.load_state_dict(state["increments"])
+        self._whole.load_state_dict(state["whole"])
+        if self.recent is not None and state["recent"] is not None:
+            self.recent.load_state_dict(state["recent"])
+        for name, estimator in self._groups.items():
+            if name in state["groups"]:
+                estimator.load_state_dict(state["groups"][name])
+        if self._preconditioned is not None and state["preconditioned"] is not None:
+            self._preconditioned.load_state_dict(state["preconditioned"])

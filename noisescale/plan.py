@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wanted global batch size -> device batch x accumulation x devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from noisescale.checks import checked_count, checked_positive
+
+TOLERANCE = 1.1
+"""A plan with full micro-batches may miss the nearest batch size by this ratio.
+
+Without a tolerance 61 rows would be 61 micro-batches of one row wherever 61 do not fit at once.
+With 10 % every batch size has such a plan if a micro-batch takes 10 rows or more. A decision about
+a batch size is never as sharp: a resolved noise scale is known to about 25 %.
+"""
+
+_ROUNDING = 1e-14
+"""A bound may be missed by this share of it: examples may be counted in means, 13.7 say."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the global batch of a step is made up.
+
+    Raises:
+        ValueError: If a number is not positive, or one that counts is not whole.
+
+    Example:
+        >>> plan = Plan(device_batch_size=8, accumulation=4, devices=2)
+        >>> plan.batch_size, str(plan)
+        (64, '64 = 8 x 4 micro-batches x 2 devices')
+    """
+
+    device_batch_size: float
+    """Examples of one micro-batch, on one device; not whole where they are counted in means."""
+    accumulation: int
+    """Micro-batches of each device in a step."""
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can have."""
+        examples = "Give the examples of one micro-batch, on one device."
+        checked_positive("device_batch_size", self.device_batch_size, examples)
+        checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
+        checked_count("devices", self.devices, "Give the ranks that train together.")
+
+    @property
+    def batch_size(self) -> float:
+        """Examples of all devices in a step."""
+        return self.device_batch_size * self.accumulation * self.devices
+
+    def __str__(self) -> str:
+        micro_batches = f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)}"
+        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
+        return f"{self.batch_size:g} = {self.device_batch_size:g} x {micro_batches} x {devices}"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan may be.
+
+    Args:
+        min_batch_size: Least global batch, in examples.
+        max_batch_size: Largest global batch, in examples.
+        min_accumulation: Least micro-batches a step, where something is measured by them.
+    """
+
+    min_batch_size: float = 0.0
+    max_batch_size: float = math.inf
+    min_accumulation: int = 1
+
+    def clipped(self, batch_size: float) -> float:
+        """Return the batch size within the bounds that is nearest to the wanted one."""
+        return min(max(batch_size, self.min_batch_size), self.max_batch_size)
+
+
+def plan_for(
+    wanted: float,
+    *,
+    devices: int,
+    device_batch_size: float | None = None,
+    max_device_batch_size: int | None = None,
+    examples_per_row: float = 1.0,
+    bounds: Bounds | None = None,
+) -> Plan:
+    """Return the plan within the bounds whose global batch is nearest to the wanted one, by ratio.
+
+    One of two is given. A `device_batch_size` stays, and micro-batches are counted: the plan is
+    the nearest one. With a `max_device_batch_size` the rows of a micro-batch are free, equal in
+    all micro-batches of a step. Every whole number of rows can then be reached, if need be by
+    micro-batches of one row. The plan is therefore the nearest one with *full* micro-batches: no
+    more of them than its rows need, max(⌈rows / max_device_batch_size⌉, min_accumulation). Where
+    that misses the nearest possible batch by more than `TOLERANCE` (10 %), and at a bound (no
+    batch lies between it and the nearest one), it is the nearest possible one, with the fewest
+    micro-batches that divide its rows.
+
+    A plan's own batch size gives the same plan again, so that a policy can ask to stay.
+
+    Args:
+        wanted: Global batch, in examples.
+        devices: Ranks that train together.
+        device_batch_size: Examples of a micro-batch, that stay as they are.
+        max_device_batch_size: Largest number of rows of a micro-batch.
+        examples_per_row: Where a row of the data is not one example.
+        bounds: That the plan keeps to.
+
+    Returns:
+        A plan within the bounds. Beyond either of them, what is wanted is the bound itself.
+
+    Raises:
+        ValueError: If no plan meets the bounds, or `wanted` is not positive and finite.
+
+    Example:
+        >>> print(plan_for(100, devices=2, device_batch_size=16))
+        96 = 16 x 3 micro-batches x 2 devices
+        >>> print(plan_for(100, devices=2, max_device_batch_size=32))
+        100 = 25 x 2 micro-batches x 2 devices
+        >>> print(plan_for(61, devices=1, max_device_batch_size=16))
+        60 = 15 x 4 micro-batches x 1 device
+        >>> print(plan_for(7, devices=1, max_device_batch_size=3))
+        7 = 1 x 7 micro-batches x 1 device
+    """
+    bounds = bounds or Bounds()
+    wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
+    if device_batch_size is not None:
+        unit, least = device_batch_size * devices, bounds.min_accumulation
+        count = _nearest_multiple(wanted, unit, least, bounds)
+        plan = None if count is None else Plan(device_batch_size, count, devices)
+    else:
+        plan = _full_micro_batches(
+            wanted, devices, max_device_batch_size or 1, examples_per_row, bounds
+        )
+    if plan is None:
+        step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
+        raise ValueError(
+            f"`min_batch_size` and `max_batch_size` must leave room for a plan, got"
+            f" {bounds.min_batch_size:g} to {bounds.max_batch_size:g} for {devices}"
+            f" device{'s' * (devices > 1)} and at least {bounds.min_accumulation}"
+            f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
+            " Widen them, or change the batch size of the loader."
+        )
+    return plan
+
+
+def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:
+    """How many units are nearest to `wanted`, by ratio, within the bounds."""
+    below = max(math.floor(wanted / unit + _ROUNDING), least)
+    return _nearest((below, below + 1), wanted, unit, bounds)
+
+
+def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) -> int | None:
+    """The count of units that is nearest to `wanted`, by ratio, of those within the bounds."""
+    candidates = [
+        count
+        for count in counts
+        if bounds.min_batch_size <= count * unit * (1 + _ROUNDING)
+        and count * unit <= bounds.max_batch_size * (1 + _ROUNDING)
+    ]
+    return min(candidates, key=lambda n: abs(math.log(n * unit / wanted)), default=None)
+
+
+def _full_micro_batches(
+    wanted: float, devices: int, most_rows: int, examples_per_row: float, bounds: Bounds
+) -> Plan | None:
+    """The nearest plan with no more micro-batches than its rows need, see `plan_for`.
+
+    With k micro-batches a device has up to k·most_rows rows, in multiples of k; with one fewer it
+    has up to (k - 1)·most_rows. So the neighbours of a number of rows that needs k are the
+    multiples of k beside it, or, below, (k - 1)·most_rows.
+    """
+    unit, least = devices * examples_per_row, bounds.min_accumulation
+
+    def needed(rows: int) -> int:
+        return max(-(-rows // most_rows), least)
+
+    nearest = _nearest_multiple(wanted, unit, least, bounds)
+    if nearest is None:
+        return None
+    count = needed(nearest)
+    at_a_bound = ((nearest - 1) * unit < bounds.min_batch_size and bounds.min_batch_size > 0) or (
+        (nearest + 1) * unit > bounds.max_batch_size
+    )
+    tolerance = 1.0 if at_a_bound else TOLERANCE
+    above = -(-nearest // count) * count
+    below = max(nearest // count * count, (count - 1) * most_rows if count > least else 0)
+    near = [rows for rows in (below, above) if 1 / tolerance <= rows / nearest <= tolerance]
+    rows = _nearest(near, wanted, unit, bounds)
+    if rows is None:
+        device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))
+        return Plan(device_rows * examples_per_row, nearest // device_rows, devices)
+    return Plan(rows // needed(rows) * examples_per_row, needed(rows), devices)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above `most`, found among those up to the square root."""
+    root = math.isqrt(number)
+    if most > root:  # then its partner is the smallest divisor from number / most on
+        for partner in range(-(-number // most), root + 1):
+            if number % partner == 0:
+                return number // partner
+    return next(n for n in range(min(most, root), 0, -1) if number % n == 0)

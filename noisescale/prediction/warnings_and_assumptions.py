@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader of a prediction has to know: where it is doubtful, and what it takes for given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from noisescale.history.segments import Array, Stretches, coverage_of
+from noisescale.prediction.calibration import Calibration
+from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
+from noisescale.prediction.run_law import RunLaw
+
+MANY_UNRESOLVED = 0.1
+"""Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
+
+
+def warnings_about(
+    history: Mapping[str, Array],
+    run: Stretches,
+    law: RunLaw,
+    rows: Sequence[PredictedRow],
+    recommended: PredictedRow,
+    calibration: Calibration,
+    unit: str,
+) -> tuple[str, ...]:
+    """Return where a prediction is not to be trusted, in whole sentences."""
+    found = [f"Of the sweep that kappa was fitted to: {doubt}" for doubt in calibration.doubts]
+    critical = law.critical_batch_size
+    if not math.isfinite(critical.value):
+        found.append(
+            "The noise scale was not resolved in this run: the critical batch size is at"
+            f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
+            " a larger batch size."
+        )
+    else:
+        unresolved = float(1 - (run.steps * run.resolved).sum() / run.steps.sum())
+        if unresolved > MANY_UNRESOLVED:
+            found.append(
+                f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
+                " itself: they count with what was measured there, and with its error."
+            )
+    if (coverage := coverage_of(history)) < 1:
+        found.append(
+            f"The noise scale is that of parameters with {coverage:.0%} of |g|²: the others are in"
+            " layers where single examples cannot be told apart."
+        )
+    unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
+    if unmeasured > MANY_UNRESOLVED:
+        found.append(
+            f"In {100 * unmeasured:.0f} % of the steps nothing was measured: they are taken to be"
+            " like the steps nearest to them."
+        )
+    if far := sorted({row.batch_size for row in rows if "batch size" in row.extrapolated}):
+        sizes = "Batch sizes of" if len(far) > 1 else "A batch size of"
+        found.append(
+            f"{sizes} {_listed(far)} {unit} {'are' if len(far) > 1 else 'is'} more than {FAR:g}"
+            " times off the run's own: learning rates that keep the law there may not exist."
+            " Measure a run nearer to that."
+        )
+    if "step time" in recommended.extrapolated:
+        found.append(
+            f"The hours of the recommended batch size on {_devices(recommended.devices)} are"
+            " outside of what was timed. Measure them: `noisescale profile`."
+        )
+    return tuple(found)
+
+
+def assumptions_of(
+    history: Mapping[str, Array],
+    run: Stretches,
+    calibration: Calibration,
+    hardware: Hardware,
+    unit: str,
+) -> tuple[str, ...]:
+    """Return what a prediction takes for given, in whole sentences."""
+    kappa = calibration.kappa
+    found = [
+        "Every batch size is trained at its own best learning rate, to the result that this run"
+        " reached, and no further."
+    ]
+    if calibration.is_theory:
+        found.append(calibration.source)
+    else:
+        band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
+        found.append(
+            f"B_crit = kappa·B_simple, kappa = {kappa.value:.3g}{band}: {calibration.source}."
+        )
+    if run.as_logged:
+        found.append(
+            "The noise scale is the logged one, an average over the steps before: where it rises it"
+            " lags behind, and the critical batch size reads low. The history does not hold what"
+            " was measured between its rows."
+        )
+    if devices_of(history) is None:
+        found.append("The run's number of devices was not recorded: it is taken to be 1.")
+    if hardware.step_time is None:
+        found.append("No seconds a step are known: hours and costs are left out.")
+        return tuple(found)
+    found.append(
+        f"A device takes at most {hardware.max_device_batch_size:,.4g} {unit} at once; larger"
+        " batches are accumulated."
+    )
+    if math.isinf(hardware.devices_per_node):
+        found.append("All devices are in one node.")
+    return (*found, *hardware.step_time.assumptions)
+
+
+def _listed(sizes: Sequence[float]) -> str:
+    shown = [f"{size:,.0f}" for size in sizes]
+    if len(shown) > 4:
+        shown = [*shown[:2], "...", *shown[-2:]]
+    return ", ".join(shown)
+
+
+def _devices(count: int) -> str:
+    return "one device" if count == 1 else f"{count:,} devices"

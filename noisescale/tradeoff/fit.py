@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fit the law of steps against batch size to a sweep, with errors and a check of the law."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.special import fdtrc, stdtrit
+
+from noisescale.bounded import Bounded
+from noisescale.tradeoff.tradeoff import Floats, Tradeoff
+
+DOUBTFUL = 0.05
+"""Below this probability that the law alone explains the sweep a fit warns."""
+
+LARGE_RESIDUAL = 0.15
+"""Root mean square of the logarithmic residuals above which a fit warns: about 15 % of steps."""
+
+_FARTHEST = 14.0
+"""S_min and E_min are sought up to e^14, a million times, below what the sweep saw."""
+
+
+class RelativeErrors(NamedTuple):
+    """Standard errors of the logarithms: 0.05 is 5 % of the value. NaN with two points."""
+
+    min_steps: float
+    min_examples: float
+    critical_batch_size: float
+
+
+_NO_ERRORS = RelativeErrors(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class TradeoffFit(Tradeoff):
+    """A `Tradeoff` fitted to a sweep, see `fit_tradeoff`."""
+
+    batch_sizes: tuple[float, ...] = ()
+    """Of the sweep, global, in examples."""
+    measured_steps: tuple[float, ...] = ()
+    """Steps to the goal at each of them."""
+    log_residuals: tuple[float, ...] = ()
+    """log(measured) - log(fitted) at each: 0.1 is about 10 % more steps than the law has."""
+    relative_errors: RelativeErrors = _NO_ERRORS
+    sharpness: float = math.nan
+    """Best α of S_min·(1 + (B_crit/B)^α)^(1/α), a bend of other sharpness; the law has α = 1."""
+    p_value: float = math.nan
+    """How probable it is to find the law so much improved by α, if the law holds (F-test)."""
+
+    @property
+    def rms_log_residual(self) -> float:
+        """Root mean square of the logarithmic residuals."""
+        return float(np.sqrt(np.mean(np.square(self.log_residuals))))
+
+    def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
+        """Return B_crit with Student's interval on its logarithm; unbounded with two points."""
+        if not 0 < confidence < 1:
+            raise ValueError(
+                f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
+            )
+        value, error = self.critical_batch_size, self.relative_errors.critical_batch_size
+        if math.isnan(error):
+            return Bounded(value, 0.0, math.inf)
+        quantile = float(stdtrit(len(self.batch_sizes) - 2, 0.5 + confidence / 2))
+        return Bounded(
+            value, value * math.exp(-quantile * error), value * math.exp(quantile * error)
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where the residuals say that the law does not hold, in whole sentences."""
+        found = []
+        if self.p_value < DOUBTFUL:
+            bend = "more sharply" if self.sharpness > 1 else "more gently"
+            found.append(
+                f"The steps bend {bend} than the law: an exponent of {self.sharpness:.2f} instead"
+                f" of 1 fits better (p = {self.p_value:.2g}). Tune the learning rate at every batch"
+                " size, or do not trust the fit beyond the sweep."
+            )
+        if self.rms_log_residual > LARGE_RESIDUAL:
+            found.append(
+                f"The steps scatter by {100 * self.rms_log_residual:.0f} % around the law. Tune the"
+                " learning rate at every batch size and average several seeds."
+            )
+        return tuple(found)
+
+
+def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
+    """Fit steps = S_min·(1 + B_crit/B) to the steps that reach one goal at several batch sizes.
+
+    Steps range over decades and scatter in proportion, so that least squares are taken of
+
+        log(steps) - log(S_min + E_min/B)
+
+    Linear residuals would be ruled by the smallest batch sizes, which say little of S_min.
+
+    Args:
+        batch_sizes: Global, in examples, shape (n,); several runs of one batch size may be given.
+        steps: Optimizer steps to the goal, of well-tuned runs, shape (n,).
+
+    Returns:
+        The trade-off with standard errors, residuals, and a test of the law against a bend of
+        other sharpness, S_min·(1 + (B_crit/B)^α)^(1/α).
+
+    Raises:
+        ValueError: If there are fewer than two batch sizes, a value is not positive and finite,
+            or the steps show only one end of the law, which leaves the other undetermined.
+
+    Warns:
+        UserWarning: Where the residuals say that the law does not hold, see `warnings`.
+
+    Example:
+        >>> fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
+        >>> f"{fit.min_steps:.0f} {fit.min_examples:.0f} {fit.critical_batch_size:.1f}"
+        '91 9983 110.1'
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, equation 2.11. Zhang et al. 2024,
+        arXiv:2410.21676, for fits in log space.
+    """
+    batch, count = _checked(batch_sizes, steps)
+    logs = np.log(batch), np.log(count)
+    start = np.array([logs[1].min() - 0.5, (logs[0] + logs[1]).min() - 0.5])
+    least = start - _FARTHEST
+    law = least_squares(
+        _residuals, start, bounds=(least, np.inf), args=logs, xtol=1e-14, ftol=1e-14, gtol=1e-14
+    )
+    for value, lowest, end, remedy in (
+        (law.x[0], least[0], "perfect scaling", "Add larger batch sizes."),
+        (law.x[1], least[1], "steps that no longer fall", "Add smaller batch sizes."),
+    ):
+        if value - lowest < 2:
+            raise ValueError(
+                f"`steps` must show both ends of the law, got {end} at all batch sizes from"
+                f" {batch.min():g} to {batch.max():g}. {remedy}"
+            )
+    sharpness, p_value = _test_of_the_law(law.x, law.fun, logs)
+    fit = TradeoffFit(
+        min_steps=math.exp(law.x[0]),
+        min_examples=math.exp(law.x[1]),
+        batch_sizes=tuple(batch.tolist()),
+        measured_steps=tuple(count.tolist()),
+        log_residuals=tuple(law.fun.tolist()),
+        relative_errors=_relative_errors(law.jac, law.fun),
+        sharpness=sharpness,
+        p_value=p_value,
+    )
+    for text in fit.warnings:
+        warnings.warn(text, stacklevel=2)
+    return fit
+
+
+def _residuals(
+    parameters: NDArray[np.float64], log_batch: NDArray[np.float64], log_steps: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """log(steps) less that of the law; parameters log S_min, log E_min and, maybe, log α."""
+    alpha = np.exp(parameters[2]) if len(parameters) > 2 else 1.0
+    excess = parameters[1] - parameters[0] - log_batch  # log of B_crit/B
+    return np.asarray(log_steps - parameters[0] - np.logaddexp(0, alpha * excess) / alpha)
+
+
+def _relative_errors(
+    jacobian: NDArray[np.float64], residuals: NDArray[np.float64]
+) -> RelativeErrors:
+    degrees_of_freedom = len(residuals) - 2
+    if degrees_of_freedom < 1:
+        return _NO_ERRORS
+    variance = float(residuals @ residuals) / degrees_of_freedom
+    covariance = np.linalg.inv(jacobian.T @ jacobian) * variance
+    contrast = np.array([-1.0, 1.0])  # log B_crit = log E_min - log S_min
+    variances = (covariance[0, 0], covariance[1, 1], contrast @ covariance @ contrast)
+    return RelativeErrors(*(math.sqrt(x) for x in variances))
+
+
+def _test_of_the_law(
+    law: NDArray[np.float64],
+    residuals: NDArray[np.float64],
+    logs: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> tuple[float, float]:
+    """Sharpness of the bend that fits best, and the p-value of the law against it."""
+    degrees_of_freedom = len(residuals) - 3
+    unexplained = float(residuals @ residuals)
+    exact = unexplained < 1e-20 * len(residuals)
+    if degrees_of_freedom < 1 or len(np.unique(logs[0])) < 4 or exact:
+        return math.nan, math.nan
+    # An α of e^±3 is a corner, or a straight line: beyond it nothing changes.
+    bounds = ([-np.inf, -np.inf, -3.0], [np.inf, np.inf, 3.0])
+    bent = least_squares(_residuals, [*law, 0.0], bounds=bounds, args=logs)
+    left = max(float(bent.fun @ bent.fun), 1e-300)
+    ratio = max(unexplained - left, 0.0) / (left / degrees_of_freedom)
+    return float(np.exp(bent.x[2])), float(fdtrc(1, degrees_of_freedom, ratio))
+
+
+def _checked(batch_sizes: Floats, steps: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
+    if batch.shape != count.shape or batch.ndim != 1:
+        raise ValueError(
+            "`batch_sizes` and `steps` must be one-dimensional and equally long, got shapes"
+            f" {batch.shape} and {count.shape}. Give the steps to the goal for each batch size."
+        )
+    for name, values in (("batch_sizes", batch), ("steps", count)):
+        wrong = ~((values > 0) & (values < math.inf))
+        if wrong.any():
+            where = int(np.argmax(wrong))
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {values[where]} at position {where}."
+                " Leave out runs that did not reach the goal."
+            )
+    if len(sizes := np.unique(batch)) < 2:
+        raise ValueError(
+            f"`batch_sizes` must have two values at least, got {len(sizes)}. Two determine the law,"
+            " four and more can also contradict it."
+        )
+    return batch, count

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps and branched runs in CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from noisescale.csv_lines import csv_lines
+from noisescale.printable import printable
+
+
+class Sweep(NamedTuple):
+    """One curve: what was measured at each batch size."""
+
+    batch_sizes: list[float]
+    measured: list[float]
+    """Steps to the goal, or losses."""
+
+
+def read_sweeps(
+    path: str | PathLike[str],
+    *,
+    measured: str = "steps",
+    batch_size_column: str | None = None,
+    measured_column: str | None = None,
+    by: str | None = None,
+) -> dict[str, Sweep]:
+    """Read the curves of a CSV file, one for each value of the column `by`.
+
+    Args:
+        path: Of a file with a line of column names.
+        measured: What stands beside the batch sizes: "steps", or "loss".
+        batch_size_column: Default: the only column whose name begins with "batch_size".
+        measured_column: Default: the only column whose name begins with `measured`.
+        by: Column that tells curves apart (model, goal). Default: all lines are one curve.
+
+    Raises:
+        ValueError: If a column is missing or could be several, a cell is not a number, or the
+            lines are of several curves that `by` would have to tell apart.
+        OSError: If the file cannot be read.
+    """
+    path = Path(path)
+    (_, names), *rows = list(csv_lines(path)) or [(0, [])]
+    lines = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows]
+    if not lines:
+        raise ValueError(
+            f"`{printable(path)}` must have a line of column names and lines of numbers, got"
+            f" {len(names)} names and no numbers. Give columns batch_size and {measured}."
+        )
+    size_name = _column(path, names, "batch_size", batch_size_column)
+    measured_name = _column(path, names, measured, measured_column)
+    if by is not None and by not in names:
+        raise ValueError(
+            f"`by` must be a column of {printable(path)}, got {by!r}."
+            f" It has {printable(', '.join(names))}."
+        )
+    if by is None:
+        _refuse_several_curves(path, names, [line for _, line in lines])
+    sweeps: dict[str, Sweep] = {}
+    for number, line in lines:
+        sweep = sweeps.setdefault(line[by] if by else "", Sweep([], []))
+        sweep.batch_sizes.append(_number(path, number, size_name, line[size_name]))
+        sweep.measured.append(_number(path, number, measured_name, line[measured_name]))
+    return sweeps
+
+
+def _column(path: Path, names: Sequence[str], begins: str, given: str | None) -> str:
+    matching = [name for name in names if name == given or (not given and name.startswith(begins))]
+    if begins in matching and not given:
+        return begins
+    if len(matching) == 1:
+        return matching[0]
+    wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
+    raise ValueError(
+        f"`{printable(path)}` must have one column {wanted}, got"
+        f" {printable(', '.join(names)) or 'none'}."
+        f" Name the one that is meant {begins!r}, with commas between columns."
+    )
+
+
+def _refuse_several_curves(
+    path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]]
+) -> None:
+    for name in names:
+        values = {line[name] for line in lines}
+        if len(values) > 1 and not any(_is_number(value) for value in values):
+            raise ValueError(
+                f"`by` must tell the curves of {printable(path)} apart, got none for"
+                f" {len(values)} values of {name!r}. Give a file of one curve, or pass"
+                f" `--by {printable(name)}` to `noisescale fit`."
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(path: Path, line: int, name: str, text: str) -> float:
+    if not _is_number(text):
+        raise ValueError(
+            f"`{printable(name)}` must be a number, got {text!r} in line {line} of"
+            f" {printable(path)}."
+            " Leave out runs that did not reach the goal."
+        )
+    return float(text)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every structure of a batch that is in use, and how many examples it holds."""
+
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders
+
+Fields = namedtuple("Fields", ["x", "y"])
+
+
+@dataclass
+class Record:
+    x: Any
+    y: Any
+
+
+class Graphs:
+    """As PyTorch Geometric's: one large graph made of several."""
+
+    num_graphs = 5
+    x = torch.zeros(40, 3)
+
+
+class Raises:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+@dataclass
+class Unset:
+    x: Any
+    y: Any = field(init=False)
+
+
+def of(*shape: int) -> Tensor:
+    return torch.zeros(*shape)
+
+
+def images(count: int = 16, equal: bool = False, channels: int = 3) -> list[Tensor]:
+    return [of(channels, 20 if equal else 20 + i, 30) for i in range(count)]
+
+
+def targets(count: int = 16) -> list[dict[str, Tensor]]:
+    return [{"boxes": of(i % 4, 4), "labels": of(i % 4)} for i in range(count)]
+
+
+IN_NO_DOUBT = {
+    "a tensor": (of(16, 8), 16),
+    "fields": ([of(16, 8), of(16)], 16),
+    "fields of one shape": ([of(16, 10), of(16, 10)], 16),
+    "columns of a table": ((of(16), of(16), of(16)), 16),
+    "fields of several lengths": ((of(16, 10), of(16, 7)), 16),
+    "a record within a tuple": ((of(16, 8), {"y": of(16)}), 16),
+    "images and their masks, a short batch": ([of(4, 3, 8, 8), of(4, 1, 8, 8)], 4),
+    "images and larger ones, a short batch": ([of(1, 3, 8, 8), of(1, 3, 32, 32)], 1),
+    "equal images, a short batch": ([of(3, 3, 8, 8), of(3, 3, 8, 8)], 3),
+    "views of images, a short batch": ([of(2, 3, 8, 8)] * 3, 2),
+    "two views and labels, a short batch": (([of(4, 3, 8, 8)] * 2, [of(4)] * 2), 4),
+    "sequences in and out, a short batch": ([of(4, 10, 7), of(4, 12, 7)], 4),
+    "crops of two sizes": ([of(64, 3, 22, 22)] * 2 + [of(64, 3, 9, 9)] * 8, 64),
+    "many columns of several widths": ([of(64, 2 + i) for i in range(12)], 64),
+    "a mapping": ({"x": of(16, 8), "y": of(16)}, 16),
+    "a mapping of another kind": (UserDict(x=of(16, 8), y=of(16)), 16),
+    "a mapping in order": (OrderedDict(x=of(16, 3, 8, 8), y=of(16, 3, 8, 8)), 16),
+    "images and reconstructions by name": ({"x": of(2, 3, 8, 8), "y": of(2, 3, 8, 8)}, 2),
+    "scalars beside": ({"weight": torch.tensor(0.5), "x": of(16, 8), "step": 3, "none": None}, 16),
+    "text beside": ({"x": of(16, 8), "text": ["a"] * 16, "task": "parse"}, 16),
+    "a shape beside": ({"x": of(16, 8), "size": (224, 224)}, 16),
+    "a named tuple": (Fields(of(16, 8), of(16)), 16),
+    "a dataclass": (Record(of(16, 8), of(16)), 16),
+    "a dataclass of mappings": (Record({"a": of(16, 8)}, {"b": of(16)}), 16),
+    "two views": (([of(16, 8), of(16, 8)], of(16)), 16),
+    "pairs of fields": ([[of(16, 8), of(16, 8)], [of(16), of(16)]], 16),
+    "images, and a target of each": ({"x": of(16, 3, 8, 8), "labels": targets()}, 16),
+    "a list of images beside a tensor": ((images(), of(16)), 16),
+    "a list of equal images beside a tensor": ((images(equal=True), of(16)), 16),
+    "packed sequences": (pack_sequence([of(9, 2), of(5, 2), of(2, 2)]), 3),
+    "packed sequences and lengths": ((pack_sequence([of(9), of(5), of(2)]), of(3)), 3),
+    "graphs": (Graphs(), 5),
+    "graphs with labels": ((Graphs(), of(5)), 5),
+    "sequences of their own lengths": ([of(5 + i) for i in range(16)], 16),
+    "sequences of their own lengths, of vectors": (tuple(of(5 + i, 2) for i in range(9)), 9),
+    "detection": ((tuple(images()), tuple(targets())), 16),
+    "detection, equal images": ((tuple(images(equal=True)), tuple(targets())), 16),
+    "detection, a batch of one": ((tuple(images(1)), tuple(targets(1))), 1),
+    "detection, as many boxes as channels": (
+        ((of(3, 8, 8), of(3, 8, 8)), ({"boxes": of(3, 4)}, {"boxes": of(3, 4)})),
+        2,
+    ),
+    "images and their classes": ((tuple(images(equal=True)), tuple(range(16))), 16),
+    "images and their names": ({"images": images(), "names": ["a"] * 16}, 16),
+    "images and masks": ((images(), [image[0] for image in images()]), 16),
+    "images and their scalars": ((images(), [torch.tensor(1)] * 16), 16),
+    "an example after the other": ([(image, 7) for image in images()], 16),
+    "an example after the other, with targets": (list(zip(images(), targets(), strict=True)), 16),
+    "a list of records": (
+        [{"image": x, **t} for x, t in zip(images(), targets(), strict=True)],
+        16,
+    ),
+    "a list of records with scalars": (
+        [{"image": x, "height": 20} for x in images(equal=True)],
+        16,
+    ),
+    "a list of records, one sequence each": ([{"ids": of(7)}, {"ids": of(5)}], 2),
+    "an example after the other, its number first": (
+        [(7, image) for image in images()],
+        16,
+    ),
+    "an example after the other, of many fields": ([(7, x, *[0.5] * 9, x) for x in images()], 16),
+    "nested, in and out": (
+        [torch.nested.nested_tensor([of(3), of(5)], layout=torch.jagged) for _ in range(2)],
+        2,
+    ),
+    "an object that lacks names in its own way": ({"x": of(16, 8), "graph": Raises()}, 16),
+    "a dataclass with a field that is not set": (Unset(of(16, 8)), 16),
+    "a list of batches alike": ([{"x": of(16, 8), "y": of(16)}, {"x": of(16, 8), "y": of(16)}], 16),
+}
+
+
+@pytest.mark.parametrize("case", IN_NO_DOUBT)
+def test_a_batch_holds(case: str) -> None:
+    batch, examples = IN_NO_DOUBT[case]
+
+    assert examples_in(batch) == Count(examples, None)
+
+
+IN_DOUBT = {
+    "equal images": (images(equal=True), 3, "16 tensors with the same first dimension, 3: fields"),
+    "images of one number of channels": (images(), 16, "16 tensors with the same first dimension"),
+    "many sequences of one length": ([of(50)] * 16, 50, "16 tensors with the same first dimension"),
+    "a mapping of equal images": ({"images": images(equal=True)}, 3, "one tensor an example"),
+    "pairs of images": ((images(equal=True), images(equal=True)), 16, "2 lists of 16 tensors"),
+    "three equal images": (images(3, equal=True), 3, "3 tensors with the same first dimension"),
+    "few images of one number of channels": (images(8), 3, "fields of one batch, or one tensor"),
+    "records of equal images": (
+        [{"x": x} for x in images(equal=True)],
+        16,
+        "dimension, 3: one record an example, or batches",
+    ),
+    "records of equal images, and polygons": (
+        [{"image": x, "annotations": [{"box": [1.0, 2.0]}]} for x in images(equal=True)],
+        16,
+        "one record an example",
+    ),
+    "records of equal sequences": ([{"x": of(50)}] * 16, 50, "batches, or one record an example"),
+    "few sequences of their own lengths": ([of(7), of(5), of(9)], 3, "3 tensors that differ in"),
+    "labelled and unlabelled images": (
+        [of(32, 3, 8, 8), of(224, 3, 8, 8)],
+        2,
+        "2 tensors that differ in their first dimension: one tensor an example, or fields",
+    ),
+    "time first": ([of(35, 20), of(37, 20)], 2, "one tensor an example, or fields of one batch"),
+    "nodes and edges": ([of(100, 7), of(2, 400)], 2, "one tensor an example, or fields of one"),
+    "unequal fields": ({"x": of(6, 2), "offsets": of(3)}, 6, "differ in their first dimension"),
+    "unequal fields, a scalar first": ([torch.tensor(1.0), of(7), of(5, 2)], 7, "differ in their"),
+    "a list of another length": ((of(16, 8), [of(3), of(4)]), 16, "differ in their"),
+    "lists of several sizes": (
+        [[of(16, 8), of(16)], [of(32, 8), of(32)]],
+        2,
+        "2 lists, each with a first dimension of its own",
+    ),
+    "records of several sizes": (
+        [{"x": of(16, 8), "y": of(16)}, {"x": of(32, 8), "y": of(32)}],
+        2,
+        "2 records, each with a first dimension of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_DOUBT)
+def test_a_batch_that_may_hold_another_number_says_so(case: str) -> None:
+    batch, examples, doubt = IN_DOUBT[case]
+
+    count = examples_in(batch)
+
+    assert count.examples == examples
+    assert count.doubt is not None
+    assert doubt in count.doubt
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        None,
+        [],
+        (),
+        {},
+        "text",
+        ["one", "two"],
+        [1, 2, 3],
+        7,
+        torch.tensor(1.0),
+        [[], []],
+        object(),
+        [["one", "two"], [0, 1]],
+        [{"text": "one"}, {"text": "two"}],
+    ],
+    ids=str,
+)
+def test_a_batch_without_tensors_is_not_counted(batch: Any) -> None:
+    assert examples_in(batch) == Count(None, None)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 16])
+def test_a_short_last_batch_of_inputs_and_targets_counts_its_rows(rows: int) -> None:
+    for x, y in [((3, 8, 8), (1, 8, 8)), ((10, 7), (12, 7)), ((10, 7), (10, 7)), ((8,), (3,))]:
+        assert examples_in([of(rows, *x), of(rows, *y)]) == Count(rows, None)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_without_a_shape_counts_what_it_is_made_of() -> None:
+    nested = torch.nested.nested_tensor([of(3, 2), of(5, 2)])
+
+    counts = [examples_in(batch) for batch in (nested, (nested, of(2)), {"x": nested})]
+
+    assert counts == [Count(2, None)] * 3
+
+
+class Coordinates(list[float]):
+    """Tells how much of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Any:
+        raise AssertionError("It was gone through.")
+
+    def __getitem__(self, at: Any) -> Any:
+        Coordinates.looks += 1
+        return super().__getitem__(at)
+
+
+def test_long_lists_of_numbers_are_not_gone_through() -> None:
+    """As polygons of COCO are: a batch has tens of thousands of coordinates."""
+    polygons = [Coordinates([0.5] * 1000) for _ in range(16)]
+    annotations = [[{"segmentation": [polygon]}] for polygon in polygons]
+
+    assert examples_in((tuple(images()), tuple(annotations))) == Count(16, None)
+    assert Coordinates.looks == 2 * 16
+
+
+def test_several_loaders_that_agree_are_counted_once() -> None:
+    loaders = {"a": object(), "b": [object(), object()]}
+    batch = {"a": [of(16, 8), of(16)], "b": [[of(16, 8), of(16)], of(16, 3)]}
+
+    assert examples_of_loaders(loaders, batch) == Count(16, None)
+
+
+@pytest.mark.parametrize("shapes", [[(16, 8), (32, 8)], [(16, 8), (32, 4)]])
+def test_several_loaders_that_differ_are_in_doubt(shapes: Any) -> None:
+    """Two tensors of one rank would be two sequences in the batch of one loader."""
+    count = examples_of_loaders([object(), object()], [of(*shape) for shape in shapes])
+
+    assert count == Count(
+        16, "The data loaders of a step give batches of different sizes (16, 32)."
+    )
+
+
+def test_a_loader_that_has_run_out_does_not_count() -> None:
+    loaders = {"a": object(), "b": object()}
+
+    assert examples_of_loaders(loaders, {"a": None, "b": [of(32, 8), of(32)]}) == Count(32, None)
+
+
+def test_a_batch_that_was_rearranged_is_counted_as_it_is() -> None:
+    loaders = [object(), object(), object()]
+
+    assert examples_of_loaders(loaders, (of(48, 8), of(48))) == Count(48, None)
+    assert examples_of_loaders({"a": object(), "b": object()}, of(48, 8)) == Count(48, None)

@@ -1,0 +1,801 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the collector captures, against gradients computed without FSDP, one rank at a time."""
+
+import contextlib
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", "2.9", "before torch 2.9 FSDP2 does not show what it reduces")
+
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.placement_types import Shard
+from torch.utils.checkpoint import checkpoint
+
+from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.window_layout import each_micro_batch, whole_rank
+
+STEPS = 2
+EXACT = 2e-6  # float32 gradients and norms against float64
+
+# The backward passes of a step, in rounds: the last pass of each reduces the sum.
+SINGLE = [[0]]
+EVERY_PASS = [[0], [1], [2]]
+SUMMED = [[0, 1, 2]]
+TWO_ROUNDS = [[0, 1], [2, 3]]
+
+Rounds = Sequence[Sequence[int]]
+Branch = Callable[[int, int], bool]
+
+
+class Block(nn.Module):
+    def __init__(self, inner: int, wide: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(inner, wide)
+        self.norm = nn.LayerNorm(wide)
+        self.down = nn.Linear(wide, inner, bias=False)
+        self.side = nn.Linear(inner, inner, bias=False)  # in a branch that may be unused
+
+    def forward(self, x: Tensor, branch: bool) -> Tensor:
+        h = x + self.down(self.norm(self.up(x)).tanh())
+        return h + self.side(x) if branch else h
+
+
+class Net(nn.Module):
+    """Dimensions that do not divide evenly: shards are padded, some are empty."""
+
+    def __init__(self, inner: int = 7, wide: int = 9, *, reentrant: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sizes, self.reentrant = (inner, wide), reentrant
+        self.first = nn.Linear(5, inner)
+        self.blocks = nn.ModuleList([Block(inner, wide), Block(inner, wide)])
+        self.last = nn.Linear(inner, 3)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor, branch: bool = True) -> Tensor:
+        h = self.first(x)
+        for block in self.blocks:
+            h = (
+                checkpoint(block, h, branch, use_reentrant=True)
+                if self.reentrant
+                else block(h, branch)
+            )
+        return self.last(h)
+
+
+def always(step: int, pass_: int) -> bool:
+    return True
+
+
+def sharded(
+    net: Net, mesh: DeviceMesh, *, nested: bool = True, policy: Any = None, **options: Any
+) -> Any:
+    options["mp_policy"] = policy or MixedPrecisionPolicy()
+    if nested:
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def unit_of(module: nn.Module) -> Any:
+    state = module._get_fsdp_state()  # type: ignore[operator]
+    if hasattr(state, "_fsdp_param_groups"):
+        (unit,) = state._fsdp_param_groups
+        return unit
+    return state._fsdp_param_group  # before torch 2.12
+
+
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    torch.set_num_threads(1)
+    return init_device_mesh(
+        "cpu", shape, mesh_dim_names=("pipe", "replica", "shard")[-len(shape) :]
+    )
+
+
+def batch(step: int, pass_: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * pass_ + rank)
+    return torch.randn(examples(pass_, rank), 5, generator=generator)
+
+
+def examples(pass_: int, rank: int) -> int:
+    return 3 + rank + 2 * pass_
+
+
+def loss_of(net: nn.Module, step: int, pass_: int, rank: int, branch: bool = True) -> Tensor:
+    loss: Tensor = net(batch(step, pass_, rank), branch).float().square().mean()
+    return loss
+
+
+def whole(model: Any) -> Net:
+    """What is sharded, gathered into a plain net in float64."""
+    net = Net(*model.sizes).double()
+    with torch.no_grad():
+        for plain, p in zip(net.parameters(), model.parameters(), strict=True):
+            plain.copy_(p.full_tensor())
+    return net
+
+
+def brute_force(
+    net: Net, step: int, rounds: Rounds, branch: Branch, norms: GradientNorms, divisor: float
+) -> tuple[list[float], list[float]]:
+    """Σ|g_round|² of this rank, and |g|² of the mean over ranks; both for every entry."""
+
+    def entries(gradient: list[Tensor]) -> Tensor:
+        sums = torch.zeros(norms.entries, dtype=torch.float64)
+        for name, entry in zip(norms.names, norms.entry_of, strict=True):
+            sums[entry] += gradient[names.index(name)].square().sum()
+        return sums
+
+    names = [name for name, _ in net.named_parameters()]
+    small = torch.zeros(norms.entries, dtype=torch.float64)
+    mean = [torch.zeros_like(p) for p in net.parameters()]
+    for passes in rounds:
+        plain = copy.deepcopy(net)
+        for pass_ in passes:
+            x = batch(step, pass_, dist.get_rank()).double()
+            (plain(x, branch(step, pass_)).square().mean() / divisor).backward()
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain.parameters()]
+        small += entries(gradient)
+        torch._foreach_add_(mean, gradient)
+    flat = torch.cat([gradient.flatten() for gradient in mean]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    pieces = flat.split([gradient.numel() for gradient in mean])
+    return small.tolist(), entries(list(pieces)).tolist()
+
+
+def steps(
+    model: Any,
+    rounds: Rounds,
+    branch: Branch = always,
+    *,
+    groups: Any = None,
+    only: str = "",
+    capture: bool = False,
+) -> dict[str, Any]:
+    """Train for a few steps; return what was captured and what it should be."""
+    rank = dist.get_rank()
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and only in n]
+    optimizer = torch.optim.SGD([p for _, p in named], lr=0.05)
+    collector = FsdpCollector(model, named, groups)
+    passes = [pass_ for round_ in rounds for pass_ in round_]
+    result: dict[str, Any] = {"rows": []}
+    for step in range(STEPS):
+        expected = brute_force(whole(model), step, rounds, branch, collector.norms, len(passes))
+        optimizer.zero_grad()
+        for round_ in rounds:
+            for pass_ in round_:
+                model.set_requires_gradient_sync(pass_ == round_[-1])
+                loss = loss_of(model, step, pass_, rank, branch(step, pass_)) / len(passes)
+                last = pass_ == passes[-1]
+                collector.before_backward(
+                    loss, examples(pass_, rank), capture_average=capture and last
+                )
+                loss.backward()
+                assert not collector.gradients_dropped
+        if capture:
+            assert collector.average_captured
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(0.1)  # as clipping would
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(big, group=collector.group)
+        result["rows"].append((None if small is None else small.tolist(), big.tolist(), *expected))
+        collector.reset()
+        optimizer.step()
+    collector.close()
+    return result
+
+
+def check(results: list[dict[str, Any]], tolerance: float = EXACT) -> None:
+    for result in results:
+        for small, big, expected_small, expected_big in result["rows"]:
+            assert small == pytest.approx(expected_small, rel=tolerance, abs=1e-12)
+            assert big == pytest.approx(expected_big, rel=tolerance, abs=1e-12)
+
+
+MESHES = [(2,), (4,), (2, 2)]
+GROUPS = {"first block": r"blocks\.0", "vectors": r"bias|norm"}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["one unit", "nested units"])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_captured_norms_are_those_of_brute_force(mesh: tuple[int, ...], nested: bool) -> None:
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of(mesh)
+        return [
+            steps(sharded(Net(), device_mesh, nested=nested), rounds, groups=groups)
+            for rounds, groups in (
+                (SINGLE, GROUPS),
+                (EVERY_PASS, None),
+                (SUMMED, None),
+                (TWO_ROUNDS, GROUPS),
+            )
+        ]
+
+    for results in zip(*on_ranks(math.prod(mesh), every_way), strict=True):
+        check(list(results))
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_a_parameter_without_gradient_leaves_the_others_where_they_are(
+    mesh: tuple[int, ...],
+) -> None:
+    """It is missing in the buffer, where the next one then takes its place."""
+
+    def in_first_pass_only(step: int, pass_: int) -> bool:
+        return pass_ == 0
+
+    def in_second_step_only(step: int, pass_: int) -> bool:
+        return step == 1
+
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of(mesh)
+        return [
+            steps(sharded(Net(), device_mesh, nested=nested), rounds, branch, groups=GROUPS)
+            for nested in (False, True)
+            for rounds in (EVERY_PASS, SUMMED)
+            for branch in (in_first_pass_only, in_second_step_only)
+        ]
+
+    for results in zip(*on_ranks(math.prod(mesh), every_way), strict=True):
+        check(list(results))
+
+
+def test_parameters_may_be_sharded_along_another_dimension() -> None:
+    def second_if_even(p: nn.Parameter) -> Shard:
+        return Shard(1) if p.dim() == 2 and p.shape[1] % 2 == 0 else Shard(0)
+
+    def every_way() -> list[dict[str, Any]]:
+        model = sharded(Net(8, 12), mesh_of((2,)), shard_placement_fn=second_if_even)
+        return [
+            steps(model, EVERY_PASS, groups=lambda name: name),
+            steps(model, EVERY_PASS, lambda step, pass_: pass_ == 0, groups=GROUPS),
+        ]
+
+    for results in zip(*on_ranks(2, every_way), strict=True):
+        check(list(results))
+
+
+def test_nested_backward_passes_of_reentrant_checkpoints_are_whole() -> None:
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of((2,))
+        return [
+            steps(sharded(Net(reentrant=True), device_mesh, nested=nested), SUMMED, capture=True)
+            for nested in (False, True)
+        ]
+
+    for results in zip(*on_ranks(2, every_way), strict=True):
+        check(list(results))
+
+
+def test_modules_may_share_a_unit_and_gradients_be_offloaded() -> None:
+    def shared() -> dict[str, Any]:
+        net = Net()
+        options: Any = {"mesh": mesh_of((2,)), "offload_policy": CPUOffloadPolicy(pin_memory=False)}
+        fully_shard([net.first, net.last], **options)
+        return steps(
+            fully_shard(net, **options), EVERY_PASS, lambda step, pass_: pass_ == 0, groups=GROUPS
+        )
+
+    check(on_ranks(2, shared))
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 6)
+        self.middle = nn.Linear(3, 3, dtype=torch.cfloat)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.middle(torch.view_as_complex(self.first(x).unflatten(-1, (3, 2))))
+        return self.last(torch.view_as_real(z).flatten(-2))
+
+
+def test_complex_parameters_are_measured_in_a_unit_of_their_own() -> None:
+    """FSDP2 itself takes one dtype a unit."""
+
+    def flat_gradient(net: nn.Module, rank: int) -> Tensor:
+        net.zero_grad()
+        net(batch(0, 0, rank)).square().mean().backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        parts = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+        return torch.cat([p.double().flatten() for p in parts])
+
+    def measured() -> tuple[float, ...]:
+        rank, plain, net = dist.get_rank(), Complex(), Complex()
+        mesh = mesh_of((2,))
+        fully_shard(net.middle, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        collector = FsdpCollector(net, list(net.named_parameters()))
+        loss = net(batch(0, 0, rank)).square().mean()
+        collector.before_backward(loss, 1)
+        loss.backward()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(big, group=collector.group)
+        assert small is not None
+        of_ranks = [flat_gradient(plain, r) for r in range(2)]
+        mean = torch.stack(of_ranks).mean(0)
+        truth = of_ranks[rank].square().sum().item(), mean.square().sum().item()
+        return (small.item(), big.item(), *truth)
+
+    for small, big, expected_small, expected_big in on_ranks(2, measured):
+        assert (small, big) == pytest.approx((expected_small, expected_big), rel=1e-6)
+
+
+def test_only_trained_parameters_count() -> None:
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of((2,))
+        return [
+            steps(sharded(Net(), device_mesh, nested=nested), EVERY_PASS, only=only, groups=groups)
+            for nested in (False, True)
+            for only in ("weight", "blocks.1", "last.bias")
+            for groups in (None, lambda name: name)
+        ]
+
+    for results in zip(*on_ranks(2, every_way), strict=True):
+        check(list(results))
+
+
+TOLERANCES = {
+    # Only what is reduced is rounded: each element by 2^-9 or 2^-12 of itself at most, so
+    # 4e-3 or 5e-4 of the squared norm if all went one way.
+    MixedPrecisionPolicy(reduce_dtype=torch.bfloat16): 4e-3,
+    MixedPrecisionPolicy(reduce_dtype=torch.float16): 5e-4,
+    # The forward and backward passes are rounded too.
+    MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32): 5e-2,
+    MixedPrecisionPolicy(torch.bfloat16): 5e-2,
+    MixedPrecisionPolicy(torch.float16): 5e-3,
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_half_precision_is_normed_undivided(mesh: tuple[int, ...]) -> None:
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of(mesh)
+        return [
+            steps(sharded(Net(), device_mesh, policy=policy), TWO_ROUNDS, groups=groups)
+            for policy, groups in zip(TOLERANCES, (None, GROUPS, GROUPS, None, None), strict=True)
+        ]
+
+    every_result = zip(*on_ranks(math.prod(mesh), every_way), strict=True)
+
+    for results, tolerance in zip(every_result, TOLERANCES.values(), strict=True):
+        check(list(results), tolerance)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_a_divisor_of_ones_own_is_in_both_norms(mesh: tuple[int, ...]) -> None:
+    ranks = math.prod(mesh)
+    divisor = 0.5 * ranks  # p.grad is twice the mean
+
+    def every_way() -> list[dict[str, Any]]:
+        results = []
+        for dtype in (torch.float32, torch.float16):
+            policy = MixedPrecisionPolicy(reduce_dtype=dtype)
+            model = sharded(Net(), mesh_of(mesh), policy=policy)
+            for module in (*model.blocks, model):
+                module.set_gradient_divide_factor(divisor)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+            results.append(steps(model, SINGLE))
+        return results
+
+    for results in zip(*on_ranks(ranks, every_way), strict=True):
+        for result in results:
+            for small, big, expected_small, expected_big in result["rows"]:
+                assert small == pytest.approx([4 * e for e in expected_small], rel=5e-4)
+                assert big == pytest.approx([4 * e for e in expected_big], rel=5e-4)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_the_average_is_captured_after_fsdp_has_written_it(mesh: tuple[int, ...]) -> None:
+    """And before it is clipped. The root's gradients are reduced by FSDP's final callback."""
+
+    def every_way() -> list[dict[str, Any]]:
+        device_mesh = mesh_of(mesh)
+        return [
+            steps(sharded(Net(), device_mesh, nested=nested), rounds, capture=True)
+            for nested in (False, True)
+            for rounds in (EVERY_PASS, SUMMED)
+        ]
+
+    for results in zip(*on_ranks(math.prod(mesh), every_way), strict=True):
+        check(list(results))
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_training_is_bitwise_what_it_is_without(mesh: tuple[int, ...]) -> None:
+    def trained(measured: bool, reduce_dtype: torch.dtype) -> list[Tensor]:
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        model = sharded(Net(), mesh_of(mesh), policy=policy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        collector = FsdpCollector(model, named, GROUPS) if measured else None
+        for step in range(4):
+            optimizer.zero_grad()
+            for pass_ in range(2):
+                branch = step != 2
+                loss = loss_of(model, step, pass_, dist.get_rank(), branch)
+                if collector is not None and step != 1:
+                    collector.before_backward(loss, 1, capture_average=pass_ == 1)
+                loss.backward()
+            if collector is not None:
+                collector.small_sq_norms(), collector.big_sq_norms()
+                collector.reset()
+            optimizer.step()
+        return [p.full_tensor() for p in model.parameters()]
+
+    def both() -> list[bool]:
+        return [
+            torch.equal(a, b)
+            for dtype in (torch.float32, torch.float16)
+            for a, b in zip(trained(True, dtype), trained(False, dtype), strict=True)
+        ]
+
+    assert all(map(all, on_ranks(math.prod(mesh), both)))
+
+
+class CountingReduceScatter(ReduceScatter):
+    """A user's own, with buffers of its own."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reduced = 0
+        self.default = DefaultReduceScatter()
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self.allocated += 1
+        return self.default.allocate(size, dtype=dtype, device=device)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.reduced += 1
+        return self.default(*arguments, **options)
+
+
+def test_a_users_reduce_scatter_is_used_and_restored() -> None:
+    def restored() -> dict[str, Any]:
+        model = sharded(Net(), mesh_of((2,)))
+        own = CountingReduceScatter()
+        model.blocks[0].set_custom_reduce_scatter(own)
+        units = [unit_of(module) for module in (*model.blocks, model)]
+        before = [unit._reduce_scatter_comm for unit in units]
+        result = steps(model, EVERY_PASS)
+        result["counts"] = own.allocated, own.reduced
+        result["restored"] = [
+            u._reduce_scatter_comm is c for u, c in zip(units, before, strict=True)
+        ]
+        return result
+
+    results = on_ranks(2, restored)
+
+    check(results)
+    for result in results:
+        assert result["counts"] == (2 * STEPS * 3, STEPS * 3)
+        assert result["restored"] == [True, True, True]
+
+
+def test_a_reduce_scatter_put_in_its_place_is_left_there() -> None:
+    def left() -> bool:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model))
+        own = CountingReduceScatter()
+        model.set_custom_reduce_scatter(own)
+        collector.close()
+        return unit_of(model)._reduce_scatter_comm is own
+
+    assert on_ranks(2, left) == [True, True]
+
+
+def trained(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def test_passes_that_are_not_announced_do_not_count() -> None:
+    def measured() -> list[list[float]]:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model), GROUPS)
+
+        def run(announced: bool, branch: bool = True) -> Tensor | None:
+            loss = loss_of(model, 0, 0, dist.get_rank(), branch)
+            if announced:
+                collector.before_backward(loss, 1)
+            loss.backward()
+            return collector.small_sq_norms()
+
+        assert run(announced=False) is None
+        first = run(announced=True)
+        assert first is not None
+        run(announced=False)  # after the announced one, in the same step
+        between = collector.small_sq_norms()
+        collector.reset()
+        assert run(announced=False, branch=False) is None
+        assert between is not None
+        return [first.tolist(), between.tolist()]
+
+    for first, between in on_ranks(2, measured):
+        assert first == between
+
+
+def test_a_module_called_twice_in_one_pass_is_whole() -> None:
+    """Autograd accumulates once all uses have arrived, so it is reduced once."""
+
+    def captured() -> dict[str, Any]:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model))
+        expected = brute_force(whole(model), 0, [[0, 1]], always, collector.norms, 2)
+        loss = (loss_of(model, 0, 0, dist.get_rank()) + loss_of(model, 0, 1, dist.get_rank())) / 2
+        collector.before_backward(loss, 8)
+        loss.backward()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        dist.all_reduce(big)
+        assert small is not None
+        return {"rows": [(small.tolist(), big.tolist(), *expected)]}
+
+    check(on_ranks(2, captured))
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, 4), nn.Linear(4, 5)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.encoder(x).tanh()
+
+    def decode(self, h: Tensor) -> Tensor:
+        return self.decoder(h)
+
+
+def test_a_unit_that_reduces_twice_in_one_pass_has_no_norm() -> None:
+    """Its two buffers may hold parts of one parameter's gradient."""
+
+    def captured() -> Tensor | None:
+        model = fully_shard(Halves(), mesh=mesh_of((2,)))
+        register_fsdp_forward_method(model, "encode")
+        register_fsdp_forward_method(model, "decode")
+        collector = FsdpCollector(model, trained(model))
+        x = batch(0, 0, dist.get_rank()).requires_grad_()
+        loss = model.decode(model.encode(x)).square().mean()
+        collector.before_backward(loss, 3)
+        loss.backward()
+        return collector.small_sq_norms()
+
+    assert on_ranks(2, captured) == [None, None]
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_what_has_no_norm_of_its_own_gets_none(mesh: tuple[int, ...]) -> None:
+    def none() -> list[str]:
+        model = sharded(Net(), mesh_of(mesh))
+        collector = FsdpCollector(model, trained(model))
+        wrong = []
+
+        @contextlib.contextmanager
+        def incomparable(what: str) -> Iterator[None]:
+            yield
+            if collector.small_sq_norms() is not None:
+                wrong.append(what)
+            collector.reset()
+            model.zero_grad()
+
+        def run(*, sync: bool = True) -> None:
+            model.set_requires_gradient_sync(sync)
+            backward()
+
+        def backward() -> None:
+            loss = loss_of(model, 0, 0, dist.get_rank())
+            collector.before_backward(loss, 1)
+            loss.backward()
+
+        with incomparable("no pass"):
+            pass
+        with incomparable("rounds of unequal length"):
+            run()
+            run(sync=False)
+            run()
+        with incomparable("passes that are never reduced"):
+            run()
+            run(sync=False)
+        run()  # reduces what the last case left
+        collector.reset()
+        with incomparable("units that reduce in different passes"):
+            model.set_requires_gradient_sync(True)
+            model.blocks[0].set_requires_gradient_sync(False)
+            backward()
+        run()
+        collector.reset()
+        if len(mesh) == 2:
+            with incomparable("gradients not summed over replicas"):
+                model.set_requires_all_reduce(False)
+                backward()
+                if collector.gradients_dropped:
+                    wrong.append("nothing was dropped")
+        run()
+        collector.reset()
+        run()
+        if collector.small_sq_norms() is None:
+            wrong.append("a good step after them")
+        return wrong
+
+    assert on_ranks(math.prod(mesh), none) == [[]] * math.prod(mesh)
+
+
+def test_dropped_gradients_are_noticed_after_a_round_only() -> None:
+    def noticed() -> list[bool]:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model))
+        seen = [collector.gradients_dropped]
+        for sync in (False, True):
+            model.set_requires_gradient_sync(sync)
+            loss = loss_of(model, 0, 0, dist.get_rank())
+            collector.before_backward(loss, 1)
+            loss.backward()
+            seen.append(collector.gradients_dropped)
+        model.zero_grad()
+        seen.append(collector.gradients_dropped)
+        return seen
+
+    assert on_ranks(2, noticed) == [[False, False, False, True]] * 2
+
+
+@pytest.mark.parametrize("sizes", [[4.0, 8.0, 2.0, 4.0], [4.0, 0.0, 2.0, 4.0]])
+def test_layout_lies_between_a_part_a_pass_and_a_part_a_rank(sizes: list[float]) -> None:
+    def layouts() -> list[Any]:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model))
+        found = []
+        for rounds in ([1, 2, 3, 4], [2, 4], [4], []):
+            collector._rounds = rounds
+            found.append(tuple(collector.layout(sizes, 8))[:4])
+        return found
+
+    for every_pass, pairs, one, none in on_ranks(2, layouts):
+        assert every_pass == pytest.approx(tuple(each_micro_batch(sizes, 8))[:4])
+        assert one == pytest.approx(tuple(whole_rank(sizes, 8))[:4])
+        per_round = [sum(1 / n if n else math.inf for n in r) / 4 for r in (sizes[:2], sizes[2:])]
+        inverse = sum(1 / n if n else math.inf for n in sizes) / 16
+        assert pairs == pytest.approx((4.0**2 / 2, 2.0**2, sum(per_round) / 2, inverse))
+        assert math.isnan(none[0])
+
+
+def test_the_group_is_that_of_all_data_parallel_ranks() -> None:
+    def members() -> list[Any]:
+        whole = mesh_of((2, 1, 2))
+        mesh = whole["replica", "shard"]  # which, before torch 2.10, does not keep it alive
+        model = sharded(Net(), mesh)
+        collector = FsdpCollector(model, trained(model))
+        line = FsdpCollector(whole_line := sharded(Net(), mesh["shard"]), trained(whole_line))
+        return [dist.get_process_group_ranks(c.group) for c in (collector, line)]
+
+    assert on_ranks(4, members) == [[[0, 1]] * 2] * 2 + [[[2, 3]] * 2] * 2
+    assert on_ranks(
+        2,
+        lambda: (
+            FsdpCollector(m := sharded(Net(), mesh_of((2,))), trained(m)).group is dist.group.WORLD
+        ),
+    ) == [True, True]
+
+
+def refusal(make: Callable[[], nn.Module], ranks: int = 2) -> str:
+    def refused() -> str:
+        model = make()
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - asserted whole
+            FsdpCollector(model, trained(model))
+        return str(error.value)
+
+    (message,) = set(on_ranks(ranks, refused))
+    return message
+
+
+def test_parameters_that_are_not_sharded_are_refused() -> None:
+    def part() -> nn.Module:
+        net = Net()
+        fully_shard(net.blocks[0], mesh=mesh_of((2,)))
+        return net
+
+    assert refusal(part) == (
+        "`model` must shard every trained parameter, got 'first.weight': FSDP does not reduce its"
+        " gradient. Apply `fully_shard` to the whole model as well, or leave the parameter out."
+    )
+
+
+of_replicate = pytest.param(
+    lambda: replicate(Net(), mesh=mesh_of((2,))),
+    marks=pytest.mark.skipif(
+        "mesh" not in inspect.signature(replicate).parameters, reason="this torch has another"
+    ),
+    id="replicate",
+)
+
+
+@pytest.mark.parametrize(
+    "unsharded",
+    [pytest.param(lambda: sharded(Net(), mesh_of((2, 1))), id="one shard"), of_replicate],
+)
+def test_a_mesh_without_shards_is_refused(unsharded: Callable[[], nn.Module]) -> None:
+    message = refusal(unsharded)
+
+    assert message.startswith("`model` must shard over two or more ranks, got 'first.weight' on ")
+    assert message.endswith("nothing is reduce-scattered there. Use DistributedDataParallel.")
+
+
+def test_fsdp1_is_refused() -> None:
+    def first_version() -> nn.Module:
+        net = Net()
+        net.frozen = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # needs a GPU
+        nn.Module.__init__(net.frozen)
+        return net
+
+    assert refusal(first_version) == (
+        "`model` must be sharded by `fully_shard`, got FullyShardedDataParallel: FSDP1 does not"
+        " show unsharded gradients. Use FSDP2."
+    )
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    def tensor_parallel() -> nn.Module:
+        mesh = mesh_of((2, 2))
+        net = Net()
+        net.last.weight = nn.Parameter(
+            distribute_tensor(net.last.weight, mesh["shard"], [Shard(1)])
+        )
+        return fully_shard(net, mesh=mesh["replica"])
+
+    message = refusal(tensor_parallel, ranks=4)
+
+    assert message.startswith("`model` must be data parallel only, got 'last.weight' on DeviceMesh")
+    assert message.endswith(
+        ": a rank has only a part of its gradient. Train without tensor parallelism, or leave the"
+        " noise scale out."
+    )
+
+
+def test_two_meshes_and_all_reduce_hooks_are_refused() -> None:
+    def two() -> nn.Module:
+        mesh, net = mesh_of((2, 2)), Net()
+        fully_shard(net.blocks[0], mesh=mesh["shard"])
+        return fully_shard(net, mesh=mesh)
+
+    def hooked() -> nn.Module:
+        model = sharded(Net(), mesh_of((2,)))
+        model.set_all_reduce_hook(lambda gradient: None)
+        return model
+
+    assert refusal(two, ranks=4) == (
+        "`model` must be sharded over one mesh, got 2: its gradients are means over different"
+        " ranks. Measure the parameters of one mesh."
+    )
+    assert refusal(hooked) == (
+        "`model` must have no all-reduce hook, got one on the unit of 'first.weight': FSDP does"
+        " not know what it averages over. Pass `fully_shard` a mesh of two dimensions instead."
+    )
+
+
+def test_sharded_is_what_fully_shard_was_applied_to() -> None:
+    def which() -> list[bool]:
+        plain, part = Net(), Net()
+        fully_shard(part.blocks[1], mesh=mesh_of((1,)))
+        return [is_sharded(plain), is_sharded(part)]
+
+    assert on_ranks(1, which) == [[False, True]]

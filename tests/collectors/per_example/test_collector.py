@@ -1,0 +1,1161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the per-example collector captures, against torch.func's per-example gradients."""
+
+import copy
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+from torch.nn.modules import module as torch_modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from noisescale.collectors.per_example.collector import PerExampleCollector
+
+Batch = tuple[Tensor, Tensor]
+
+
+def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy, or half the squares, over all rows alike."""
+    return loss_of(model(batch[0]), batch[1])
+
+
+def loss_of(output: Tensor, y: Tensor) -> Tensor:
+    if y.dtype == torch.int64:
+        return F.cross_entropy(output.flatten(0, -2), y.flatten())
+    return (output - y).square().mean() / 2
+
+
+def oracle(
+    model: nn.Module, batches: Sequence[Batch], names: Sequence[str] | None = None
+) -> dict[str, tuple[float, Tensor]]:
+    """For every parameter mean_j mean_i |g_ij|² and the mean gradient, without hooks or graph."""
+    model = copy.deepcopy(model)
+    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(functional_call(model, parameters, (x.unsqueeze(0),)), y.unsqueeze(0))
+
+    found = {n: (0.0, torch.zeros_like(p)) for n, p in parameters.items()}
+    for x, y in batches:
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="error")(parameters, x, y)
+        for name, g in gradients.items():
+            small, big = found[name]
+            small += g.flatten(1).abs().square().sum(1).mean().item() / len(batches)
+            found[name] = small, big + g.mean(0) / len(batches)
+    return {n: found[n] for n in names or found}
+
+
+def collector_of(model: nn.Module, **options: Any) -> PerExampleCollector:
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    trained = [(n, p) for n, p in inner.named_parameters() if p.requires_grad]
+    return PerExampleCollector(model, trained, **options)
+
+
+def step(
+    model: nn.Module,
+    collector: PerExampleCollector,
+    batches: Sequence[Batch],
+    *,
+    sizes: Sequence[float] | None = None,
+    divisor: float | None = None,
+    loss: Callable[[nn.Module, Batch], Tensor] = mean_loss,
+) -> tuple[Tensor | None, Tensor]:
+    """One optimizer step; return the scaled small norms and this rank's scaled share."""
+    model.zero_grad()
+    k = len(batches)
+    divisor = k if divisor is None else divisor
+    sizes = [len(x) for x, _ in batches] if sizes is None else sizes
+    for j, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
+        ddp = isinstance(model, DistributedDataParallel)
+        with model.no_sync() if ddp and j < k - 1 else nullcontext():
+            value = loss(model, batch) / divisor
+            collector.before_backward(value, size)
+            value.backward()
+    small, big = collector.small_sq_norms(), collector.big_sq_norms()
+    layout = collector.layout(sizes, divisor)
+    collector.reset()
+    return None if small is None else small * layout.small_scale, big * layout.big_scale
+
+
+def probed(
+    model: nn.Module, batches: Sequence[Batch], quiet: bool = True, **options: Any
+) -> PerExampleCollector:
+    """A collector after its first step."""
+    collector = collector_of(model, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if quiet else "error")
+        small, _ = step(model, collector, batches)
+    assert small is None
+    return collector
+
+
+def check(
+    model: nn.Module,
+    collector: PerExampleCollector,
+    batches: Sequence[Batch],
+    rtol: float = 1e-5,
+    **options: Any,
+) -> None:
+    """Assert that a step's norms are those of the oracle, over the measured parameters."""
+    small, big = step(model, collector, batches, **options)
+    expected = oracle(model, batches, collector.norms.names)
+    assert small is not None
+    assert small.sum().item() == pytest.approx(sum(s for s, _ in expected.values()), rel=rtol)
+    g_sq_norm = sum(g.abs().double().square().sum().item() for _, g in expected.values())
+    assert big.sum().item() == pytest.approx(g_sq_norm, rel=rtol)
+
+
+def numbers(rows: int, *shape: int, outputs: int = 3, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, *shape, generator=generator)
+    return x, torch.randn(rows, outputs, generator=generator)
+
+
+def mlp(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *(middle or (nn.Tanh(),)), nn.Linear(8, 3))
+
+
+class Transformer(nn.Module):
+    """What a language model has, in small: positions are embedded from `arange`."""
+
+    def __init__(self, tied: bool = False, context: int = 5, checkpointing: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte = nn.Embedding(11, 8)
+        self.wpe = nn.Embedding(context, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.head.weight = self.wte.weight
+        self.checkpointing = checkpointing
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            if self.checkpointing:
+                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+            else:
+                x = block(x)
+        return self.head(self.norm(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.RMSNorm(8)])
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        x = x + self.out((q @ k.mT).softmax(-1) @ v)
+        return x + self.mlp(self.norms[1](x))
+
+
+def tokens(rows: int, length: int = 5, seed: int = 0) -> Batch:
+    ids = torch.randint(0, 11, (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def convnet() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, stride=2, groups=2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(8 * 9, 3),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch]]] = {
+    "mlp": (mlp, lambda rows, seed: numbers(rows, 6, seed=seed)),
+    "mlp, activations in place": (
+        lambda: mlp(nn.ReLU(inplace=True)),
+        lambda rows, seed: numbers(rows, 6, seed=seed),
+    ),
+    "transformer": (Transformer, lambda rows, seed: tokens(rows, seed=seed)),
+    "reentrant checkpointing": (
+        lambda: Transformer(checkpointing="reentrant"),
+        lambda rows, seed: tokens(rows, seed=seed),
+    ),
+    "other checkpointing": (
+        lambda: Transformer(checkpointing="other"),
+        lambda rows, seed: tokens(rows, seed=seed),
+    ),
+    "convnet": (convnet, lambda rows, seed: numbers(rows, 3, 8, 8, seed=seed)),
+}
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """What torch.func can go through."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            module.checkpointing = ""
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("micros", [(4,), (4, 7, 2)])
+@pytest.mark.parametrize("case", MODELS)
+def test_norms_are_those_of_single_gradients(
+    case: str, micros: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    make_model, make_batch = MODELS[case]
+    model = make_model().to(dtype)
+    batches = [make_batch(rows, seed) for seed, rows in enumerate(micros)]
+    batches = [
+        (x.to(dtype) if x.is_floating_point() else x, y.to(dtype) if y.is_floating_point() else y)
+        for x, y in batches
+    ]
+    rtol = 1e-5 if dtype == torch.float32 else 1e-10
+    collector = probed(model, batches)
+
+    small, big = step(model, collector, batches)
+    expected = oracle(plain(model), batches, collector.norms.names)
+
+    everything = [n for n, _ in model.named_parameters() if not n.startswith("wpe")]
+    assert collector.norms.names == everything
+    assert small is not None
+    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=rtol)
+    g_sq_norm = sum(g.abs().double().square().sum().item() for _, g in expected.values())
+    assert big.item() == pytest.approx(g_sq_norm, rel=rtol)
+
+
+def test_every_parameter_counts_in_its_group() -> None:
+    model, batches = Transformer(), [tokens(4), tokens(3, seed=1)]
+    groups = {"norms": r"norm", "first": r"blocks\.0", "positions": r"wpe"}
+    collector = probed(model, batches, groups=groups)
+
+    small, big = step(model, collector, batches)
+
+    expected = oracle(model, batches, collector.norms.names)
+    norms = {n for n in expected if "norm" in n}
+    first = {n for n in expected if "blocks.0" in n} - norms
+    rest = expected.keys() - norms - first
+    assert collector.norms.group_names == ("positions", "norms", "first")
+    assert small is not None
+    for entry, names in enumerate([set(), norms, first, rest]):
+        assert small[entry].item() == pytest.approx(sum(expected[n][0] for n in names), rel=1e-5)
+        g_sq_norm = sum(expected[n][1].square().sum().item() for n in names)
+        assert big[entry].item() == pytest.approx(g_sq_norm, rel=1e-5)
+
+
+def test_normalization_layers_alone() -> None:
+    model, batches = Transformer(tied=True), [tokens(4)]
+    collector = probed(
+        model, batches, quiet=False, layers="normalization", groups={"e": "head|wte"}
+    )
+
+    small, big = step(model, collector, batches)
+
+    norms = [n for n, _ in model.named_parameters() if "norm" in n]
+    expected = oracle(model, batches, norms)
+    assert collector.norms.names == norms
+    assert small is not None
+    assert small.tolist() == pytest.approx([0, sum(s for s, _ in expected.values())], rel=1e-5)
+    assert big.tolist() == pytest.approx(
+        [0, sum(g.square().sum().item() for _, g in expected.values())], rel=1e-5
+    )
+
+
+def test_losses_may_be_divided_by_more_than_the_passes() -> None:
+    model, batches = mlp(), [numbers(4, 6)]
+    collector = probed(model, batches)
+
+    check(model, collector, batches, divisor=4)
+
+
+def test_a_layout_counts_rows_and_their_sizes() -> None:
+    model, batches = Transformer(), [tokens(4), tokens(2)]
+    collector = probed(model, batches)
+
+    for sizes, per_row in [([4, 2], 1.0), ([20, 10], 1 / 5), ([20, 16], (1 / 5 + 1 / 8) / 2)]:
+        model.zero_grad()
+        for batch, size in zip(batches, sizes, strict=True):
+            loss = mean_loss(model, batch)
+            collector.before_backward(loss, size)
+            loss.backward()
+        layout = collector.layout(sizes, 1)
+        assert collector.small_sq_norms() is not None
+        collector.reset()
+        assert layout.small_scale == 1 / 2
+        assert layout.big_scale == 1 / 4
+        assert layout.inverse_part_size == pytest.approx(per_row)
+        assert layout.inverse_size == pytest.approx((1 / sizes[0] + 1 / sizes[1]) / 4)
+
+
+def test_more_rows_than_examples_are_refused() -> None:
+    model, batches = mlp(), [numbers(8, 6)]
+    collector = probed(model, batches)
+
+    with pytest.raises(ValueError, match="local_batch_size") as error:
+        step(model, collector, batches, sizes=[4])
+
+    assert str(error.value) == (
+        "`local_batch_size` must be at least the rows of the batch where examples are the small"
+        " batches, got 4 for 8 rows. If several rows come from one example, choose"
+        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
+        " devices."
+    )
+
+
+# ---- what is left out, and how that is found
+
+
+def left_out(
+    model: nn.Module, batch: Batch, sizes: Sequence[float] | None = None, **options: Any
+) -> tuple[PerExampleCollector, str]:
+    collector = collector_of(model, **options)
+    with pytest.warns(UserWarning, match="Left out") as caught:
+        step(model, collector, [batch], sizes=sizes)
+    (warning,) = caught
+    return collector, str(warning.message).split("Left out: ")[1]
+
+
+def test_tied_weights_are_left_out_and_named() -> None:
+    model, batch = Transformer(tied=True), tokens(4)
+    collector = collector_of(model)
+
+    with pytest.warns(UserWarning, match="noise scale of single examples") as caught:
+        step(model, collector, [batch])
+
+    assert [str(w.message) for w in caught] == [
+        "The noise scale of single examples is that of 24 parameters with 93% of all numbers."
+        " Left out: wpe.weight (in layers whose input has not one row for each of the batch);"
+        " wte.weight (shared by several modules)."
+    ]
+    check(model, collector, [batch])
+
+
+class Reused(nn.Module):
+    """The output layer is a function that uses the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte = nn.Embedding(11, 8)
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(self.body(self.wte(ids)).tanh(), self.wte.weight)
+
+
+class Attention(nn.Module):
+    """torch's attention never calls the forward of its `out_proj`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wte(ids)
+        return self.head(self.attention(x, x, x)[0])
+
+
+class CalledTwice(nn.Module):
+    def __init__(self, twice: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.first(x).tanh()).tanh()
+        return self.last(self.middle(x) if self.twice else x)
+
+
+class Penalized(nn.Module):
+    """The weight of `first` is used outside of its forward too, by a penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) + self.first.weight.square().sum()
+
+
+def parametrized() -> nn.Module:
+    model = mlp()
+    nn.utils.parametrizations.weight_norm(model[0])
+    return model
+
+
+class Flattened(nn.Module):
+    """Sequences for the embedding, their tokens one by one for the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.inner = nn.Embedding(11, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.inner(self.wte(ids))
+        return self.head(x.flatten(0, 1)).unflatten(0, ids.shape)
+
+
+class Buffered(nn.Module):
+    """Positions are a buffer, not in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("positions", torch.arange(64).flip(0) % 5)
+        self.wte, self.wpe = nn.Embedding(11, 8), nn.Embedding(5, 8)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.wte(ids) + self.wpe(self.positions[: ids.shape[1]]))
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+class Complex(nn.Module):
+    """Complex layers of every shape that formulas differ for, and a weight that is no layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.real = nn.Linear(6, 32)
+        self.grouped = nn.Conv1d(2, 4, 3, padding=1, groups=2, dtype=torch.cfloat)
+        self.wide = nn.Linear(8, 9, dtype=torch.cfloat)
+        self.narrow = nn.Linear(9, 2, dtype=torch.cfloat)
+        self.alone = nn.Linear(2, 3, dtype=torch.cfloat)
+        self.spectral = nn.Parameter(torch.randn(3, 3, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.view_as_complex(self.real(x).view(-1, 2, 8, 2))
+        z = self.narrow(self.wide(self.grouped(z)).tanh()).mean(1)
+        z = self.alone(z.conj()) @ self.spectral
+        return z.real + z.abs()
+
+
+LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, str]] = {
+    "functional reuse": (
+        Reused,
+        tokens(4),
+        "wte.weight (used otherwise than by their module's forward alone).",
+    ),
+    "attention": (
+        Attention,
+        tokens(4),
+        "attention.out_proj.weight, attention.out_proj.bias (used otherwise than by their"
+        " module's forward alone); attention.in_proj_weight, attention.in_proj_bias (in layers"
+        " without a formula for one example's gradient).",
+    ),
+    "called twice": (
+        CalledTwice,
+        numbers(4, 6),
+        "middle.weight, middle.bias (in modules called more than once).",
+    ),
+    "penalty": (
+        Penalized,
+        numbers(4, 6),
+        "first.weight (used otherwise than by their module's forward alone).",
+    ),
+    "parametrization": (
+        parametrized,
+        numbers(4, 6),
+        "0.parametrizations.weight.original0, 0.parametrizations.weight.original1 (in layers"
+        " without a formula for one example's gradient).",
+    ),
+    "flattened": (
+        Flattened,
+        tokens(4),
+        "head.weight, head.bias (in layers whose input has not one row for each of the batch).",
+    ),
+    "positions as many as rows": (
+        Transformer,
+        tokens(5),
+        "wpe.weight (in layers whose input has not one row for each of the batch).",
+    ),
+    "positions in a buffer": (
+        Buffered,
+        tokens(5),
+        "wpe.weight (in layers whose input has not one row for each of the batch).",
+    ),
+    "unused": (
+        Unused,
+        numbers(4, 6),
+        "spare.weight, spare.bias (without a gradient in the first measured step).",
+    ),
+    "complex weights of no layer": (
+        Complex,
+        numbers(4, 6),
+        "spectral (in layers without a formula for one example's gradient).",
+    ),
+    "no formula": (
+        lambda: mlp(nn.PReLU()),
+        numbers(4, 6),
+        "1.weight (in layers without a formula for one example's gradient).",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_cannot_be_measured_is_left_out_and_the_rest_is_exact(case: str) -> None:
+    make_model, batch, expected = LEFT_OUT[case]
+    model = make_model()
+
+    collector, message = left_out(model, batch)
+
+    assert message == expected
+    named = set(re.findall(r"[\w.]+\.\w+|spectral", message.replace("module's", "")))
+    assert not named & set(collector.norms.names)
+    check(model, collector, [batch])
+
+
+class ReZero(nn.Module):
+    """A residual block behind a gate of zero. Its gradients are zero until the gate opens."""
+
+    def __init__(self, reused: bool, closed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.gate = nn.Parameter(torch.zeros(1), requires_grad=not closed)
+        self.reused = reused
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.inner(x.tanh())
+        if self.reused:
+            y = y + F.linear(x.cos(), self.inner.weight)
+        return self.last(x + self.gate * y)
+
+
+class LowRank(nn.Module):
+    """LoRA: two projections have one A, and a B of zeros each."""
+
+    def __init__(self, reused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.value = (nn.Linear(6, 3).requires_grad_(False) for _ in range(2))
+        self.a = nn.Linear(6, 2, bias=False)
+        self.b_query, self.b_value = (nn.Linear(2, 3, bias=False) for _ in range(2))
+        nn.init.zeros_(self.b_query.weight)
+        nn.init.zeros_(self.b_value.weight)
+        self.reused = reused
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(x.cos(), self.a.weight) if self.reused else x[:, :2]
+        query = self.query(x) + self.b_query(self.a(x))
+        return query.sin() + self.value(x) + self.b_value(low)
+
+
+class ZeroHead(nn.Module):
+    """The head starts at zero, and the embedding's weight may be used by a function, too."""
+
+    def __init__(self, reused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.body, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(11, 11)
+        nn.init.zeros_(self.head.weight)
+        self.reused = reused
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.body(self.wte(ids)).tanh()
+        return self.head(F.linear(x, self.wte.weight) if self.reused else F.pad(x, (0, 3)))
+
+
+OTHERWISE = "(used otherwise than by their module's forward alone)"
+ZERO_AT_FIRST: dict[str, tuple[Callable[[bool], nn.Module], Batch, dict[bool, str]]] = {
+    "ReZero": (
+        ReZero,
+        numbers(4, 6),
+        {
+            False: "gate (in layers without a formula for one example's gradient).",
+            True: f"inner.weight {OTHERWISE};"
+            " gate (in layers without a formula for one example's gradient).",
+        },
+    ),
+    "LoRA": (LowRank, numbers(4, 6), {False: "", True: f"a.weight {OTHERWISE}."}),
+    "head of zeros": (ZeroHead, tokens(4), {False: "", True: f"wte.weight {OTHERWISE}."}),
+}
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("case", ZERO_AT_FIRST)
+def test_what_has_a_gradient_of_zeros_is_judged_when_it_has_another(
+    case: str, reused: bool
+) -> None:
+    """The sum over examples and autograd's gradient agree where both are zero, whatever is used."""
+    make_model, batch, expected = ZERO_AT_FIRST[case]
+    model = make_model(reused)
+    collector = collector_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    measured = []
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            measured.append(step(model, collector, [batch])[0])
+            optimizer.step()
+
+    assert measured == [None, None]
+    assert [str(w.message).split("Left out: ")[1] for w in caught] == [
+        message for message in [expected[reused]] if message
+    ]
+    for _ in range(3):
+        check(model, collector, [batch])
+        optimizer.step()
+
+
+def test_what_stays_zero_is_left_out_in_the_end() -> None:
+    model, batch = ReZero(reused=False, closed=True), numbers(4, 6)
+    collector = collector_of(model)
+
+    with pytest.warns(UserWarning, match="Left out") as caught:
+        measured = [step(model, collector, [batch])[0] for _ in range(9)]
+
+    (warning,) = caught
+    assert [small is None for small in measured] == [True] * 8 + [False]
+    assert str(warning.message).endswith(
+        "Left out: inner.weight, inner.bias (whose gradient was zero in the first 8 measured"
+        " steps)."
+    )
+    check(model, collector, [batch])
+
+
+def test_steps_that_are_not_finite_are_none_of_those_looked_at() -> None:
+    model, batch = ReZero(reused=True), numbers(4, 6)
+    collector = collector_of(model)
+    infinite = batch[0] * torch.inf, batch[1]
+
+    step(model, collector, [batch])
+    for _ in range(10):
+        assert step(model, collector, [infinite])[0] is None
+    model.gate.data.fill_(0.3)
+
+    with pytest.warns(UserWarning, match=r"Left out: inner\.weight \(used otherwise"):
+        assert step(model, collector, [batch])[0] is None
+    check(model, collector, [batch])
+
+
+def test_a_loss_that_is_zero_at_first_is_none_of_those_looked_at() -> None:
+    """As that of a sparse reward: nothing is left out for it, however long it lasts."""
+    model, batch = mlp(), numbers(4, 6)
+    collector = collector_of(model)
+
+    for _ in range(12):
+        zero = step(model, collector, [batch], loss=lambda *of: 0 * mean_loss(*of))
+        assert zero[0] is None
+    assert step(model, collector, [batch])[0] is None  # the one that is looked at
+
+    check(model, collector, [batch])
+
+
+def test_a_gradient_that_is_zero_on_one_rank_is_compared_on_the_other() -> None:
+    def measured() -> tuple[int, list[str]]:
+        model = DistributedDataParallel(ReZero(reused=False))
+        model.module.gate.data.fill_(0.5)
+        collector = collector_of(model, group=model.process_group)
+        x, y = numbers(4, 6, seed=dist.get_rank())
+        steps = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while collector._probe is not None:
+                steps += 1
+
+                def loss(model: nn.Module, batch: Batch) -> Tensor:
+                    return mean_loss(model, batch) * dist.get_rank()
+
+                step(model, collector, [(x, y)], loss=loss)
+        return steps, collector.norms.names
+
+    for steps, names in on_ranks(2, measured):
+        assert steps == 1
+        assert "inner.weight" in names
+
+
+def test_tokens_counted_and_flattened_rows_are_told_apart() -> None:
+    model, batch = Flattened(), tokens(4)
+
+    collector, message = left_out(model, batch, sizes=[4 * 5])
+
+    assert message.startswith("head.weight, head.bias (")
+    check(model, collector, [batch], sizes=[20])
+
+
+def test_padded_sequences_may_count_their_tokens() -> None:
+    model, batch = Transformer(), tokens(4)
+
+    collector, _ = left_out(model, batch, sizes=[17])
+
+    check(model, collector, [batch], sizes=[17])
+
+
+def test_a_batch_in_the_second_dimension_is_refused() -> None:
+    model = mlp()
+    collector = collector_of(model)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[0].transpose(0, 1)).square().mean()
+
+    with pytest.raises(ValueError, match="not one row for each"):
+        step(model, collector, [numbers(7, 4, 6)], loss=loss)
+
+
+def test_a_module_called_twice_later_costs_those_steps() -> None:
+    model, batch = CalledTwice(twice=False), numbers(4, 6)
+    collector = probed(model, [batch])
+
+    model.twice = True
+    twice, _ = step(model, collector, [batch])
+    model.twice = False
+
+    assert twice is None
+    check(model, collector, [batch])
+
+
+class Ambiguous(nn.Module):
+    """Relative positions, computed: (length, length), which may be as many as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.relative = nn.Embedding(11, 8), nn.Embedding(11, 1)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = torch.arange(ids.shape[1])
+        weights = self.relative(n[:, None] - n + 5).squeeze(-1).softmax(-1)
+        return self.head(weights @ self.wte(ids))
+
+
+def test_layers_that_disagree_later_cost_those_steps_and_a_warning() -> None:
+    model = Ambiguous()
+    collector = probed(model, [tokens(5)])
+
+    with pytest.warns(UserWarning, match="Layers disagree on how many rows the batch has"):
+        small, _ = step(model, collector, [tokens(4)])
+
+    assert small is None
+
+
+class Keys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.value = nn.Conv1d(6, 8, 1), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention with one query of its own."""
+        return (self.key(x.mT).sum(1).softmax(-1).unsqueeze(1) @ self.value(x)).squeeze(1)
+
+
+def test_a_gradient_that_cancels_is_not_taken_for_a_wrong_one() -> None:
+    """A bias of keys moves all scores alike: its gradient is rounding and nothing else."""
+    model, batch = Keys(), numbers(64, 33, 6)
+
+    collector = probed(model, [batch], quiet=False)
+
+    assert "key.bias" in collector.norms.names
+    key_bias = model.key.bias.grad
+    assert key_bias is not None
+    assert key_bias.norm() < 1e-5
+    check(model, collector, [batch])
+
+
+def test_infinite_gradients_prolong_the_probe() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = collector_of(model)
+
+    first, _ = step(model, collector, [batch], loss=lambda m, b: mean_loss(m, b) * 1e38 * 1e38)
+    second, _ = step(model, collector, [batch])
+
+    assert first is None
+    assert second is None
+    check(model, collector, [batch])
+
+
+def test_nothing_left_is_refused() -> None:
+    lstm = nn.LSTM(6, 8)
+    twice = nn.Linear(6, 6)
+
+    with pytest.raises(ValueError, match="`model` must have") as error:
+        collector_of(lstm)
+    assert str(error.value) == (
+        "`model` must have parameters with a formula for one example's gradient where examples"
+        " are the small batches, got none: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0 (in"
+        " layers without a formula for one example's gradient). Choose"
+        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
+        " devices."
+    )
+    collector = collector_of(twice)
+    with pytest.raises(ValueError, match=r"got none: weight, bias \(in modules called more than"):
+        step(twice, collector, [numbers(4, 6, outputs=6)], loss=lambda m, b: m(m(b[0])).mean())
+    with pytest.raises(ValueError, match="`layers` must find") as error:
+        collector_of(mlp(), layers="normalization")
+    assert str(error.value) == (
+        "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained, got none."
+        ' Choose layers="all", or small_batch="micro_batch" where two or more are accumulated, or'
+        ' "rank" on several devices.'
+    )
+    with pytest.raises(ValueError, match='`layers` must be "all" or "normalization", got \'norm\''):
+        collector_of(mlp(), layers="norm")
+
+
+def test_compiled_modules_are_refused() -> None:
+    inside = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    inside[1].compile(backend="eager")
+    wrapped = nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager"))
+
+    for model, name in [
+        (inside, "1"),
+        (wrapped, "0"),
+        (torch.compile(mlp(), backend="eager"), "all of it"),
+    ]:
+        with pytest.raises(ValueError, match="compiled") as error:
+            collector_of(model)
+        assert str(error.value) == (
+            "`model` must not be compiled where examples are the small batches, got torch.compile"
+            f' on {name}. Leave it uncompiled, or choose small_batch="half",'
+            ' "micro_batch" or "rank".'
+        )
+
+
+def test_batch_normalization_is_refused_while_it_goes_by_the_batch() -> None:
+    with pytest.raises(ValueError, match=r"must have no BatchNorm that is trained .* got 1: it"):
+        collector_of(mlp(nn.BatchNorm1d(8)))
+
+    collector_of(mlp(nn.BatchNorm1d(8)).eval())
+
+
+def test_the_coverage_is_the_share_of_the_squared_gradient() -> None:
+    model = mlp(nn.PReLU(8))
+    collector = collector_of(model)
+    assert collector.coverage == 1.0
+    with pytest.warns(UserWarning, match=r"Left out: 1\.weight"):
+        step(model, collector, [numbers(4, 6)])
+
+    step(model, collector, [numbers(4, 6)])
+
+    grads = {name: float(p.grad.square().sum()) for name, p in model.named_parameters()}
+    share = 1 - grads["1.weight"] / sum(grads.values())
+    assert 0.01 < share < 0.99
+    assert collector.coverage == pytest.approx(share)
+    resumed = collector_of(model)
+    with pytest.warns(UserWarning, match="Left out"):
+        resumed.load_state_dict(collector.state_dict())
+    assert resumed.coverage == pytest.approx(share)
+
+
+# ---- ways of training
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_half_frozen_layers(frozen: str) -> None:
+    model, batch = Transformer(), tokens(4)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.endswith(frozen))
+    collector = probed(model, [batch])
+
+    check(model, collector, [batch])
+    assert not any(name.endswith(frozen) for name in collector.norms.names)
+
+
+def test_parameters_frozen_on_the_way_no_longer_count() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = probed(model, [batch])
+    model[0].requires_grad_(False)
+
+    small, big = step(model, collector, [batch])
+
+    expected = oracle(model, [batch])
+    assert expected.keys() == {"2.weight", "2.bias"}
+    assert small is not None
+    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=1e-5)
+    assert big.item() == pytest.approx(
+        sum(g.square().sum().item() for _, g in expected.values()), rel=1e-5
+    )
+
+
+def test_an_input_changed_in_place_costs_the_step_and_no_error() -> None:
+    """Legal where autograd has no need of it: only the bias is trained, or under autocast."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    batch = numbers(4, 6, outputs=6)
+
+    def changed(model: nn.Module, batch: Batch) -> Tensor:
+        h = model[0](batch[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model[1](h)
+        return mean_loss(lambda _: y.float() + h.mul_(2), batch)  # type: ignore[arg-type]
+
+    collector = probed(model, [batch])
+    small, _ = step(model, collector, [batch], loss=changed)
+
+    assert small is None
+    check(model, collector, [batch])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_measured_to_its_precision(dtype: torch.dtype) -> None:
+    model, batch = Transformer(), tokens(8)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            output = model(batch[0])
+        return loss_of(output.float(), batch[1]) * 256
+
+    collector = collector_of(model)
+    with pytest.warns(UserWarning, match=r"Left out: wpe\.weight \([^;]*$"):
+        step(model, collector, [batch], loss=loss)
+    small, _ = step(model, collector, [batch], loss=loss)
+
+    expected = sum(s for s, _ in oracle(model, [batch], collector.norms.names).values())
+    assert small is not None
+    assert small.item() / 256**2 == pytest.approx(expected, rel=0.02)
+
+
+def test_passes_that_are_not_announced_do_not_count() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = probed(model, [batch])
+
+    mean_loss(model, numbers(4, 6, seed=5)).backward()
+    model.eval()
+    torch.autograd.grad(mean_loss(model, numbers(2, 6)), list(model.parameters()))
+    model.train()
+    with torch.no_grad():
+        model(batch[0])
+
+    assert collector.small_sq_norms() is None
+    check(model, collector, [batch])
+
+
+def test_unwanted_forward_passes_are_not_looked_at() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = probed(model, [batch])
+
+    collector.wanted = False
+    small, _ = step(model, collector, [batch])
+    collector.wanted = True
+
+    assert small is None
+    check(model, collector, [batch])
+
+
+def test_what_was_kept_goes_with_the_pass_or_with_the_graph() -> None:
+    model = mlp()
+    collector = probed(model, [numbers(4, 6)])
+    kept: list[Any] = []
+    original = collector._hooks.on_forward
+
+    def spy(layer: Any, x: Tensor, output: Tensor) -> None:
+        original(layer, x, output)
+        kept.append(x.untyped_storage()._weak_ref())
+
+    def alive() -> list[bool]:
+        return [not torch.UntypedStorage._expired(reference) for reference in kept]
+
+    collector._hooks.on_forward = spy  # type: ignore[method-assign]
+    loss = mean_loss(model, numbers(4, 6))
+    assert any(alive())
+    collector.before_backward(loss, 4)
+    loss.backward()
+    assert alive() == [False, False]  # though `loss` still holds the graph
+    kept.clear()
+    loss = mean_loss(model, numbers(4, 6))
+    del loss
+    assert alive() == [False, False]
+
+
+def test_checkpointing_still_frees_what_it_computes_again() -> None:
+    block = mlp()
+    collector = probed(block, [numbers(4, 6)])
+    inner: list[Any] = []
+    block[1].register_forward_hook(lambda *a: inner.append(a[-1].untyped_storage()._weak_ref()))
+    x, y = numbers(4, 6)
+
+    output = checkpoint(block, x, use_reentrant=False)
+
+    assert [torch.UntypedStorage._expired(reference) for reference in inner] == [True]
+    loss = loss_of(output, y)
+    collector.before_backward(loss, 4)
+    loss.backward()
+    small = collector.small_sq_norms()
+    assert small is not None
+    expected = oracle(mlp(), [(x, y)])
+    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=1e-5)
+
+
+def test_inputs_by_keyword_and_torch_func_are_no_obstacle() -> None:
+    model, batch = mlp(), numbers(4, 6)
+
+    def by_keyword(model: nn.Module, batch: Batch) -> Tensor:
+        torch.func.vjp(model, batch[0])
+        first, act, last = model.children()
+        return loss_of(last(input=act(first(input=batch[0]))), batch[1])
+
+    collector = probed(model, [batch], quiet=False)
+
+    check(model, collector, [batch], loss=by_keyword)
+
+
+def test_a_graph_gone_through_twice_is_not_relied_on() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = probed(model, [batch])
+    loss = mean_loss(model, batch)
+
+    collector.before_backward(loss, 4)
+    loss.backward(retain_graph=True)
+    collector.before_backward(loss, 4)
+    loss.backward()
+
+    assert collector.small_sq_norms() is None
+    collector.reset()
+    check(model, collector, [batch])
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_gradients_are_bitwise_those_without_the_collector(case: str) -> None:
+    make_model, make_batch = MODELS[case]
+
+    def gradients(measured: bool) -> Iterator[Tensor]:
+        model = make_model()
+        collector = collector_of(model) if measured else None
+        for seed in range(3):
+            batch = make_batch(4, seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if collector is not None:
+                    step(model, collector, [batch])
+                else:
+                    model.zero_grad()
+                    mean_loss(model, batch).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                yield p.grad.clone()
+
+    for without, with_collector in zip(gradients(False), gradients(True), strict=True):
+        assert torch.equal(without, with_collector)
+
+
+def test_a_copy_of_the_model_is_free_of_the_collector_and_closing_frees_the_model() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    before = set(torch_modules._global_forward_hooks)  # of tests that closed nothing
+    collector = probed(model, [batch])
+
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert not any(module._forward_hooks for module in twin.modules())
+    loss = mean_loss(model, batch)
+    collector.before_backward(loss, 4)
+    mean_loss(twin, batch).backward()
+    loss.backward()
+
+    assert collector.small_sq_norms() is not None
+    collector.close()
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch_modules._global_forward_hooks.keys() <= before
+    assert not any(p._backward_hooks for p in model.parameters())
+
+
+def test_the_average_can_be_taken_before_it_is_clipped() -> None:
+    model, batch = mlp(), numbers(4, 6)
+    collector = probed(model, [batch])
+    model.zero_grad()
+    loss = mean_loss(model, batch)
+    collector.before_backward(loss, 4, capture_average=True)
+
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    assert collector.average_captured
+    expected = oracle(model, [batch])
+    assert collector.big_sq_norms().item() == pytest.approx(
+        sum(g.square().sum().item() for _, g in expected.values()), rel=1e-5
+    )
+
+
+# ---- several ranks
+
+
+def rows_on(rank: int) -> list[Batch]:
+    return [tokens(3 + 2 * rank, seed=rank), tokens(2 + rank, seed=10 + rank)]
+
+
+def on_one_rank(tied: bool, options: dict[str, Any]) -> dict[str, Any]:
+    rank = dist.get_rank()
+    ddp = DistributedDataParallel(Transformer(tied), **options)
+    collector = collector_of(ddp, group=dist.group.WORLD)
+    messages = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            small, share = step(ddp, collector, rows_on(rank))
+            messages += [str(w.message) for w in caught]
+    dist.all_reduce(share)
+    assert small is not None
+    return {
+        "names": collector.norms.names,
+        "small": small.item(),
+        "big": share.item(),
+        "messages": messages,
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize(("ranks", "tied"), [(2, False), (3, True)])
+def test_ranks_measure_their_own_rows_and_share_the_average(
+    ranks: int, tied: bool, options: dict[str, Any]
+) -> None:
+    results = on_ranks(ranks, on_one_rank, tied, options)
+
+    model, names = Transformer(tied), results[0]["names"]
+    expected = [oracle(model, rows_on(rank), names) for rank in range(ranks)]
+    mean = [torch.stack([of_rank[n][1] for of_rank in expected]).mean(0) for n in names]
+    big = sum(g.square().sum().item() for g in mean)
+    assert ("wte.weight" in names) is not tied
+    for result, of_rank in zip(results, expected, strict=True):
+        assert result["names"] == names
+        assert result["small"] == pytest.approx(sum(s for s, _ in of_rank.values()), rel=1e-5)
+        assert result["big"] == pytest.approx(big, rel=1e-5)
+    assert len(results[0]["messages"]) == 1
+    assert not any(result["messages"] for result in results[1:])
+
+
+def test_ranks_agree_on_what_is_left_out() -> None:
+    def names() -> list[str]:
+        model = CalledTwice(twice=dist.get_rank() == 1)
+        ddp = DistributedDataParallel(model)
+        collector = collector_of(ddp, group=dist.group.WORLD)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step(ddp, collector, [numbers(4, 6)])
+        return collector.norms.names
+
+    both = on_ranks(2, names)
+
+    assert both == [["first.weight", "first.bias", "last.weight", "last.bias"]] * 2

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpus import printed_on_each_kind
+from scipy import stats
+
+from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
+from noisescale.estimation.estimator import AUTO_WINDOWS, LARGEST_MOMENT
+from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.recent import RecentSteps
+from noisescale.history.increments import Increments
+
+
+def estimator_after(
+    noise: np.ndarray, signal: np.ndarray, weights: np.ndarray | None = None, **options: object
+) -> NoiseScaleEstimator:
+    estimator = NoiseScaleEstimator(**options)
+    for t, (s, q) in enumerate(zip(noise, signal, strict=True)):
+        assert estimator.update(GradientMoments(q, s), 1 if weights is None else weights[t])
+    return estimator
+
+
+def draws(steps: int, *, signal: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Correlated noisy moments: tr(Σ) around 20, |G|² around `signal`."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=steps)
+    return (
+        20 + 3 * rng.normal(size=steps) - 2 * common,
+        signal + 0.4 * rng.normal(size=steps) + 0.3 * common,
+    )
+
+
+@pytest.mark.parametrize("steps", [2, 7, 500])
+def test_estimate_agrees_with_weights_written_out(steps: int) -> None:
+    """The recursion against a direct sum: weights, sandwich covariance, t quantile, Fieller."""
+    noise, signal = draws(steps)
+    weights = np.random.default_rng(1).integers(1, 50, steps).astype(float)
+    decay = (40 - 1) / (40 + 1)
+    w = weights * decay ** np.arange(steps)[::-1]
+    w /= w.sum()
+    s, q = w @ noise, w @ signal
+    residuals = np.stack([noise - s, signal - q])
+    covariance = (w**2 * residuals) @ residuals.T / (1 - w @ w)
+    quantile = stats.t.ppf(0.95, (w @ w) ** 2 / (w**4).sum() - 1)
+
+    estimate = estimator_after(noise, signal, weights, window=40, confidence=0.9).estimate()
+
+    assert estimate.noise_trace == pytest.approx(s, rel=1e-12)
+    assert estimate.grad_sq_norm == pytest.approx(q, rel=1e-12)
+    assert estimate.value == pytest.approx(s / q, rel=1e-12)
+    assert estimate.steps == pytest.approx(1 / (w @ w), rel=1e-12)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        fieller_interval(s, q, covariance[[0, 0, 1], [0, 1, 1]], quantile), rel=1e-9
+    )
+
+
+def test_gradients_without_any_signal_are_not_resolved() -> None:
+    """Ranks with disjoint supports have g₁·g₂ = 0, and |G|² is exactly that."""
+    estimator = estimator_after(np.array([20.0, 21.0, 20.5]), np.zeros(3))
+
+    assert str(estimator.estimate()) == "not resolved at 95 % after 3 steps"
+
+
+def test_low_signal_is_not_biased_by_clamping() -> None:
+    """|G|² is 0.05 with steps scattered by 0.5: clamping each at zero would read 0.22."""
+    noise, signal = draws(20_000, signal=0.05)
+
+    estimate = estimator_after(noise, signal, window=1_000_000).estimate()
+
+    standard_error = 0.5 / math.sqrt(20_000)
+    assert abs(estimate.grad_sq_norm - 0.05) < 4 * standard_error
+    assert np.maximum(signal, 0).mean() > 0.2
+
+
+def test_averages_stay_unbiased_when_the_batch_size_changes() -> None:
+    rng = np.random.default_rng(3)
+    batches = np.repeat([8, 64, 16], 10)
+    answers = [
+        estimator_after(
+            20 + rng.normal(size=30), 1 + 8 / batches * rng.normal(size=30), batches, window=20
+        ).estimate()
+        for _ in range(400)
+    ]
+
+    means = np.array([(a.noise_trace, a.grad_sq_norm) for a in answers])
+    errors = (means.mean(axis=0) - (20, 1)) / (means.std(axis=0) / math.sqrt(400))
+    assert np.abs(errors).max() < 4, f"errors in standard errors: {errors}"
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """A small run of benchmarks/coverage.py, at a quarter of its price."""
+    answers = [
+        estimator_after(*draws(60, signal=0.5, seed=seed), window=30).estimate()
+        for seed in range(500)
+    ]
+
+    covered = np.mean([a.low <= 40 <= a.high for a in answers])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 500), covered
+
+
+@pytest.mark.parametrize(("scatter", "window"), [(0.01, 8), (0.5, 32), (2.0, 512)])
+def test_auto_takes_the_shortest_window_that_suffices(scatter: float, window: int) -> None:
+    """A step's relative scatter cv needs (4 cv/0.5)² steps: 0.0064, 16 and 256."""
+    rng = np.random.default_rng(0)
+    signal = 1 + scatter * rng.normal(size=4000)
+
+    estimate = estimator_after(np.full(4000, 20.0), signal).estimate()
+
+    assert estimate.steps == pytest.approx(window, rel=0.51)
+    assert (estimate.high - estimate.low) / estimate.value < 0.6
+
+
+def test_auto_follows_a_drifting_noise_scale() -> None:
+    """|G|² falls a hundredfold: a window sized from the drift itself would average it all."""
+    rng = np.random.default_rng(0)
+    signal = np.geomspace(100, 1, 2000)
+    estimator = estimator_after(np.full(2000, 20.0), signal * (1 + 0.2 * rng.normal(size=2000)))
+
+    estimate = estimator.estimate()
+
+    assert estimate.steps < 64
+    assert estimate.value == pytest.approx(20, rel=0.2)
+
+
+def rising(steps: int, parts: int, seed: int = 0, directions: int = 50) -> NoiseScaleEstimator:
+    """The noise scale rises from 10 to 100 examples while |G|² falls a hundredfold.
+
+    Every step draws 16 examples' gradients; they are measured in that many equal parts.
+    """
+    rng = np.random.default_rng(seed)
+    progress = np.linspace(0, 1, steps)[:, None, None]
+    signal, noise_scale = 100.0**-progress, 10 ** (1 + progress)
+    gradients = rng.normal(size=(steps, 16, directions))
+    gradients *= np.sqrt(signal * noise_scale / directions)
+    gradients[:, :, :1] += np.sqrt(signal)
+    big = (gradients.mean(axis=1) ** 2).sum(axis=1)
+    means = gradients.reshape(steps, parts, 16 // parts, directions).mean(axis=2)
+    small = (means**2).sum(axis=2).mean(axis=1)
+    estimator = NoiseScaleEstimator()
+    for one, all_ in zip(small, big, strict=True):
+        moments = gradient_moments(one, all_, small_batch=16 / parts, big_batch=16)
+        estimator.update(moments, weight=16)
+    return estimator
+
+
+@pytest.mark.parametrize("steps", [300, 1000])
+@pytest.mark.parametrize("parts", [4, 16])
+def test_auto_keeps_its_width_after_the_noise_scale_has_risen(parts: int, steps: int) -> None:
+    """The window used to be sized from the run's early steps: widths were 1.3 to 3."""
+    answers = [rising(steps, parts, seed).estimate() for seed in range(12)]
+
+    widths = [(answer.high - answer.low) / answer.value for answer in answers]
+    assert 0.25 < np.median(widths) < 0.65, widths
+    assert max(widths) < 0.9, widths
+
+
+def test_two_ways_of_measuring_one_run_show_nearly_the_same() -> None:
+    """By 4 micro-batches and by 16 examples. With too short windows they differ 1.5-fold."""
+    ratios = [
+        rising(600, 4, seed).estimate().value / rising(600, 16, seed).estimate().value
+        for seed in range(12)
+    ]
+
+    apart = np.abs(np.log(ratios))
+    assert np.median(apart) < math.log(1.1), ratios
+    assert apart.max() < math.log(1.35), ratios
+
+
+def test_a_window_forgets_late_where_the_gradient_falls() -> None:
+    """|G|² falls by e² in 64 steps, and a window of 64 steps would average the whole run."""
+    rng = np.random.default_rng(0)
+    signal = np.exp(-np.arange(640) / 32)
+    noise_scale = np.geomspace(10, 40, 640)
+    estimator = estimator_after(
+        signal * noise_scale, signal * (1 + 0.8 * rng.normal(size=640)), np.full(640, 1e6)
+    )
+
+    estimate = estimator.estimate()
+
+    assert estimate.steps < 33
+    assert estimate.value > 36
+
+
+def test_auto_does_not_pick_windows_that_are_narrow_by_luck() -> None:
+    """At B_simple/B = 70; choosing by the interval itself reads 0.62 to 0.77 of the truth."""
+    answers = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        noise = 70 * (1 + 0.01 * rng.normal(size=300))
+        signal = 1 + 1.5 * rng.normal(size=300)
+        answers.append(estimator_after(noise, signal).estimate())
+
+    covered = np.mean([a.low <= 70 <= a.high for a in answers])
+    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 100), covered
+    assert np.median([a.value for a in answers]) == pytest.approx(70, rel=0.06)
+    assert np.median([a.steps for a in answers]) < 250
+
+
+def test_auto_falls_back_to_the_longest_window_while_nothing_is_known() -> None:
+    estimator = estimator_after(np.full(300, 20.0), np.full(300, -0.1))
+
+    assert estimator.estimate().steps == pytest.approx(300, rel=1e-3)
+    assert AUTO_WINDOWS == (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e101, -1e200])
+def test_moments_that_are_not_finite_or_whose_squares_might_not_be_are_left_out(bad: float) -> None:
+    estimator = estimator_after(*draws(20))
+    before = estimator.state_dict()
+
+    taken = [
+        estimator.update(GradientMoments(bad, 1.0)),
+        estimator.update(GradientMoments(1.0, bad)),
+    ]
+
+    assert taken == [False, False]
+    assert estimator.state_dict() == before
+
+
+def test_a_run_that_diverges_is_estimated_up_to_the_end_of_floats() -> None:
+    """|G|² grows tenfold a step, to infinity and beyond."""
+    estimator, recent, increments = NoiseScaleEstimator(), RecentSteps(), Increments()
+    for step, (noise, signal) in enumerate(zip(*draws(400), strict=True)):
+        level = 10.0 ** min(step - 50, 308)
+        moments = GradientMoments(float(signal) * level, float(noise) * level)
+        if estimator.update(moments, 32.0):
+            recent.add(moments, 32.0)
+            increments.add(moments, 32.0)
+        for estimate in (estimator.estimate(), recent.estimate()):
+            str(estimate)
+            assert estimate.low <= estimate.high  # neither is NaN
+
+    assert estimator.estimate().grad_sq_norm < LARGEST_MOMENT
+    assert all(math.isfinite(value) for value in increments.take().values())
+
+
+def test_a_damaged_state_changes_nothing() -> None:
+    saved = estimator_after(*draws(20)).state_dict()
+    saved["averages"]["scatter"].append([0.0, 0.0, 0.0])
+    estimator = estimator_after(*draws(30))
+    before = estimator.state_dict()
+
+    with pytest.raises(ValueError, match="cannot reshape"):
+        estimator.load_state_dict(saved)
+
+    assert estimator.state_dict() == before
+
+
+def test_resuming_continues_every_number_exactly() -> None:
+    noise, signal = draws(300)
+    whole = estimator_after(noise, signal)
+    first = estimator_after(noise[:140], signal[:140])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+
+    second = NoiseScaleEstimator()
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for s, q in zip(noise[140:], signal[140:], strict=True):
+        second.update(GradientMoments(q, s))
+
+    assert second.estimate() == whole.estimate()
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_a_state_of_version_0_1_goes_on_with_its_averages() -> None:
+    """It was saved with the scatter of raw moments: how long a window has to be is found anew."""
+    estimator = estimator_after(*draws(300))
+    state = estimator.state_dict()
+    state["averages"]["length"] = [7.5] * len(AUTO_WINDOWS)
+    state["scatter"] = {
+        "last": [20.0, 1.0],
+        "last_weight": 1.0,
+        "pairs": 297.3,
+        "squares": [2900.0, 10.0, 80.0],
+    }
+
+    resumed = NoiseScaleEstimator()
+    resumed.load_state_dict(state)
+
+    assert resumed.estimate().steps == pytest.approx(300, rel=1e-3)
+    for s, q in zip(*draws(100, seed=1), strict=True):
+        for each in (estimator, resumed):
+            each.update(GradientMoments(q, s))
+    assert resumed.estimate() == estimator.estimate()
+
+
+def test_auto_is_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
+    """Or ranks on unlike machines would not log the same."""
+    program = """if True:
+        import random
+        from noisescale import GradientMoments, NoiseScaleEstimator
+
+        random.seed(0)
+        estimator = NoiseScaleEstimator()
+        for step in range(200):
+            signal, noise = random.gauss(1, 1), random.gauss(20, 5)
+            estimator.update(GradientMoments(signal, noise), weight=random.randrange(8, 64))
+            print(repr(estimator.estimate()))
+        print(estimator.state_dict())
+    """
+
+    (printed,) = printed_on_each_kind(program)
+
+    assert printed.count("NoiseScale(") == 200
+
+
+def test_a_state_of_another_window_is_refused() -> None:
+    message = (
+        "`window` must be the one the state was saved with, got 50 for averages over [20] steps."
+        " Restore the earlier `window`, or start the averages anew."
+    )
+    state = NoiseScaleEstimator(window=20).state_dict()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(window=50).load_state_dict(state)
+
+
+def test_a_state_in_another_unit_is_refused() -> None:
+    state = NoiseScaleEstimator(unit="examples").state_dict()
+    message = "`unit` must be the one the state was saved with, got 'tokens' for averages in ex"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        NoiseScaleEstimator(unit="tokens").load_state_dict(state)
+
+
+def test_what_is_known_grows_with_the_steps() -> None:
+    estimator = NoiseScaleEstimator(window=100)
+    nothing = estimator.estimate()
+    estimator.update(GradientMoments(1.0, 20.0))
+    one = estimator.estimate()
+    estimator.update(GradientMoments(1.1, 21.0))
+    two = estimator.estimate()
+
+    assert (nothing.steps, nothing.low, nothing.high) == (0, 0, math.inf)
+    assert math.isnan(nothing.value)
+    assert (one.value, one.low, one.high) == (20, 0, math.inf)
+    assert two.resolved
+    assert not one.resolved
+
+
+@pytest.mark.parametrize(
+    ("scale", "text", "short"),
+    [
+        (
+            NoiseScale(19.13, 15.2, 24.81, 1, 19, 200),
+            "19.1 examples (95 % 15.2 to 24.8, 200 steps)",
+            "19.1",
+        ),
+        (
+            NoiseScale(19130, 15200, 24810, 1, 19, 1, 0.9, "tokens"),
+            "19,130 tokens (90 % 15,200 to 24,810, 1 step)",
+            "19,130",
+        ),
+        (
+            NoiseScale(math.nan, 310.2, math.inf, -1, 9, 50),
+            "above 310 examples (not resolved at 95 % after 50 steps)",
+            ">310",
+        ),
+        (
+            NoiseScale(math.nan, 0.0, math.inf, -1, 9, 50),
+            "not resolved at 95 % after 50 steps",
+            "?",
+        ),
+        (NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, 0), "not measured yet", "?"),
+    ],
+)
+def test_text_says_what_is_known_and_no_more(scale: NoiseScale, text: str, short: str) -> None:
+    assert str(scale) == text
+    assert scale.short() == short
+
+
+def test_efficiency_is_one_half_at_the_noise_scale() -> None:
+    scale = NoiseScale(20, 15, 25, 1, 20, 100)
+
+    assert scale.efficiency(20) == 0.5
+    assert scale.efficiency(0) == 1
+
+
+@pytest.mark.parametrize("window", [1, 0, -5, 2.5, True, None, "car"])
+def test_an_impossible_window_is_refused(window: object) -> None:
+    message = (
+        f'`window` must be "auto" or at least 2 steps, got {window!r}.'
+        ' Leave it at "auto" to have it sized from the noise.'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(window=window)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, -0.1, math.nan, None])
+def test_an_impossible_confidence_is_refused(confidence: float) -> None:
+    message = f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleEstimator(confidence=confidence)
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_an_impossible_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="`weight` must be positive and finite"):
+        NoiseScaleEstimator().update(GradientMoments(1, 1), weight)
+
+
+def test_a_unit_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`unit` must be a word, got 5"):
+        NoiseScaleEstimator(unit=5)
+
+
+@pytest.mark.parametrize("make", [lambda: NoiseScaleEstimator(window=50), RecentSteps])
+@pytest.mark.parametrize("noise", [-0.3, -5.0, 0.0])
+def test_a_negative_noise_reads_as_no_noise_within_the_interval(make: Any, noise: float) -> None:
+    """Averages of tr(Σ) are signed; B_simple and its interval end at 0."""
+    generator = np.random.default_rng(0)
+    estimator = make()
+    add = getattr(estimator, "update", None) or estimator.add
+    for scatter in generator.normal(0, 1, 60):
+        add(GradientMoments(grad_sq_norm=2.0 + 0.1 * scatter, noise_trace=noise + scatter), 32.0)
+
+    estimate = estimator.estimate()
+
+    assert estimate.resolved
+    assert estimate.low <= estimate.value <= estimate.high
+    assert 0 <= estimate.efficiency(32) <= 1
+    if noise < 0:
+        assert estimate.noise_trace < 0
+        assert estimate.value == 0
+
+
+def test_the_efficiency_of_no_noise_at_an_empty_batch_is_not_known() -> None:
+    assert math.isnan(NoiseScale(0.0, 0.0, 1.0, 1.0, -0.1, 10).efficiency(0))

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from noisescale.estimation.ratio_interval import fieller_interval
+
+
+def test_fieller_ends_are_where_the_test_of_the_ratio_turns() -> None:
+    s, q, (ss, sq, qq), t = 30.0, 1.0, (4.0, -0.05, 0.01), 1.7
+
+    low, high = fieller_interval(s, q, np.array([ss, sq, qq]), t)
+
+    def excess(ratio: float) -> float:
+        return (s - ratio * q) ** 2 - t**2 * (ss - 2 * ratio * sq + ratio**2 * qq)
+
+    assert low == pytest.approx(optimize.brentq(excess, 0, s / q))
+    assert high == pytest.approx(optimize.brentq(excess, s / q, 1e3))
+
+
+@pytest.mark.parametrize("q", [0.19, 0.0, -0.15])
+def test_fieller_is_unbounded_where_the_signal_may_be_zero(q: float) -> None:
+    s, (ss, sq, qq), t = 30.0, (4.0, 0.0, 0.01), 2.0
+
+    low, high = fieller_interval(s, q, np.array([ss, sq, qq]), t)
+
+    def excess(ratio: float) -> float:
+        return (s - ratio * q) ** 2 - t**2 * (ss - 2 * ratio * sq + ratio**2 * qq)
+
+    assert math.isinf(high)
+    assert low == pytest.approx(optimize.brentq(excess, 0, 1e6))
+    assert all(excess(ratio) <= 0 for ratio in np.geomspace(low * 1.001, 1e9, 50))
+
+
+def test_fieller_knows_nothing_where_both_may_be_zero_or_signal_is_negative() -> None:
+    assert fieller_interval(1.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(30.0, -1.0, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(-30.0, 0.1, np.array([4.0, 0.0, 0.01]), 2.0) == (0.0, math.inf)
+    assert fieller_interval(30.0, 0.0, np.zeros(3), 2.0) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("noise_unit", [1e-150, 1e-20, 1e90, 1e150])
+@pytest.mark.parametrize("signal_unit", [1e-140, 1.0, 1e100])
+@pytest.mark.parametrize(("s", "q"), [(30.0, 1.0), (30.0, 0.1), (1.0, 3.0), (0.0, 1.0)])
+def test_the_interval_does_not_depend_on_units(
+    s: float, q: float, noise_unit: float, signal_unit: float
+) -> None:
+    """Also where products of the moments would overflow, or vanish."""
+    units = np.array([noise_unit * noise_unit, noise_unit * signal_unit, signal_unit * signal_unit])
+    covariance = np.array([4.0, -0.05, 0.01])
+    low, high = fieller_interval(s, q, covariance, 2.0)
+
+    scaled = fieller_interval(s * noise_unit, q * signal_unit, covariance * units, 2.0)
+
+    unit = noise_unit / signal_unit
+    assert scaled == pytest.approx((low * unit, high * unit), rel=1e-9, abs=0)
+
+
+RATIOS = np.concatenate([[0.0], np.geomspace(1e-7, 1e9, 320_001)])
+
+
+def accepted(s: float, q: float, covariance: np.ndarray, t: float) -> np.ndarray:
+    """Which of `RATIOS` the test "S - r·Q has mean zero" does not reject, one by one."""
+    ss, sq, qq = covariance
+    variance = np.maximum(ss - 2 * RATIOS * sq + RATIOS**2 * qq, 0)
+    return np.abs(s - RATIOS * q) <= t * np.sqrt(variance)
+
+
+def cases() -> list[tuple[float, float, np.ndarray]]:
+    """S, Q and covariances of all ranks: of full rank, perfectly correlated, one or both exact."""
+    generator = np.random.default_rng(0)
+    found = []
+    for number in range(600):
+        s, q = generator.normal(3, 5), (0.0, 1.0, 0.2, -0.2)[number % 4] * generator.random()
+        factor = generator.normal(size=(2, 2)) * [[2.0], [0.2]]
+        kind = number // 4 % 5
+        factor[:, 1] *= kind != 0
+        factor[0] *= kind not in (1, 3)
+        factor[1] *= kind not in (2, 3)
+        (ss, sq), (_, qq) = factor @ factor.T
+        found.append((float(s), q, np.array([ss, sq, qq])))
+    return found
+
+
+def test_fieller_is_what_a_scan_over_ratios_accepts() -> None:
+    """Where it claims to know something; and the claims are made wherever signs allow it."""
+    t, kinds = 1.7, {"between": 0, "above": 0, "nothing": 0}
+    for s, q, covariance in cases():
+        signal_differs, noise_differs = (
+            abs(mean) > t * np.sqrt(v) for mean, v in ((q, covariance[2]), (s, covariance[0]))
+        )
+        passes = accepted(s, q, covariance, t)
+
+        low, high = fieller_interval(s, q, covariance, t)
+
+        if signal_differs and q > 0:
+            kinds["between"] += 1
+            where = np.flatnonzero(passes)
+            if where.size:
+                assert low == pytest.approx(RATIOS[where[0]], rel=1e-3, abs=1e-6)
+                assert high == pytest.approx(RATIOS[where[-1]], rel=1e-3, abs=1e-6)
+            else:  # an exact ratio, or one that is negative: the scan has neither
+                assert low == pytest.approx(max(s / q, 0), rel=1e-6) or low == 0
+                assert high == pytest.approx(low, rel=1e-6)
+            assert low <= max(s / q, 0.0) * (1 + 1e-9)
+            assert max(s / q, 0.0) * (1 - 1e-9) <= high
+        elif not signal_differs and noise_differs and s > 0 and passes.any():
+            kinds["above"] += 1
+            assert low == pytest.approx(RATIOS[np.argmax(passes)], rel=1e-3)
+            assert high == math.inf
+        else:
+            kinds["nothing"] += 1
+            assert (low, high) == (0.0, math.inf)
+    assert min(kinds.values()) > 100
+
+
+@pytest.mark.parametrize("beyond", [1e-3, 1e-9, 1e-12, 1e-15, 0.0, -1e-15, -1e-12, -1e-9, -1e-3])
+def test_the_low_end_is_continuous_where_the_signal_comes_to_differ_from_zero(
+    beyond: float,
+) -> None:
+    """At A = 0 it is C/2B, here with S = 30, Q = t·√v_QQ = 0.2: B = 6, C = 884."""
+    low, _ = fieller_interval(30.0, 0.2 * (1 + beyond), np.array([4.0, 0.0, 0.01]), 2.0)
+
+    assert low == pytest.approx(884 / 12, rel=2e-3 if abs(beyond) == 1e-3 else 1e-8)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from noisescale import GradientMoments, History
+from noisescale.history.history import COLUMNS
+from noisescale.history.increments import Increments
+
+
+def filled(rows: int, most_rows: int = 4096) -> History:
+    history = History(most_rows)
+    for i in range(1, rows + 1):
+        history.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
+    return history
+
+
+def test_columns_are_arrays_of_one_length() -> None:
+    history = filled(3)
+
+    assert list(history) == list(COLUMNS)
+    assert history["step"].tolist() == [10, 20, 30]
+    assert np.isnan(history["low"]).all()
+    assert {len(values) for values in history.values()} == {3}
+
+
+@pytest.mark.parametrize("most_rows", [8, 9])
+def test_memory_is_bounded_and_spacing_even(most_rows: int) -> None:
+    history = filled(1000, most_rows)
+
+    steps = history["step"]
+    assert most_rows / 2 - 1 <= len(steps) <= most_rows
+    assert len(set(np.diff(steps, prepend=0))) == 1
+
+
+def test_a_thinned_history_keeps_the_cost_of_the_run() -> None:
+    full, thinned = filled(1000).tradeoff(), filled(1000, 128).tradeoff()
+
+    assert thinned.critical_batch_size == pytest.approx(full.critical_batch_size, rel=0.05)
+    assert full.steps(32) == pytest.approx(10_000)
+
+
+def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
+    history = History()
+    history.append(step=10, examples=10 * 16, noise_scale=20.0, high=30.0, batch_size=16)
+    history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, high=30.0, batch_size=999)
+
+    tradeoff = history.tradeoff()
+
+    assert tradeoff.min_steps == pytest.approx(10 / (1 + 20 / 16) + 10 / (1 + 20 / 48))
+
+
+def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
+    history = History()
+    history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
+    with pytest.raises(ValueError, match="`noise_scale` must have a measured value, got 1"):
+        history.tradeoff()
+    history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)
+
+    assert history.tradeoff().critical_batch_size == pytest.approx(20)
+
+
+def test_resuming_continues_every_row_also_while_thinning() -> None:
+    whole, first = filled(100, 16), filled(45, 16)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+
+    second = History(16)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for i in range(46, 101):
+        second.append(step=10 * i, examples=320 * i, noise_scale=20.0 + i, high=100.0)
+
+    np.testing.assert_equal(second.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize(("most_rows", "every"), [(8, 1), (9, 3), (64, 7)])
+def test_increments_of_dropped_rows_are_those_of_the_rows_that_stay(
+    most_rows: int, every: int
+) -> None:
+    """Sums and squares are those of all steps, taken at once."""
+    rng = np.random.default_rng(0)
+    increments, history = Increments(), History(most_rows)
+    drawn = []
+    for step in range(1, 402):
+        moments = GradientMoments(rng.normal(1.0, 0.3), rng.normal(50.0, 9.0))
+        increments.add(moments, 32.0)
+        drawn.append(moments)
+        if step % every == 0 or step == 401:
+            history.append(step=step, examples=32 * step, **increments.take())
+
+    level, relative = drawn[0].grad_sq_norm + drawn[0].noise_trace / 32, []
+    for q, s in drawn[1:]:
+        relative.append((s / level, q / level))
+        level = (7 * level + 2 * (q + s / 32)) / 9
+    ends = [int(step) for step in history["step"]]
+    for k, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        row = np.array(relative[max(start - 1, 0) : end - 1])
+        apart = row - row.mean(axis=0) if len(row) else np.zeros((0, 2))
+        assert history["increment_measured_steps"][k] == len(row)
+        assert history["increment_weight"][k] == 32 * len(row)
+        for column, expected in (
+            ("noise_trace", 32 * row[:, 0].sum()),
+            ("grad_sq_norm", 32 * row[:, 1].sum()),
+            ("noise_trace_squares", 32**2 * (apart[:, 0] ** 2).sum()),
+            ("products", 32**2 * (apart[:, 0] * apart[:, 1]).sum()),
+            ("grad_sq_norm_squares", 32**2 * (apart[:, 1] ** 2).sum()),
+        ):
+            assert history[f"increment_{column}"][k] == pytest.approx(expected, rel=1e-9), column
+    assert len(ends) <= most_rows
+
+
+def test_an_unknown_column_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`row` must have known columns, got \['loss'\]"):
+        History().append(loss=1.0)
+    with pytest.raises(ValueError, match=r"^`most_rows` must be at least 2, got 1\."):
+        History(1)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from noisescale import GradientMoments
+from noisescale.history.increments import INCREMENTS, Increments
+
+
+def steps(count: int, seed: int = 0) -> list[tuple[GradientMoments, float]]:
+    """Steps of unequal batches, whose moments are far from zero for their scatter."""
+    rng = np.random.default_rng(seed)
+    return [
+        (GradientMoments(rng.normal(3, 0.01), rng.normal(900, 5)), float(rng.integers(4, 64)))
+        for _ in range(count)
+    ]
+
+
+def test_a_row_is_the_sums_and_squares_of_its_steps_over_the_level() -> None:
+    increments, drawn = Increments(), steps(30)
+    taken = {}
+    for count, (moments, weight) in enumerate(drawn, start=1):
+        increments.add(moments, weight)
+        if count in (10, 30):
+            taken[count] = increments.take()
+
+    level, relative = 0.0, []
+    for (q, s), weight in drawn:
+        sq_norm = q + s / weight
+        relative.append((s / max(level, sq_norm / 8), q / max(level, sq_norm / 8), weight))
+        level = (7 * level + 2 * sq_norm) / 9 if level else sq_norm
+    for row, of_row in ((taken[10], relative[1:10]), (taken[30], relative[10:])):
+        s, q, w = np.array(of_row).T
+        ds, dq = s - (w * s).sum() / w.sum(), q - (w * q).sum() / w.sum()
+        expected = [len(w), w.sum(), (w * s).sum(), (w * q).sum()]
+        expected += [(w**2 * x).sum() for x in (ds * ds, ds * dq, dq * dq)]
+        assert list(row) == list(INCREMENTS)
+        assert list(row.values()) == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_row_without_a_step_is_zero() -> None:
+    increments = Increments()
+
+    assert increments.take() == dict.fromkeys(INCREMENTS, 0.0)
+
+
+def test_a_row_goes_on_after_a_checkpoint() -> None:
+    whole, first, second = Increments(), Increments(), Increments()
+    for moments, weight in steps(20):
+        whole.add(moments, weight)
+    for moments, weight in steps(20)[:13]:
+        first.add(moments, weight)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for moments, weight in steps(20)[13:]:
+        second.add(moments, weight)
+
+    assert second.take() == whole.take()

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fits import both_loggers, fit, loader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale import History, NoiseScaleMonitor, predict
+from noisescale.history.reading import history_from_scalars, read_run
+
+ROW = {
+    "batch_size": 32.0,
+    "lower_bound": 10.0,
+    "simple": 14.0,
+    "simple_low": 10.0,
+    "simple_high": 20.0,
+}
+
+
+def write(folder: Path, steps: range, *, suffix: str = "", **changed: Any) -> Path:
+    """Log rows as the monitor does, with another metric between them; return the file."""
+    with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
+        for step in steps:
+            row = {"step": step, "examples": 32.0 * step, **ROW, **changed}
+            for name, value in row.items():
+                if value is not None:
+                    writer.add_scalar(f"noise_scale/{name}", value, step - 1)
+            writer.add_scalar("loss", 1 / step, step - 1)
+    return max(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def assert_same(read: History, own: dict[str, list[float]], rel: float) -> None:
+    for column, values in own.items():
+        expected = np.array(values, dtype=float)
+        if column == "noise_scale":  # the value of what is not resolved is not logged
+            expected = np.where(np.isinf(own["high"]), math.nan, expected)
+        if column.startswith("sum_"):
+            assert np.isnan(read[column]).all()  # float32 would spoil it: not logged
+        elif column in read or np.isfinite(expected).any():
+            assert read[column] == pytest.approx(expected, rel=rel, nan_ok=True), column
+
+
+@pytest.mark.parametrize("where", ["board", "csv", "file"])
+def test_a_run_is_read_back_as_it_was_measured(tmp_path: Path, where: str) -> None:
+    loggers = both_loggers(tmp_path)
+    (result, _) = fit(
+        NoiseScaleMonitor(groups=lambda name: name.split(".")[-1]),
+        train_loader=loader(10, 400),
+        accumulate_grad_batches=2,
+        logger=loggers,
+        log_every_n_steps=3,
+    )
+    own = result["history"]
+    file = next((tmp_path / "board").glob("events*"))
+
+    read = read_run({"board": tmp_path / "board", "csv": tmp_path / "csv", "file": file}[where])
+
+    assert len(read["step"]) == len(own["step"]) > 2
+    assert_same(read, own, rel=1e-12 if where == "csv" else 1e-6)
+    assert read["accumulation"][0] == 2
+    assert np.isfinite(read["increment_grad_sq_norm_squares"]).all()
+
+
+def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
+    """Of running totals in float32 TensorBoard's read 9.95 where the CSV file's read 519."""
+    loggers = both_loggers(tmp_path)
+    (result, _) = fit(
+        NoiseScaleMonitor(), train_loader=loader(30, 6000), logger=loggers, log_every_n_steps=7
+    )
+    columns = {name: np.array(values) for name, values in result["history"].items()}
+
+    own, board, csv = (
+        predict(run, [8, 64], [1]) for run in (columns, tmp_path / "board", tmp_path / "csv")
+    )
+
+    assert own.resolved
+    assert csv.critical_batch_size == own.critical_batch_size
+    for ours, theirs in zip(board.rows, own.rows, strict=True):
+        assert (ours.steps.value, ours.steps.low, ours.steps.high) == pytest.approx(
+            (theirs.steps.value, theirs.steps.low, theirs.steps.high), rel=1e-5
+        )
+    assert not own.run.as_logged
+
+
+@pytest.mark.parametrize("host", ["", "train/"])
+def test_what_a_host_puts_before_the_names_is_no_part_of_them(tmp_path: Path, host: str) -> None:
+    names = [f"{host}noise_scale/{name}" for name in ("step", "examples", "batch_size")]
+    (tmp_path / "metrics.csv").write_text(
+        ",".join(["loss", *names, f"{host}noise_scale/lower_bound"]) + "\n,1,32,32,5.5\n0.5,,,,\n"
+    )
+
+    read = read_run(tmp_path)
+
+    assert (read["examples"].tolist(), read["low"].tolist()) == ([32], [5.5])
+
+
+def test_rows_that_are_not_resolved_have_their_lower_bound(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4), simple=None, simple_low=None, simple_high=None)
+
+    read = read_run(tmp_path)
+
+    assert np.isnan(read["noise_scale"]).all()
+    assert read["low"].tolist() == [10, 10, 10]
+    assert np.isinf(read["high"]).all()
+
+
+def test_of_steps_trained_again_after_a_restart_the_last_count(tmp_path: Path) -> None:
+    """Steps 1 to 100, then from a checkpoint 61 to 120: TensorBoard itself keeps all 160."""
+    write(tmp_path, range(1, 101), suffix=".0")
+    write(tmp_path, range(61, 121), suffix=".1", batch_size=64.0)
+
+    read = read_run(tmp_path)
+
+    assert read["step"].tolist() == list(range(1, 121))
+    assert read["batch_size"].tolist() == [32] * 60 + [64] * 60
+
+
+def test_rows_are_told_apart_whatever_each_of_them_lacks(tmp_path: Path) -> None:
+    """Tags in the monitor's order: what is not resolved is left out at the front of a row."""
+    always = {"lower_bound": 10.0, "batch_size": 32.0}
+    resolved = {"simple": 14.0, "simple_high": 20.0}
+    # Step 3 was trained twice, into one file.
+    rows = [(1, always), (2, resolved | always), (3, resolved | always), (3, always)]
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step, row in rows:
+            for name, value in (row | {"step": step, "examples": 32.0 * step}).items():
+                writer.add_scalar(f"noise_scale/{name}", value, step - 1)
+
+    read = read_run(tmp_path)
+
+    assert read["step"].tolist() == [1, 2, 3]
+    assert read["noise_scale"] == pytest.approx([math.nan, 14, math.nan], nan_ok=True)
+    assert read["high"].tolist() == [math.inf, 20, math.inf]
+
+
+def test_scalars_that_were_written_as_tensors_are_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As TensorFlow's writers and TensorBoard's newer ones do it."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        for name, value in {"step": 1, "examples": 32.0, **ROW}.items():
+            writer.add_scalar(f"noise_scale/{name}", value, 0, new_style=True)
+    caplog.set_level(logging.INFO, logger="tensorboard")
+
+    read = read_run(tmp_path)
+
+    assert (read["step"].tolist(), read["noise_scale"].tolist()) == ([1], [14])
+    assert logging.getLogger("tensorboard").level == logging.INFO
+    assert caplog.records == []
+
+
+def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -> None:
+    write(tmp_path / "lightning_logs/version_0", range(1, 4))
+
+    assert len(read_run(tmp_path)["step"]) == 3
+
+    write(tmp_path / "lightning_logs/version_1", range(1, 4))
+    message = (
+        f"`{tmp_path}` must hold one run, got 2: lightning_logs/version_0,"
+        " lightning_logs/version_1. Name one of them."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_run(tmp_path)
+
+
+def test_each_optimizer_of_a_run_can_be_read(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4), **{"optimizer_1/step": 1, "optimizer_1/examples": 32.0,
+          "optimizer_1/batch_size": 8.0, "optimizer_1/lower_bound": 3.0})  # fmt: skip
+
+    assert read_run(tmp_path)["low"].tolist() == [10, 10, 10]
+    assert read_run(tmp_path, optimizer=1)["low"].tolist() == [3]  # of one step, the last
+    message = f"`optimizer` must be one that was measured in {tmp_path}, got 2. Leave it out for"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)} the first.$"):
+        read_run(tmp_path, optimizer=2)
+
+
+@pytest.mark.parametrize("logged", ["tensorboard", "csv"])
+def test_each_monitor_of_a_run_can_be_read(tmp_path: Path, logged: str) -> None:
+    row = {"step": 1, "examples": 32.0, "batch_size": 8.0, "lower_bound": 3.0}
+    named = {f"{name}/{key}": value for name in ("wide", "a b/optimizer_1")
+             for key, value in row.items()}  # fmt: skip
+    if logged == "csv":
+        header, cells = zip(*named.items(), strict=True)
+        lines = [",".join(f"noise_scale/{key}" for key in header), ",".join(map(str, cells))]
+        (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    else:
+        write(tmp_path, range(1, 4), **named)
+
+    assert read_run(tmp_path, monitor="wide")["low"].tolist() == [3]
+    assert read_run(tmp_path, monitor="a b", optimizer=1)["low"].tolist() == [3]
+    message = f"`monitor` must be the name of one in {tmp_path}, got 'narrow'. There is 'a b', "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}'wide'"):
+        read_run(tmp_path, monitor="narrow")
+    with pytest.raises(ValueError, match="`optimizer` must be one that was measured in"):
+        read_run(tmp_path, monitor="wide", optimizer=2)
+    if logged == "csv":
+        with pytest.raises(ValueError, match=r"must be the name of one in .*, got None\. There is"):
+            read_run(tmp_path)
+
+
+def test_a_truncated_file_is_told_and_read_on_request(tmp_path: Path) -> None:
+    file = write(tmp_path, range(1, 101))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(ValueError, match=r"must end with a whole record, got \d+ bytes") as told:
+        read_run(tmp_path)
+    read = read_run(tmp_path, allow_truncated=True)
+
+    (step,) = re.findall(r"\(step (\d+)\)", str(told.value))
+    assert int(step) in (len(read["step"]) - 1, len(read["step"]))  # Lightning's begin with 0
+
+    assert 40 < len(read["step"]) < 60
+    assert read["step"].tolist() == list(range(1, len(read["step"]) + 1))
+
+
+def test_a_flipped_bit_is_told(tmp_path: Path) -> None:
+    """TensorBoard's own readers stop there without a word."""
+    file = write(tmp_path, range(1, 101))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    silent = EventAccumulator(str(tmp_path)).Reload().Scalars("noise_scale/step")
+
+    with pytest.raises(ValueError, match=r"must end with a whole record, got [\d,]+ bytes"):
+        read_run(tmp_path)
+
+    assert len(silent) < 60
+
+
+def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "events.out.tfevents.1").touch()
+    other = tmp_path / "other"
+    with SummaryWriter(str(other)) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    broken = write(tmp_path / "nan", range(1, 4), batch_size=math.nan)
+    (tmp_path / "nothing").mkdir()
+    for path, message in (
+        (
+            empty,
+            f"`{empty}/events.out.tfevents.1` must hold events, got 0 bytes without a whole one."
+            " Name the folder of a run that was logged.",
+        ),
+        (
+            other,
+            f"`{other}` must be a run with NoiseScaleMonitor, got no noise_scale/step in it (but"
+            " loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+        ),
+        (
+            broken,
+            f"`noise_scale/batch_size` must be finite, got nan at step 0 of {broken}."
+            " NoiseScaleMonitor never logs that: mend what wrote it.",
+        ),
+        (
+            tmp_path / "nothing",
+            f"`{tmp_path}/nothing` must hold a run, got no event file of TensorBoard and no"
+            " metrics.csv in it. Name the folder that the logger wrote to, such as"
+            " lightning_logs/version_0.",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            read_run(path)
+    with pytest.raises(FileNotFoundError, match=r"^`run` must be a folder or a file, got "):
+        read_run(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "epoch,loss\n0,1.0\n",
+            "`{path}` must be a run with NoiseScaleMonitor, got no noise_scale/step in it (but"
+            " epoch, loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+        ),
+        (
+            "step,noise_scale/step\n0,1,2\n",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            " may have a comma within a number, be damaged, or still be written.",
+        ),
+        (
+            "step,noise_scale/step\n0,nan\n",
+            "`noise_scale/step` must be finite, got 'nan' in line 2 of {path}. NoiseScaleMonitor"
+            " never logs that: mend what wrote it.",
+        ),
+    ],
+)
+def test_csv_files_that_are_no_run_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(content)
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
+        read_run(path)
+
+
+def test_a_run_is_predicted_from_by_the_name_of_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 20))
+
+    by_path, by_name, read = (
+        predict(run).to_json() for run in (tmp_path, str(tmp_path), read_run(tmp_path))
+    )
+
+    assert by_path == by_name == read
+
+
+def test_rows_that_lack_what_is_always_logged_are_left_out() -> None:
+    """As of a run that was cut off, or of which TensorBoard kept other steps."""
+    scalars = {
+        f"noise_scale/{tag}": ([0, 10, 20], [1.0, 11.0, 21.0])
+        for tag in ("step", "examples", "lower_bound")
+    }
+    scalars["noise_scale/batch_size"] = ([0, 10], [32.0, 32.0])
+    scalars["noise_scale/simple"] = ([0, 5], [9.0, 99.0])
+
+    history = history_from_scalars(scalars)
+
+    assert history["step"].tolist() == [1, 11]
+    assert history["noise_scale"] == pytest.approx([9, math.nan], nan_ok=True)
+    del scalars["noise_scale/batch_size"]
+    scalars["noise_scale/batch_size"] = ([5], [32.0])
+    with pytest.raises(ValueError, match=r"^`run` must have a whole row of NoiseScaleMonitor's me"):
+        history_from_scalars(scalars)
+
+
+def test_scalars_read_elsewhere_are_joined_by_their_step() -> None:
+    scalars = {
+        "noise_scale/step": ([0, 10, 20], [1.0, 11.0, 21.0]),
+        "noise_scale/examples": ([0, 10, 20], [32.0, 352.0, 672.0]),
+        "noise_scale/batch_size": ([0, 10, 20], [32.0, 32.0, 32.0]),
+        "noise_scale/lower_bound": ([0, 10, 20], [5.0, 6.0, 7.0]),
+        "noise_scale/simple": ([10, 20], [9.0, 10.0]),
+        "noise_scale/simple_high": ([10, 20], [15.0, 16.0]),
+        "loss": ([0, 5], [1.0, 0.5]),
+    }
+
+    history = history_from_scalars(scalars)
+
+    assert history["step"].tolist() == [1, 11, 21]
+    assert history["noise_scale"] == pytest.approx([math.nan, 9, 10], nan_ok=True)
+    assert history["high"].tolist() == [math.inf, 15, 16]
+    with pytest.raises(ValueError, match=r"^`this` must be a run with NoiseScaleMonitor"):
+        history_from_scalars({"loss": ([0], [1.0])}, source="this")

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fits import data, loss_of, network
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import noisescale.meter.meter as meter_module
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.gradient_norms import GradientNorms
+
+
+def batch(step: int, size: int = 8) -> list[torch.Tensor]:
+    """Another batch for every step and rank."""
+    x, y = data(1000).tensors
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    start = (step * ranks + rank) * size
+    return [x[start : start + size], y[start : start + size]]
+
+
+def train(meter: NoiseScaleMeter, model: Any, steps: int, *, same_data: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        examples = data(8).tensors if same_data else batch(step)
+        meter.backward(loss_of(model, examples), local_batch_size=8)
+        meter.step()
+        optimizer.step()
+
+
+def test_a_torch_loop_measures_the_same_on_all_ranks() -> None:
+    def measured() -> tuple[Any, ...]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model, window=10)
+        train(meter, model, 20)
+        scale = meter.noise_scale
+        meter.close()
+        assert meter.noise_scale == scale
+        return scale, meter.steps, meter.examples, meter.batch_size, meter.skipped_steps
+
+    first, second = on_ranks(2, measured)
+
+    assert first == second
+    scale, *rest = first
+    assert rest == [20, 320, 16, 0]
+    assert scale.low > 0
+    assert scale.steps == pytest.approx(10, rel=0.05)
+
+
+def test_close_reads_what_is_still_under_way() -> None:
+    def measured() -> float:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 5)
+        meter.close()
+        return meter.noise_scale.steps
+
+    assert on_ranks(2, measured) == [pytest.approx(5, rel=1e-3)] * 2
+
+
+def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
+    def warned() -> tuple[list[str], int, float]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 5, same_data=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps = meter.noise_scale.steps
+        return [str(w.message) for w in caught], meter.skipped_steps, steps
+
+    on_zero, on_one = on_ranks(2, warned)
+
+    message = (
+        "All ranks or micro-batches had one and the same gradient: such steps are not measured."
+        " Give each its own examples, ranks by a `DistributedSampler`. What is drawn at random (the"
+        " input of a generator) needs a seed of its own on each rank."
+    )
+    assert on_zero == ([message], 5, 0)
+    assert on_one == ([], 5, 0)
+
+
+def test_averaging_more_than_once_a_step_is_left_out_with_a_warning() -> None:
+    """Accumulation without `no_sync` leaves a mix of local and averaged gradients."""
+
+    def warned() -> tuple[list[str], int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                meter.backward(loss_of(model, batch(step)) / 2, local_batch_size=8)
+            meter.step()
+        return [str(w.message) for w in caught], meter.skipped_steps
+
+    on_zero, on_one = on_ranks(2, warned)
+
+    assert len(on_zero[0]) == 1
+    assert "Wrap all but the last backward of a step in `model.no_sync()`" in on_zero[0][0]
+    assert (on_zero[1], on_one) == (1, ([], 1))
+
+
+def test_a_step_without_backward_on_all_ranks_is_left_out() -> None:
+    def measured() -> tuple[int, float, int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 3)
+        meter.step()
+        return meter.skipped_steps, meter.noise_scale.steps, meter.steps
+
+    assert on_ranks(2, measured) == [(1, pytest.approx(3, rel=1e-3), 4)] * 2
+
+
+def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 takes part in the last reduction only when rank 0 has saved: to wait is to hang."""
+
+    def saved() -> tuple[int, float]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        train(meter, model, 4)
+        assert meter.noise_scale.steps == pytest.approx(4, rel=1e-2)
+        store = dist.FileStore(str(tmp_path / "flags"), 2)
+        if dist.get_rank() == 0:
+            meter.step()
+            state = meter.state_dict(interrupted=True)
+            meter.close(interrupted=True)
+            store.set("saved", "")
+        else:
+            state = meter.state_dict()
+            store.wait(["saved"])
+            dist.all_reduce(torch.zeros(8, dtype=torch.float64))  # lets rank 0 end its group
+        return state["steps"], meter.noise_scale.steps
+
+    (steps, measured), _ = on_ranks(2, saved)
+
+    assert steps == 5
+    assert measured == pytest.approx(4, rel=1e-2)
+
+
+def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisescale.meter.meter._MOST_UNREAD", 6)
+
+    def pending() -> list[int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        waiting = []
+        for step in range(8):
+            meter.backward(loss_of(model, batch(step)), local_batch_size=8)
+            meter.step()
+            waiting.append(len(meter._rows))
+        return waiting
+
+    assert on_ranks(2, pending) == [[1, 2, 3, 4, 5, 0, 1, 2]] * 2
+
+
+def test_unequal_ranks_are_exact() -> None:
+    """Ranks of 2 and 30 examples: the estimate of tr(Σ) has no bias, the naive one is 4 x off."""
+
+    def traces() -> tuple[float, float]:
+        torch.manual_seed(dist.get_rank())
+        model = DistributedDataParallel(torch.nn.Linear(20, 1, bias=False))
+        meter = NoiseScaleMeter(model, window=100_000)
+        size = (2, 30)[dist.get_rank()]
+        for _ in range(400):
+            model.zero_grad()
+            loss = model(torch.randn(size, 20)).mean()  # the gradient is the mean of the inputs
+            meter.backward(loss, local_batch_size=size)
+            meter.step()
+        scale = meter.noise_scale
+        return scale.noise_trace, scale.grad_sq_norm
+
+    (trace, signal), _ = on_ranks(2, traces)
+
+    assert trace == pytest.approx(20, abs=4 * 20 * (2 / 20 / 400) ** 0.5)
+    assert abs(signal) < 1
+
+
+@pytest.mark.parametrize("small_batch", ["rank", "micro_batch", "example"])
+def test_training_within_join_is_refused_on_all_ranks_alike(small_batch: Any) -> None:
+    """Else the first all-reduce of the meter's ends the processes."""
+
+    def refused() -> tuple[str, int]:
+        rank = dist.get_rank()
+        ddp = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(ddp, small_batch=small_batch)
+        batches = [data(8, seed=seed).tensors for seed in range(2 + 2 * rank)]  # uneven
+        with pytest.raises(ValueError, match=r"^`model` must not train within its") as error:  # noqa: PT012, SIM117
+            with ddp.join():
+                for batch in batches:
+                    meter.backward(loss_of(ddp, batch), 8)
+                    meter.step()
+        with ddp.join(enable=False):
+            meter.backward(loss_of(ddp, batches[0]), 8)
+            meter.step()
+        return str(error.value), meter.steps
+
+    results = on_ranks(2, refused)
+
+    assert results[0] == results[1]
+    assert results[0][1] == 1
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`model` must have parameters that require a gradient"):
+        NoiseScaleMeter(network().requires_grad_(False))
+    with pytest.raises(ValueError, match=re.escape("`every_n_steps` must be at least 1, got 0.")):
+        NoiseScaleMeter(network(), every_n_steps=0)
+
+    def unwrapped() -> str:
+        with pytest.raises(TypeError) as error:
+            NoiseScaleMeter(network())
+        return str(error.value)
+
+    message = (
+        "`model` must be a DistributedDataParallel or FSDP2 module where several processes train,"
+        " got Sequential. Wrap it: `DistributedDataParallel(model)`."
+    )
+    assert on_ranks(2, unwrapped) == [message] * 2
+
+
+def test_one_process_compares_its_micro_batches() -> None:
+    """Against the moments written out, with unequal micro-batches and a short last window."""
+    model, window = network(), 100
+    meter = NoiseScaleMeter(model, window=window)
+    x, y = data(60).tensors
+    noises, signals, weights = [], [], []
+    for sizes in ([8, 8, 8], [4, 12, 8], [5, 7]):
+        model.zero_grad()
+        gradients = []
+        for size in sizes:
+            plain = copy.deepcopy(model).double()
+            plain.zero_grad()
+            loss_of(plain, (x[:size].double(), y[:size])).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in plain.parameters()]))
+            meter.backward(loss_of(model, (x[:size], y[:size])) / 3, local_batch_size=size)
+            x, y = x[size:], y[size:]
+        meter.step(loss_divisor=3)
+        small = np.mean([g.square().sum() for g in gradients])
+        big = torch.stack(gradients).mean(0).square().sum().item()
+        a = np.mean([1 / n for n in sizes])
+        c = a / len(sizes)
+        noises.append((small - big) / (a - c))
+        signals.append((a * big - c * small) / (a - c))
+        weights.append(sum(sizes))
+    decayed = np.array(weights) * ((window - 1) / (window + 1)) ** np.arange(3)[::-1]
+
+    scale = meter.noise_scale
+
+    assert scale.noise_trace == pytest.approx(np.average(noises, weights=decayed), rel=1e-5)
+    assert scale.grad_sq_norm == pytest.approx(np.average(signals, weights=decayed), rel=1e-5)
+    assert (meter.examples, meter.batch_size, meter.skipped_steps) == (60, 12, 0)
+
+
+def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch="micro_batch")
+    train(meter, model, 3)
+
+    with pytest.warns(
+        UserWarning,
+        match="Accumulate two or more, use more devices, or compare the halves of each batch",
+    ) as warned:
+        scale = meter.noise_scale
+
+    assert len(warned) == 1
+    assert (scale.steps, meter.skipped_steps) == (0, 3)
+
+
+def test_a_closed_meter_says_so() -> None:
+    def closed() -> str:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model)
+        meter.close()
+        with pytest.raises(RuntimeError) as error:
+            meter.step()
+        return str(error.value)
+
+    message = "This meter is closed. Make a new one and load its `state_dict`."
+    assert on_ranks(2, closed) == [message] * 2
+
+
+def doubled(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A comm hook whose averages are not the local gradients, also on one rank."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda reduced: 2 * reduced.value()[0])
+
+
+def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
+    """Small and big squared norms of each step; on CUDA a synchronisation is an error."""
+    # One rank alone would have its micro-batches compared.
+    meter_module.choose_collector = lambda ddp, **_: DdpCollector(
+        ddp, GradientNorms(list(ddp.module.named_parameters()))
+    )
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).to(device)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, doubled)
+    meter = NoiseScaleMeter(ddp)
+    for _ in range(5):
+        model.zero_grad()
+        loss = ddp(torch.randn(8, 256, device=device)).square().mean()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        meter.backward(loss, local_batch_size=8)
+        meter.step()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    by_hooks = meter._collector._capture_by_hooks
+    assert not by_hooks
+    return [(row[0].item(), row[1].item()) for row, _ in meter._rows._rows._waiting]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param(
+            "cuda",
+            "nccl",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_local_norms_are_captured_before_the_averages_are_written(
+    device: str, backend: str
+) -> None:
+    (rows,) = on_ranks(1, rows_of_one_rank, device, backend=backend)
+
+    assert len(rows) == 5
+    for small, big in rows:
+        assert big == pytest.approx(4 * small, rel=1e-6)
+
+
+def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
+    """Against the two expectations written out; weights matter up to a common factor only."""
+    model = network()
+    x, y = data(24).tensors
+    sizes, weights = [4, 12, 8], [1.0, 5.0, 2.0]
+    gradients = []
+
+    def measured(factor: float) -> tuple[float, float]:
+        meter = NoiseScaleMeter(model)
+        model.zero_grad()
+        gradients.clear()
+        for start, size, weight in zip([0, 4, 16], sizes, weights, strict=True):
+            part = (x[start : start + size], y[start : start + size])
+            plain = copy.deepcopy(model)
+            plain.zero_grad()
+            loss_of(plain, part).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in plain.parameters()]).double())
+            loss = loss_of(model, part) * weight / sum(weights)
+            on_device = torch.tensor(weight * factor)
+            meter.before_backward(loss, size, weight=on_device if factor > 1 else weight * factor)
+            loss.backward()
+        meter.step()
+        return meter.noise_scale.grad_sq_norm, meter.noise_scale.noise_trace
+
+    on_host, on_device = measured(0.1), measured(7)
+
+    w, g = torch.tensor(weights).double(), torch.stack(gradients)
+    v, n = w**2 / (w**2).sum(), torch.tensor(sizes)
+    small, big = v @ g.square().sum(1), (w @ g / w.sum()).square().sum()
+    equations = torch.stack([torch.ones(2), torch.stack([v @ (1 / n.double()), (w**2 / n).sum()])])
+    equations[1, 1] /= w.sum() ** 2
+    signal, trace = torch.linalg.solve(equations.double().T, torch.stack([small, big])).tolist()
+    for got in (on_host, on_device):
+        assert got == (pytest.approx(signal, rel=1e-5), pytest.approx(trace, rel=1e-5))
+
+
+def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model)
+    for weight in (2.0, None):
+        meter.before_backward(loss := loss_of(model, batch(0)), 8, weight=weight)
+        loss.backward()
+
+    with pytest.raises(ValueError, match="`weight` must be given") as error:
+        meter.step()
+
+    assert str(error.value) == (
+        "`weight` must be given for all backward passes of a step or for none, got 1 for 2 passes."
+        " Pass 1 for those that count once."
+    )
+
+
+def test_steps_of_unequal_weights_are_kept_whatever_their_sign() -> None:
+    """Leaving out those whose small norm is the smaller one would read 0.2 as 0.23."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    meter = NoiseScaleMeter(model, window=4000, small_batch="micro_batch")
+    steps, noise = 3000, 0.2
+    for _ in range(steps):
+        model.zero_grad()
+        for _ in range(2):
+            weight = 0.1 + 0.9 * torch.rand(()).item()
+            example = 1 + noise**0.5 * torch.randn(1, 1)  # |G|² = 1, tr(Σ) = 0.2
+            loss = weight * model(example).sum()
+            meter.before_backward(loss, 1, weight=weight)
+            loss.backward()
+        meter.step()
+
+    scale = meter.noise_scale
+
+    assert meter.skipped_steps == 0
+    assert scale.low < noise * 1.02
+    assert scale.high > noise * 0.98
+
+
+def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
+    """Steps of 2, 1, 1 and 2 micro-batches in one process."""
+    model = torch.nn.Linear(4, 2)
+    meter = NoiseScaleMeter(model, small_batch="micro_batch")
+    seen = []
+
+    for micro_batches in (2, 1, 1, 2):
+        model.zero_grad()
+        for _ in range(micro_batches):
+            meter.backward(model(torch.randn(8, 4)).square().mean(), local_batch_size=8)
+        meter.step()
+        seen.append((meter.measured_steps, meter.skipped_steps, meter.lone_since))
+
+    assert seen == [(1, 0, None), (1, 1, 2), (1, 2, 2), (2, 2, None)]
+    restored = NoiseScaleMeter(model)
+    restored.load_state_dict(meter.state_dict())
+    assert restored.measured_steps == 2

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+from pathlib import Path
+
+import pytest
+
+from noisescale.csv_lines import csv_lines
+
+
+def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
+    tmp_path: Path,
+) -> None:
+    """A mark as of spreadsheets, a blank line, a cell of two lines."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfbatch_size,name\r\n\r\n8,"of two\nlines"\r\n16,x\r\n')
+
+    lines = list(csv_lines(path))
+
+    assert lines == [(1, ["batch_size", "name"]), (4, ["8", "of two\nlines"]), (5, ["16", "x"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"batch_size,steps\n8,1,350\n",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            " may have a comma within a number, be damaged, or still be written.",
+        ),
+        (
+            b"batch_size,steps\n8,1350\n16\n",
+            "`{path}` must have 2 cells in each line, got 1 in line 3. Mend or remove that line: it"
+            " may have a comma within a number, be damaged, or still be written.",
+        ),
+        (
+            b"\x89PNG\r\n",
+            "`{path}` must be a CSV file in UTF-8, got 'utf-8' codec can't decode byte 0x89 in"
+            " position 0: invalid start byte after line 0. Name another file, or save it as CSV.",
+        ),
+        (
+            b"batch_size,steps\n8," + 200_000 * b"9",
+            "`{path}` must be a CSV file in UTF-8, got field larger than field limit (131072) after"
+            " line 2. Name another file, or save it as CSV.",
+        ),
+        (
+            b"steps,batch_size,steps,steps\n1,8,2,3\n",
+            "`{path}` must name each column once, got 'steps' in columns 1, 3 and 4. Remove or"
+            " rename all but one of them.",
+        ),
+    ],
+    ids=["more cells", "fewer cells", "no text", "one endless cell", "one name for three columns"],
+)
+def test_files_that_are_no_table_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
+        list(csv_lines(path))
+
+
+def test_columns_without_a_name_may_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("batch_size,,\n8,,\n")
+
+    assert list(csv_lines(path)) == [(1, ["batch_size", "", ""]), (2, ["8", "", ""])]
+
+
+def test_a_path_cannot_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31m.csv"
+    path.write_text("a,a\n")
+
+    with pytest.raises(ValueError, match=r"\\x1b\[31m.csv` must name each column once"):
+        list(csv_lines(path))
