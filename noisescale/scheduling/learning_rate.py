@@ -33,6 +33,10 @@ class Factors(NamedTuple):
     """k = B/B0 where betas and eps follow it, too: Malladi's rule."""
 
 
+NO_FACTORS = Factors()
+"""They change nothing."""
+
+
 def adascale_gain(
     noise_trace: float, grad_sq_norm: float, *, base_batch_size: float, batch_size: float
 ) -> float:
@@ -123,7 +127,7 @@ def factors_for(
     """
     ratio = batch_size / base_batch_size
     if scaling == "none":
-        return Factors()
+        return NO_FACTORS
     if scaling == "linear":
         return Factors(ratio)
     if scaling in ("sqrt", "malladi"):

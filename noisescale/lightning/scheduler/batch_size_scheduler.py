@@ -392,7 +392,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             return
         batch, of_batch = self._batch
         if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
-            controller.max_device_batch_size = (self._largest_rows + rows) // 2
+            controller.lower_max_device_batch_size((self._largest_rows + rows) // 2)
             self._tell(
                 trainer,
                 f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
