@@ -49,13 +49,13 @@ class TradeoffRule:
     """
 
     def __init__(self, exchange_rate: float | None = None) -> None:
-        self._given = exchange_rate
+        self._exchange_rate = exchange_rate
         if exchange_rate is not None:
             checked_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return √(r·noise_scale)."""
-        rate = self._given or progress.critical_batch_size or noise_scale
+        rate = self._exchange_rate or progress.critical_batch_size or noise_scale
         return math.sqrt(rate * noise_scale) if noise_scale else 0.0
 
 
