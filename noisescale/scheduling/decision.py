@@ -95,6 +95,7 @@ class Terms:
         return plan_for(
             batch_size,
             devices=state.plan.devices,
+            nodes=state.plan.nodes,
             device_batch_size=device_batch_size,
             max_device_batch_size=most,
             examples_per_row=self.examples_per_row,
@@ -199,11 +200,13 @@ def resumed(
     state = terms.lowered(saved, saved.lowered_to)
     before = state.plan
     free = terms.max_device_batch_size(state) is not None
-    if before.devices != now.devices or not (
+    if before.devices == now.devices and (
         free or before.device_batch_size == now.device_batch_size
     ):
-        state = replace(state, plan=now)
-        state = replace(state, plan=terms.plan_for(state, before.batch_size))
+        state = replace(state, plan=replace(before, nodes=now.nodes))
+    else:
+        made_anew = terms.plan_for(replace(state, plan=now), before.batch_size)
+        state = replace(state, plan=made_anew)
     if device_batch_size not in (None, state.plan.device_batch_size):
         plan = terms.plan_for(state, state.plan.batch_size, device_batch_size)
         state = replace(state, plan=plan)

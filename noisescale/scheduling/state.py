@@ -24,7 +24,7 @@ class ControllerState:
     Example:
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
         >>> ControllerState.loaded(state.state_dict()).plan
-        Plan(device_batch_size=8, accumulation=4, devices=1)
+        Plan(device_batch_size=8, accumulation=4, devices=1, nodes=1)
     """
 
     plan: Plan
@@ -68,7 +68,7 @@ class ControllerState:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `loaded` makes it from, in builtins."""
+        """Return what `loaded` makes it from, in builtins, but for the nodes, which are of now."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {
             "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
             "factors": list(self.factors),

@@ -69,6 +69,7 @@ def test_a_plan_that_is_adopted_again_is_no_move() -> None:
         (Plan(8, 1, devices=2), None, Plan(8, 6, devices=2)),
         (Plan(8, 1, devices=2), 16.0, Plan(16, 3, devices=2)),
         (Plan(8, 1), 16.0, Plan(16, 6)),
+        (Plan(8, 1, devices=2, nodes=2), None, Plan(8, 6, devices=2, nodes=2)),
     ],
 )
 def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(

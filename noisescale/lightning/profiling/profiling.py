@@ -120,7 +120,7 @@ def examples_per_second(timing: StepTiming) -> float:
         >>> examples_per_second(StepTiming(8, 2, devices=4, nodes=1, seconds=0.5))
         128.0
     """
-    return timing.device_batch_size * timing.accumulation * timing.devices / timing.seconds
+    return timing.plan.batch_size / timing.seconds
 
 
 def is_out_of_memory(error: BaseException) -> bool:
