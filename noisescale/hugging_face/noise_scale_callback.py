@@ -16,7 +16,8 @@ from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history.history import History
 from noisescale.hugging_face import trainer_access

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT

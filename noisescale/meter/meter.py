@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from noisescale.checks import is_real, is_whole
 from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
@@ -25,8 +26,8 @@ from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
-from noisescale.estimation.estimator import NoiseScale, is_real, is_whole
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.guard import Guard, RefusalError
 from noisescale.meter.estimates import Estimates, MomentSums

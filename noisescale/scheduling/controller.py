@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.optim import Optimizer
 
 from noisescale.checks import checked_positive, checked_state
-from noisescale.estimation.estimator import NoiseScale
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock

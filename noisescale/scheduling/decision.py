@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from noisescale.checks import checked_count, checked_positive
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator, is_real
+from noisescale.checks import checked_count, checked_positive, is_real
+from noisescale.estimation.estimator import NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Bounds, Plan, plan_for
 from noisescale.scheduling.learning_rate import factors_for, gain_of
 from noisescale.scheduling.move import Move

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from noisescale.estimation.estimator import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 
 

@@ -46,7 +46,7 @@ def spared(module: str, name: str) -> bool:
         or name in COLLECTIVE
         or name == "_show_forward_passes.<locals>.on_forward"
         or name.startswith("_show_calls.<locals>.")
-        or module == "guard.py"
+        or module in {"guard.py", "_moved.py"}
     )
 
 
