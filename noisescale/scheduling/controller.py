@@ -382,7 +382,7 @@ steps on
         """
         if average is None:
             return 0.0
-        grad_sq_norm, noise_trace = average
+        grad_sq_norm, noise_trace = average.grad_sq_norm, average.noise_trace
         ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
         known = self.run.critical_batch_size or self._low
         return min(ratio, known) if rising or math.isinf(ratio) else ratio
