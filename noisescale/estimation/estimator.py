@@ -7,14 +7,13 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtrit
 
 from noisescale.checks import check_confidence, is_whole
 from noisescale.estimation.averages import Averages, Scatter
-from noisescale.estimation.level import Level
+from noisescale.estimation.level import Level, WeightedStep
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.window_sizing import steps_needed
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 """Steps in the windows that `window="auto"` keeps side by side."""
@@ -115,48 +114,28 @@ class NoiseScaleEstimator:
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        step = np.array([moments.noise_trace, moments.grad_sq_norm])
-        self._averages = self._averages.after(step, weight, self._decay)
+        self._averages = self._averages.after(moments, weight, self._decay)
         self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
         return True
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale as of the last step. Never raises for lack of data."""
         if self._averages.weight[-1] == 0:
-            return self._answer(math.nan, 0.0, math.inf, (math.nan, math.nan), 0.0)
-        k = self._chosen_window()
-        averages = self._averages
-        noise_trace, grad_sq_norm = (float(x) for x in averages.mean[k])
-        sum_sq_weights = float(averages.sq_weight[k] / averages.weight[k] ** 2)
-        steps = 1 / sum_sq_weights
-        low, high = 0.0, math.inf
-        # Satterthwaite's: the covariance below is a sum over steps with the weights w². For equal
-        # weights these are the familiar n - 1; an exponential average has about half as many.
-        degrees_of_freedom = float(averages.sq_weight[k] ** 2 / averages.fourth_weight[k]) - 1
-        if degrees_of_freedom > 1e-9:
-            covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
-            quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
-            low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        # The interval ends at 0, where tr(Σ) does, and so does the value. The moments stay signed.
-        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
-        return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
-
-    def _answer(
-        self, value: float, low: float, high: float, moments: tuple[float, float], steps: float
-    ) -> NoiseScale:
-        return NoiseScale(value, low, high, *moments, steps, self.confidence, self.unit)
+            return NoiseScale.unknown(self.confidence, self.unit)
+        means = self._averages.means.at(self._chosen_window())
+        return NoiseScale.of(means, self.confidence, self.unit)
 
     def _chosen_window(self) -> int:
         """Index of the shortest window that should do, else of the longest.
 
-        By the delta method a ratio R over n steps of variation cv has the interval
-        R·(1 ± 2·cv/√n), of relative width 4·cv/√n. For a window of n steps cv is taken over 2n
-        steps or 64, whichever is more, so that no window is chosen by itself.
+        For a window of n steps the scatter is taken over 2n steps or 64, whichever is more, so that
+        no window is chosen by itself.
         """
         last = len(self._lengths) - 1
         for k in range(last):
             memory = min(max(k + 1, _LEAST_MEMORY), last)
-            needed = 16 * self._scatter.squared_variation(memory) / AUTO_RELATIVE_WIDTH**2
+            squared_variation = self._scatter.squared_variation(memory)
+            needed = steps_needed(squared_variation, AUTO_RELATIVE_WIDTH)
             if self._scatter.effective_weight(k) >= needed:
                 return k
         return last
@@ -204,7 +183,6 @@ class NoiseScaleEstimator:
         )
         scatter = Scatter.empty(windows)
         if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
-            weight, noise, signal = saved["last"]
             sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
-            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
+            scatter = Scatter(Level(saved["level"]), WeightedStep(*saved["last"]), sums)
         self._averages, self._scatter = averages, scatter

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
+
+from noisescale.estimation.ratio_interval import WeightedMeans
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,23 @@ class NoiseScale:
     """Effective number of measured steps in the averages, 1/Σw² of their weights."""
     confidence: float = 0.95
     unit: str = "examples"
+
+    @classmethod
+    def of(cls, means: WeightedMeans[float], confidence: float, unit: str) -> Self:
+        """Return the noise scale of averaged moments. These stay signed."""
+        return cls(
+            *means.ratio_interval(confidence),
+            grad_sq_norm=float(means.grad_sq_norm),
+            noise_trace=float(means.noise_trace),
+            steps=1 / float(means.sq_share),
+            confidence=confidence,
+            unit=unit,
+        )
+
+    @classmethod
+    def unknown(cls, confidence: float = 0.95, unit: str = "examples", steps: float = 0.0) -> Self:
+        """Return what is known of it before two steps are measured: nothing."""
+        return cls(math.nan, 0.0, math.inf, math.nan, math.nan, steps, confidence, unit)
 
     @property
     def resolved(self) -> bool:

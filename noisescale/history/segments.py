@@ -15,6 +15,7 @@ from noisescale._moved import former_names
 from noisescale.bounded import Bounded
 from noisescale.history.blocks import Blocks
 from noisescale.history.rows import Rows
+from noisescale.tradeoff.run_sums import next_measured
 
 Array = NDArray[np.float64]
 
@@ -123,7 +124,7 @@ class Segments:
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
-        value = np.clip(_next_resolved(value, resolved), low, high)
+        value = np.clip(next_measured(value, resolved), low, high)
         block = np.zeros(steps.size, dtype=np.intp)
         run = cls.within(steps, batch_size, value, low, high, block)
         return replace(run, resolved=resolved.astype(np.float64), as_logged=True)
@@ -214,12 +215,3 @@ def _progress(
         highest = progress + more * error * of_block[blocks.of_row] / total
     zero = np.zeros_like(progress)
     return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
-
-
-def _next_resolved(value: Array, resolved: NDArray[np.bool_]) -> Array:
-    """Replace what is not resolved by the next value that is, at the end by the last one."""
-    those = np.flatnonzero(resolved)
-    if not those.size:
-        return np.full_like(value, math.nan)
-    following = np.searchsorted(those, np.arange(value.size)).clip(max=those.size - 1)
-    return np.asarray(value[those[following]])

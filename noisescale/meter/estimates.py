@@ -26,16 +26,16 @@ class MomentSums(NamedTuple):
         if not self.sum_weight:
             return None
         return GradientMoments(
-            self.sum_grad_sq_norm / self.sum_weight, self.sum_noise_trace / self.sum_weight
+            grad_sq_norm=self.sum_grad_sq_norm / self.sum_weight,
+            noise_trace=self.sum_noise_trace / self.sum_weight,
         )
 
     def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
         """Return the sums with one step more."""
-        grad_sq_norm, noise_trace = moments
         return MomentSums(
-            self.sum_weight + weight,
-            self.sum_grad_sq_norm + weight * grad_sq_norm,
-            self.sum_noise_trace + weight * noise_trace,
+            sum_weight=self.sum_weight + weight,
+            sum_grad_sq_norm=self.sum_grad_sq_norm + weight * moments.grad_sq_norm,
+            sum_noise_trace=self.sum_noise_trace + weight * moments.noise_trace,
         )
 
 

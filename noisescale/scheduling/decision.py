@@ -232,7 +232,7 @@ def _noise_scale_of_the_run(
     """
     if average is None:
         return 0.0
-    grad_sq_norm, noise_trace = average
+    grad_sq_norm, noise_trace = average.grad_sq_norm, average.noise_trace
     ratio = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.inf
     known = state.run.critical_batch_size or state.low
     return min(ratio, known) if rising or math.isinf(ratio) else ratio

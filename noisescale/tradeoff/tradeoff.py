@@ -11,6 +11,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.tradeoff.run_sums import Parts, next_measured
+
 Floats = Sequence[float] | NDArray[np.float64]
 
 
@@ -199,14 +201,13 @@ class Tradeoff:
                 f" long, got shapes {b.shape}, {batch.shape} and {count.shape}."
                 " Give one value for each segment of the run."
             )
-        measured = np.flatnonzero(~np.isnan(b))
-        if not measured.size:
+        measured = ~np.isnan(b)
+        if not measured.any():
             raise ValueError(
                 f"`noise_scale` must have a measured value, got {b.size} without one."
                 " Train longer, or at a larger batch size, until the monitor resolves it."
             )
-        following = np.searchsorted(measured, np.arange(b.size)).clip(max=measured.size - 1)
-        b = b[measured[following]]
+        b = next_measured(b, measured)
         for name, values, least in (
             ("noise_scale", b, 0.0),
             ("batch_size", batch, np.nextafter(0, 1)),
@@ -220,12 +221,8 @@ class Tradeoff:
                     f"`{name}` must be finite and {sign}, got {values[where]} at position {where}."
                     " Leave that segment out."
                 )
-        noise_free_steps = count / (1 + b / batch)
-        min_steps = float(noise_free_steps.sum())
-        min_examples = float((b * noise_free_steps).sum())
-        adaptive = float((np.sqrt(b) * noise_free_steps).sum())
-        gamma = min(adaptive**2 / (min_steps * min_examples), 1.0) if min_examples else 1.0
-        return cls(min_steps, min_examples, gamma)
+        run = Parts.at_noise_scale(b, batch, count)
+        return cls(run.sums.min_steps, run.sums.min_examples, run.gamma)
 
 
 @overload
