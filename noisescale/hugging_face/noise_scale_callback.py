@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
@@ -11,19 +12,21 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScale
 from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history.history import History
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
-from noisescale.meter.logged_meter import Measurement, checked_options
-from noisescale.meter.meter import NoiseScaleMeter, check_batch_size
+from noisescale.meter.logged_meter import Measurement
+from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.options import MeterOptions
 
 
 class NoiseScaleCallback(TrainerCallback, ExportableState):
@@ -119,7 +122,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
                 " model's keyword arguments to the number of examples in them."
             )
-        self._options = checked_options(
+        self._options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
             unit=unit,
@@ -130,8 +133,6 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             preconditioned=preconditioned,
             cut=cut,
         )
-        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        self._preconditioned = preconditioned
         self._batch_size_fn = batch_size_fn
         self._measurement: Measurement | None = None
         self._measuring = False
@@ -147,7 +148,11 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during training and after it. Reads the device."""
-        return self._measurement.meter.noise_scale if self._measurement else self._nothing_measured
+        return (
+            self._measurement.meter.noise_scale
+            if self._measurement
+            else self._options.before_first_step
+        )
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
@@ -181,20 +186,14 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         check_supported(args, optimizer, trainer_access.distributed_type())
         trainer_access.go_first(self)
-        options = {
-            **self._options,
-            "grad_scaler": scaler,
-            "preconditioner": optimizer if self._preconditioned else None,
-        }
-        our_choice = (
-            args.world_size < 2 and options["small_batch"] == "auto" and options["cut"] is None
-        )
+        our_choice = args.world_size < 2 and self._options.leaves_choice
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
-            options["groups"] = assigned_groups(called, options["groups"])
+            groups = assigned_groups(called, self._options.groups)
+            options = replace(self._options, groups=groups)
             try:
-                meter = NoiseScaleMeter(called, **options)
+                meter = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
             except ValueError as reason:
                 if not our_choice:
                     raise
@@ -211,7 +210,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 device = next(called.parameters()).device
                 self._shared = SharedExamples(device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
-            share_of = None if options["small_batch"] == "example" else model
+            share_of = None if options.small_batch == "example" else model
             self._called, self._on_forward = called, self._forward_hook(share_of)
             self._remove_hooks()  # the one that brought us here
             self._watch()
@@ -245,7 +244,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             self._measurement.step()
         except RefusalError as reason:
             # Halves were our choice, and turn out not to be comparable.
-            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
+            if not self._options.leaves_choice:
                 raise
             _warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
@@ -288,7 +287,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
-        arguments = {**self._options, "preconditioned": self._preconditioned}
+        arguments = self._options.arguments()
         # With `restore_callback_states_from_checkpoint` the Trainer makes a new callback of these.
         # JSON has no functions: their names make it fail there rather than go on without them.
         if self._batch_size_fn is not None:

@@ -5,52 +5,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
-from noisescale.collectors.groups import Groups, check_groups
-from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScale
 from noisescale.guard import Guard
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT
-from noisescale.meter.meter import NoiseScaleMeter, checked_every_n_steps
+from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.step_timer import StepTimer
-
-
-def checked_options(
-    *,
-    window: int | Literal["auto"],
-    every_n_steps: int | Literal["auto"],
-    unit: str,
-    groups: Groups | None,
-    confidence: float,
-    small_batch: SmallBatch,
-    layers: Layers,
-    preconditioned: bool,
-    cut: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Return the options of a `NoiseScaleMeter` that is made later, checked now.
-
-    Raises:
-        ValueError: If one is out of its range, or they contradict each other.
-        TypeError: If `groups` has a wrong type.
-    """
-    NoiseScaleEstimator(window, confidence, unit)
-    small_batch = checked_small_batch(small_batch, layers, preconditioned)
-    check_groups(groups)
-    return {
-        "window": window,
-        "every_n_steps": checked_every_n_steps(every_n_steps),
-        "unit": unit,
-        "confidence": confidence,
-        "small_batch": small_batch,
-        "layers": layers,
-        "groups": groups,
-        "cut": checked_cut(cut, small_batch),
-    }
 
 
 class Reading(NamedTuple):

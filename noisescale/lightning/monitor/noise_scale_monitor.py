@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScale
 from noisescale.estimation.moments import GradientMoments
 from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history.history import History
@@ -36,8 +37,8 @@ from noisescale.lightning.supported import (
     refuse_namesakes,
     refuse_several_gradients_a_step,
 )
-from noisescale.meter.logged_meter import Measurement, checked_options, nothing_measured
-from noisescale.meter.meter import check_batch_size
+from noisescale.meter.logged_meter import Measurement, nothing_measured
+from noisescale.meter.options import MeterOptions
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -151,7 +152,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
                 " Pass a function from a batch to the number of examples in it."
             )
-        self._options = checked_options(
+        self._options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
             unit=unit,
@@ -162,8 +163,6 @@ class NoiseScaleMonitor(trainer_access.Callback):
             preconditioned=preconditioned,
             cut=cut,
         )
-        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        self._preconditioned = preconditioned
         self._name = name
         self._report = report
         self._follow: float | None = None
@@ -203,7 +202,9 @@ class NoiseScaleMonitor(trainer_access.Callback):
     @property
     def noise_scales(self) -> list[NoiseScale]:
         """Those of all optimizers, where several are used under manual optimization."""
-        return [m.meter.noise_scale for m in self._measurements] or [self._nothing_measured]
+        return [m.meter.noise_scale for m in self._measurements] or [
+            self._options.before_first_step
+        ]
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
@@ -225,7 +226,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
     def recent_noise_scale(self) -> NoiseScale:
         """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
         if not self._measurements:
-            return self._nothing_measured
+            return self._options.before_first_step
         return self._measurements[0].meter.recent_noise_scale
 
     @property
@@ -270,9 +271,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
         refuse_namesakes([monitor.name for monitor in monitors])
-        self._measurements = measurements_for(
-            trainer, self._options, preconditioned=self._preconditioned, name=self._name
-        )
+        self._measurements = measurements_for(trainer, self._options, name=self._name)
         for measurement in self._measurements:
             measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
             if self._follow is not None:
@@ -349,7 +348,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
             measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
         except RefusalError as reason:
             # Halves were our choice, and turn out not to be comparable.
-            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
+            if not self._options.leaves_choice:
                 raise
             self._refused.add(which)
             if len(self._refused) < len(self._measurements):
@@ -519,9 +518,9 @@ class NoiseScaleMonitor(trainer_access.Callback):
     def _charts(self) -> dict[str, Any]:
         groups = any(m.meter.group_noise_scales for m in self._measurements)
         return charts(
-            self._options["unit"],
-            self._options["confidence"],
+            self._options.unit,
+            self._options.confidence,
             groups=groups,
-            preconditioned=self._preconditioned,
+            preconditioned=self._options.preconditioned,
             monitor=self._name,
         )
