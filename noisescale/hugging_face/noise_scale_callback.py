@@ -24,7 +24,7 @@ from noisescale.history.history import History
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
-from noisescale.meter.logged_meter import Measurement
+from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
 
@@ -134,7 +134,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             cut=cut,
         )
         self._batch_size_fn = batch_size_fn
-        self._measurement: Measurement | None = None
+        self._measurement: LoggedMeter | None = None
         self._measuring = False
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
@@ -199,7 +199,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                     raise
                 _warn_that_nothing_is_measured(reason)
                 return
-            self._measurement = Measurement(meter)
+            self._measurement = LoggedMeter(meter)
             if self._loaded:
                 self._measurement.resume(self._loaded)
             self._measurement.start()

@@ -21,7 +21,7 @@ CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("
 CALLED_BY_LIGHTNING |= {"_begin_batch", "_count", "examples_in"}  # of which the first may fail
 
 COLLECTIVE = {
-    "Measurement.step",
+    "LoggedMeter.step",
     "NoiseScaleMeter.step",
     "NoiseScaleMeter._send_row",
     "NoiseScaleMeter._measures",

@@ -10,7 +10,7 @@ from noisescale.collectors.choosing import assigned_groups
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.supported import accumulates
 from noisescale.lightning.trainer_access import is_compiled, rank_zero_info, rank_zero_warn
-from noisescale.meter.logged_meter import Measurement
+from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def measurements_for(
     trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None
-) -> list[Measurement]:
+) -> list[LoggedMeter]:
     """Return a measurement for each optimizer, for one where gradients are taken together.
 
     Args:
@@ -47,7 +47,7 @@ def measurements_for(
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     parameters = [p for group in groups for p in group["params"]]
     options = replace(options, groups=assigned_groups(model, options.groups, parameters))
-    measurements: list[Measurement] = []
+    measurements: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         of_one = [optimizer] if several else trainer.optimizers
         try:
@@ -71,7 +71,7 @@ def measurements_for(
                 raise
             warn_that_nothing_is_measured(reason)
             return []
-        measurements.append(Measurement(meter, prefix_of(index, name)))
+        measurements.append(LoggedMeter(meter, prefix_of(index, name)))
     if our_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"

@@ -37,7 +37,7 @@ from noisescale.lightning.supported import (
     refuse_namesakes,
     refuse_several_gradients_a_step,
 )
-from noisescale.meter.logged_meter import Measurement, nothing_measured
+from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.options import MeterOptions
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
         self._follow: float | None = None
         self._batch_size_fn = batch_size_fn
         self._counter = trainer_access.BatchCounter()
-        self._measurements: list[Measurement] = []
+        self._measurements: list[LoggedMeter] = []
         self._refused: set[int] = set()  # of them, by index
         self._measuring = False
         self._loaded: dict[str, Any] | None = None
@@ -430,7 +430,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(self, trainer: pl.Trainer, measurement: Measurement, step: int) -> None:
+    def _log(self, trainer: pl.Trainer, measurement: LoggedMeter, step: int) -> None:
         reading = measurement.read()
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
