@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,17 +64,21 @@ class SharedExamples:
     Args:
         device: Of this rank's process group.
         accumulation: Batches of a rank in one optimizer step.
+        warn: Given a warning, the same on all ranks, if there is reason for one.
     """
 
-    def __init__(self, device: torch.device, accumulation: int = 1) -> None:
+    def __init__(
+        self, device: torch.device, accumulation: int, warn: Callable[[str], None]
+    ) -> None:
         self.over = False
         """Whether all is said: `look` need not be called any more."""
+        self._warn = warn
         self._device = device
         self._accumulation = accumulation
         self._guard = Guard()
         self._seen: list[Tensor | None] = []
 
-    def look(self, tensors: Sequence[Tensor]) -> str | None:
+    def look(self, tensors: Sequence[Tensor]) -> None:
         """Take in the next batch of this rank. Every rank calls it for every batch.
 
         Runs two small collectives at the last of the first `BATCHES` batches, on every rank
@@ -82,23 +86,21 @@ class SharedExamples:
 
         Args:
             tensors: All of the batch. Those that have as many rows as most make up its examples.
-
-        Returns:
-            A warning, the same on all ranks, if there is reason for one.
         """
         if self.over:
-            return None
+            return
         try:
             checksums = row_checksums(tensors)
         except Exception:  # of an odd kind of tensor: no reason for training to end
             checksums = None
         self._seen.append(checksums)
         if len(self._seen) < BATCHES:
-            return None
+            return
         self.over = True
-        share = self._largest_share()
+        with self._guard(_NOT_LOOKED_AT):
+            if share := self._largest_share():
+                self._warn(warning(share))
         self._seen = []
-        return warning(share) if share else None
 
     def _largest_share(self) -> float:
         """The largest share of a rank's examples that another rank has, too; 0 if by chance."""

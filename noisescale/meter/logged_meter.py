@@ -36,6 +36,8 @@ class LoggedMeter:
 
     def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
         self.meter = meter
+        self.measuring = True
+        """Whether it has not been closed."""
         self.history = self._new_history()
         self.guard = Guard()
         self._warn = WarnOnce()
@@ -44,12 +46,12 @@ class LoggedMeter:
         self._measured_by_last_row = 0
         self._in_force = False
         self._names = (*OF_EVERY_RUN,)
-        self._last_told = -1
+        self._last_read_step = -1
 
     @property
     def has_news(self) -> bool:
         """Whether a step was measured since the metrics were last asked for."""
-        return self.meter.last_measured_step != self._last_told
+        return self.meter.last_measured_step != self._last_read_step
 
     @property
     def advanced(self) -> bool:
@@ -71,6 +73,7 @@ class LoggedMeter:
 
     def close(self, *, interrupted: bool = False) -> None:
         """Take everything out of the model, see `NoiseScaleMeter.close`."""
+        self.measuring = False
         with self.guard("The last steps are not in the averages"):
             self.meter.close(interrupted=interrupted)
 
@@ -128,7 +131,7 @@ class LoggedMeter:
         return {self._prefix + name: value for name, value in metrics.items()}
 
     def _metrics(self) -> Metrics:
-        self._last_told = self.meter.last_measured_step
+        self._last_read_step = self.meter.last_measured_step
         now = metrics_of(self.meter, self._timer.mean, in_force=self._is_in_force())
         self._names = (*now.all,)
         return now

@@ -13,15 +13,16 @@ from noisescale.lightning.trainer_access import is_compiled, rank_zero_info, ran
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
+from noisescale.meter.refusals import nothing_to_measure
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def measurements_for(
+def meters_for(
     trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None
 ) -> list[LoggedMeter]:
-    """Return a measurement for each optimizer, for one where gradients are taken together.
+    """Return a meter for each optimizer, for one where gradients are taken together.
 
     Args:
         trainer: About to fit, its strategy set up.
@@ -47,7 +48,7 @@ def measurements_for(
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     parameters = [p for group in groups for p in group["params"]]
     options = replace(options, groups=assigned_groups(model, options.groups, parameters))
-    measurements: list[LoggedMeter] = []
+    meters: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         of_one = [optimizer] if several else trainer.optimizers
         try:
@@ -65,13 +66,13 @@ def measurements_for(
                 grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
             )
         except ValueError as reason:
-            for made in reversed(measurements):
+            for made in reversed(meters):
                 made.meter.close()
             if not our_choice:
                 raise
             warn_that_nothing_is_measured(reason)
             return []
-        measurements.append(LoggedMeter(meter, prefix_of(index, name)))
+        meters.append(LoggedMeter(meter, prefix_of(index, name)))
     if our_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"
@@ -79,7 +80,7 @@ def measurements_for(
             " `every_n_steps`, that is one step in ten."
             " `Trainer(accumulate_grad_batches=2)` needs none."
         )
-    return measurements
+    return meters
 
 
 def ids_of_trained(trainer: pl.Trainer) -> set[int]:
@@ -98,10 +99,8 @@ def warn_that_one_is_not_measured(which: int, reason: Exception) -> None:
 
 def warn_that_nothing_is_measured(reason: Exception) -> None:
     """Say so once, and what to do. `reason`: why halves of a batch cannot be compared."""
-    rank_zero_warn(
-        "NoiseScaleMonitor has nothing to measure: one process trains, one gradient a step has"
-        f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
-        " Training goes on without it. Accumulate two or more micro-batches a step"
-        " (`Trainer(accumulate_grad_batches=2)`), or use more devices"
+    remedy = (
+        "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
         ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
     )
+    rank_zero_warn(nothing_to_measure("NoiseScaleMonitor", reason, remedy))
