@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, *let_pass: type[Exception]) -> None:
         self._let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @contextmanager
     def __call__(self, lost: str) -> Iterator[None]:
@@ -61,9 +61,9 @@ class Guard:
     def tell(self, lost: str, error: Exception) -> None:
         """Warn of an error that was caught elsewhere."""
         _log.debug("%s", lost, exc_info=error)
-        if lost in self._told:
+        if lost in self._warned:
             return
-        self._told.add(lost)
+        self._warned.add(lost)
         on_rank = f" on rank {rank}" if (rank := _rank()) else ""
         warnings.warn(
             f"{lost}{on_rank}: {type(error).__name__}: {error}{_where(error)}. Training goes on.",

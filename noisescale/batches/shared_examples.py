@@ -111,13 +111,13 @@ class SharedExamples:
         mine = [np.empty(0, dtype=np.int64)] * len(units)
         with self._guard(_NOT_LOOKED_AT):
             mine = [_smallest(self._seen[unit]) for unit in units]
-        row = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
+        sent = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
         for i, some in enumerate(mine):
-            row[i, 0] = len(some)
-            row[i, 1 : 1 + len(some)] = torch.from_numpy(some)
-        row = row.to(self._device)
-        gathered = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, row)
+            sent[i, 0] = len(some)
+            sent[i, 1 : 1 + len(some)] = torch.from_numpy(some)
+        sent = sent.to(self._device)
+        gathered = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, sent)
         share = 0.0
         with self._guard(_NOT_LOOKED_AT):
             for rank, other in enumerate(gathered):
@@ -143,13 +143,13 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
     counts = Counter(len(t) for t in tensors if len(t))
     if not counts:
         return None
-    rows = max(counts, key=lambda count: counts[count])  # of equally many the first
-    checksums = torch.zeros(rows, dtype=torch.int64, device=tensors[0].device)
+    examples = max(counts, key=lambda count: counts[count])  # of equally many the first
+    checksums = torch.zeros(examples, dtype=torch.int64, device=tensors[0].device)
     generator = torch.Generator().manual_seed(0)
     for t in tensors:
-        if len(t) != rows or not t.numel():
+        if len(t) != examples or not t.numel():
             continue
-        numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(rows, -1)
+        numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(examples, -1)
         numbers = numbers[:, :: math.ceil(numbers.shape[1] / _NUMBERS)].contiguous()
         bits = numbers.view(_INTEGERS[numbers.element_size()]).to(torch.int64)
         bits = bits ^ (bits >> 32)  # a product keeps no more than the low bits of round numbers

@@ -25,8 +25,8 @@ STEPS_LOST = "A step's noise scale was not measured"
 class StepCapture:
     """Has a collector capture each step, and sends what it captured.
 
-    An error leaves out the step that it happens in, and no more. The other ranks reduce a row at
-    each measured step, so this one does as well, whatever became of it here.
+    An error leaves out the step that it happens in, and no more. The other ranks take part in a
+    collective at each measured step, so this one does as well, whatever became of it here.
 
     Args:
         collector: Its hooks are in the model.
@@ -42,8 +42,8 @@ class StepCapture:
         grad_scaler: GradScaler | None,
         guard: Guard,
     ) -> None:
-        self.rows = StepRows(collector.norms, collector.group)
-        """The measured steps, as far as nobody has read them."""
+        self.unread = StepRows(collector.norms, collector.group)
+        """Measured steps that have been sent, and that nobody has read."""
         self._collector: Collector | None = collector
         self._ddp = ddp
         self._loss_scale = LossScale(grad_scaler)
@@ -94,7 +94,7 @@ class StepCapture:
                 collector.before_backward(loss, one.size, capture_average=capture_average)
 
     def close_step(self, loss_divisor: float | None, unmeasured_examples: float) -> StepUnderWay:
-        """Send the row of the step under way, if it is to be measured. Return what it was.
+        """Close the step under way and return it. If it is to be measured, reduce its norms.
 
         Args:
             loss_divisor: See `NoiseScaleMeter.step`.
@@ -105,7 +105,7 @@ class StepCapture:
         if step.due:
             with self._spoils_step():
                 step.keep(collector.reached)
-            self._send_row(collector, step, loss_divisor, unmeasured_examples)
+            self._send(collector, step, loss_divisor, unmeasured_examples)
         self._step = StepUnderWay(step.due)
         with self._spoils_step():  # the next one
             collector.reset()
@@ -128,8 +128,8 @@ class StepCapture:
         self._guard.tell(STEPS_LOST, error)
 
     def close(self) -> None:
-        """Remove every hook, and drop the rows that have not been read."""
-        self.rows.clear()
+        """Remove every hook, and drop the steps that have not been read."""
+        self.unread.clear()
         if self._collector is not None:
             self._found_by_close = self._collector.state_dict()
             with self._guard("The coverage was not read"):
@@ -162,7 +162,7 @@ class StepCapture:
     def _spoils_step(self) -> Iterator[None]:
         """Have errors leave out the step that is under way, and no more.
 
-        A refusal is for the first steps: whoever asked for what cannot be had is told there.
+        A refusal is raised until a step was as this way of measuring needs it.
         """
         try:
             yield
@@ -171,14 +171,14 @@ class StepCapture:
                 raise
             self.leave_step_out(error)
 
-    def _send_row(
+    def _send(
         self,
         collector: Collector,
         step: StepUnderWay,
         loss_divisor: float | None,
         unmeasured_examples: float,
     ) -> None:
-        """Reduce the step's row: whatever becomes of it here, the other ranks reduce theirs."""
+        """Reduce the step's norms: whatever becomes of them here, the other ranks send theirs."""
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
@@ -189,7 +189,7 @@ class StepCapture:
                 self._accepted |= small is not None
         finally:
             with self._spoils_step():
-                self.rows.add(
+                self.unread.add(
                     None if step.spoiled else small,
                     big,
                     layout,

@@ -84,7 +84,7 @@ class LoggedMeter:
         noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
         none has been due since, with `every_n_steps` above 1, the last values are in force.
 
-        Where reading fails, which is told once, all metrics are NaN.
+        Where reading fails, all metrics are NaN, and one warning says so.
         """
         with self.guard("The noise scale was not logged"):
             return self._read()
@@ -142,7 +142,7 @@ class LoggedMeter:
             return self._in_force
         if self.meter.measured_steps > self._measured_by_last_row:
             return True
-        # One such step may be the short last window of an epoch, which changes nothing.
+        # One such step may be the short last accumulation of an epoch, which changes nothing.
         return self._in_force and self.meter.lone_since is not None and not self._several_alone
 
     @property
@@ -172,7 +172,7 @@ class LoggedMeter:
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume` needs, in builtins; see `NoiseScaleMeter.state_dict`.
 
-        Empty where that fails, which is told once.
+        Empty where that fails, and one warning says so.
         """
         with self.guard("The averages are not in the checkpoint"):
             return self._state_dict()

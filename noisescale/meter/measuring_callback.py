@@ -19,7 +19,7 @@ class MeasuringCallback:
 
     Args:
         options: Of the meters.
-        *let_pass: Errors of the trainer's own that are told, beside refusals.
+        *let_pass: Errors of the trainer's own that end a training, as refusals do.
     """
 
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
@@ -60,10 +60,7 @@ class MeasuringCallback:
 
     @contextmanager
     def _leaving_step_out(self) -> Iterator[None]:
-        """Raise errors of the first batch, and of later ones leave out the step.
-
-        What cannot be counted is told where training starts.
-        """
+        """Raise an error of the first batch. An error of a later batch leaves out its step."""
         try:
             yield
         except Exception as error:

@@ -217,8 +217,8 @@ class NoiseScaleMeter(MeterReadings):
 
         Args:
             loss_divisor: What each loss of this accumulation window was divided by. Default:
-                the number of backward passes in the window, which makes the gradient a mean.
-                Lightning divides by its full window also when the last one of an epoch is short.
+                the number of its backward passes, which makes the gradient a mean. Lightning
+                divides by its full window also when the last one of an epoch is short.
         """
         self._counts.steps += 1
         step = self._capture.close_step(loss_divisor, self._counts.unmeasured_examples)
@@ -228,7 +228,7 @@ class NoiseScaleMeter(MeterReadings):
                 self._counts.close_measured(len(step.passes), least=self.least_micro_batches)
             else:
                 self._counts.unmeasured_examples += sum(one.size for one in step.passes)
-            if len(self._capture.rows) >= _MOST_UNREAD:
+            if len(self._capture.unread) >= _MOST_UNREAD:
                 self._settle()
 
     def pause(self) -> None:
@@ -245,7 +245,7 @@ class NoiseScaleMeter(MeterReadings):
         self._capture.pause(False)
 
     def leave_step_out(self, error: Exception) -> None:
-        """Leave the step under way out, as it cannot be told what is in it; warn once why."""
+        """Leave the step under way out, as nobody knows what is in it; warn once why."""
         self._capture.leave_step_out(error)
 
     def close(self, *, interrupted: bool = False) -> None:

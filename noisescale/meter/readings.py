@@ -157,7 +157,7 @@ class MeterReadings:
     @property
     def devices(self) -> int:
         """Ranks that train together."""
-        return self._capture.rows.ranks
+        return self._capture.unread.ranks
 
     @property
     def every_n_steps(self) -> int:
@@ -166,7 +166,7 @@ class MeterReadings:
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
-        steps = list(self._capture.rows.read(without_waiting=alone))
+        steps = list(self._capture.unread.read(without_waiting=alone))
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._intake.take(step, coverage)

@@ -24,7 +24,7 @@ COLLECTIVE = {
     "LoggedMeter.step",
     "NoiseScaleMeter.step",
     "StepCapture.close_step",
-    "StepCapture._send_row",
+    "StepCapture._send",
     "StepCapture._open_collector",
     "StepCapture._spoils_step",
     "refuse_join",

@@ -31,7 +31,7 @@ from noisescale.lightning.monitor.meters import (
     warn_that_nothing_is_measured,
     warn_that_one_is_not_measured,
 )
-from noisescale.lightning.monitor.publishing import log_row, publish_news
+from noisescale.lightning.monitor.publishing import log_reading, publish_news
 from noisescale.lightning.monitor.reporting import report_run
 from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
 from noisescale.lightning.supported import (
@@ -56,8 +56,8 @@ class _Fit:
     layouts: ExitStack = field(default_factory=ExitStack)
     batch_idx: int = 0
     local_batch_size: float = 0
-    rows: int | None = None
-    """Of the batch, where the size that is counted is another."""
+    rows_of_batch: int | None = None
+    """Where the size that is counted is another."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
 
@@ -304,7 +304,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     # By hand gradients are clipped before the optimizer's hook, if at all.
                     capture_average=not automatic,
                     batch=None if automatic else self._fit.batch_idx,
-                    rows=self._fit.rows,
+                    rows=self._fit.rows_of_batch,
                     last=trainer_access.steps_now(trainer) if automatic else None,
                 )
 
@@ -408,7 +408,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._loaded = state_dict
 
     def _log(self, trainer: pl.Trainer, logged: LoggedMeter, step: int) -> None:
-        reading = log_row(trainer, logged, step, self._guard)
+        reading = log_reading(trainer, logged, step, self._guard)
         if logged is self._first:
             trainer_access.show_in_progress_bar(
                 trainer, self._prefix.rstrip("/"), reading.estimate.short()
@@ -425,9 +425,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         fit = self._fit
-        fit.batch_idx, fit.rows, fit.stepped = batch_idx, None, False
+        fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, None, False
         if self._batch_size_fn is not None:
-            fit.rows = rows_in(batch, partial(trainer_access.count_examples, trainer))
+            fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
         for logged in self._meters:
             logged.meter.resume()
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-def log_row(trainer: pl.Trainer, logged: LoggedMeter, step: int, guard: Guard) -> Reading:
-    """Add a row to the history and to all loggers, and return it.
+def log_reading(trainer: pl.Trainer, logged: LoggedMeter, step: int, guard: Guard) -> Reading:
+    """Read the metrics for the history and all loggers, and return them.
 
     Args:
         trainer: Whose loggers they are.
