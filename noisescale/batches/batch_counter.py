@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from noisescale.batches.batch_size import Count, examples_in
-from noisescale.estimation.estimator import is_real
+from noisescale.checks import is_real
 
 
 class BatchCounter(ABC):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from noisescale.estimation.estimator import NoiseScale, check_confidence
+from noisescale.checks import check_confidence
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.ratio_interval import fieller_interval
 
 _FEWEST_STEPS = 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measured steps between two rows of a history add, enough to average any stretch anew."""
+"""What the measured steps between two rows of a history add, enough to average any segment anew."""
 
 from __future__ import annotations
 

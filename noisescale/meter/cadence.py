@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from noisescale.estimation.estimator import is_whole
+from noisescale.checks import is_whole
 
 _WITH_A_PASS = 10
 """One step in so many is measured where that takes a backward pass more, and "auto" decides."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from noisescale.estimation.estimator import NoiseScale
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 from noisescale.meter.options import MeterOptions

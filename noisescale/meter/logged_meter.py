@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from noisescale._moved import former_names
-from noisescale.estimation.estimator import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT

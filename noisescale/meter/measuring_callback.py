@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from noisescale.batches.shared_examples import SharedExamples
-from noisescale.estimation.estimator import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, RefusalError
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from noisescale.estimation.estimator import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.meter import NoiseScaleMeter
 
 

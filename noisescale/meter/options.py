@@ -10,7 +10,8 @@ from typing import Any, Literal
 from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
+from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.cadence import checked_every_n_steps
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
-from noisescale.estimation.estimator import NoiseScale
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.meter.cadence import Cadence
 from noisescale.meter.capture import StepCapture

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Array, Stretches
+from noisescale.history.segments import Array, Segments
 from noisescale.tradeoff.tradeoff import Tradeoff
 
 
@@ -82,8 +82,8 @@ class RunLaw:
     """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
     @classmethod
-    def of(cls, run: Stretches, kappa: Bounded) -> RunLaw:
-        """Sum over the stretches of a run whose noise scale is multiplied by kappa."""
+    def of(cls, run: Segments, kappa: Bounded) -> RunLaw:
+        """Sum over the segments of a run whose noise scale is multiplied by kappa."""
 
         def parts(progress: Array, factor: float) -> _Parts:
             return _parts(run, _calibrated(progress, factor) + shift)
@@ -185,7 +185,7 @@ class RunLaw:
         return Bounded(value, low, min(value + math.sqrt(up @ up), most))
 
 
-def tradeoff_of(run: Stretches) -> Tradeoff:
+def tradeoff_of(run: Segments) -> Tradeoff:
     """Return the trade-off of a run by the uncalibrated theory.
 
     Raises:
@@ -203,7 +203,7 @@ def tradeoff_of(run: Stretches) -> Tradeoff:
     return law.tradeoff
 
 
-def _parts(run: Stretches, progress: Array) -> _Parts:
+def _parts(run: Segments, progress: Array) -> _Parts:
     contributed = (run.steps * progress, run.steps * run.batch_size * (1 - progress))
     return _Parts(*(np.bincount(run.block, weights=x).astype(np.float64) for x in contributed))
 
@@ -225,7 +225,7 @@ def _calibrated(progress: Array, kappa: float) -> Array:
     return np.asarray(share / (share + kappa * noise) + below / kappa + above * kappa)
 
 
-def _curvature(run: Stretches, kappa: float) -> Array:
+def _curvature(run: Segments, kappa: float) -> Array:
     """What errors of progress take off its calibrated mean, -g''(p)·error²/2; zero at kappa = 1.
 
     g(p) = p/(p + kappa·(1 - p)) bends most at p = 0. It is taken at one error above that at least.
@@ -237,16 +237,16 @@ def _curvature(run: Stretches, kappa: float) -> Array:
     return np.asarray(bend * run.progress_error**2 / 2)
 
 
-def _resolved(run: Stretches, middle: Array, at_low_end: _Parts) -> bool:
+def _resolved(run: Segments, middle: Array, at_low_end: _Parts) -> bool:
     """Whether S_min is above 0 at the lower end of the progress, too."""
     if run.as_logged or np.isnan(middle).any():
-        return True  # told by the stretches themselves
+        return True  # told by the segments themselves
     value = _parts(run, middle).min_steps
     below = value - at_low_end.min_steps
     return float(value.sum()) > math.sqrt(float(below @ below))
 
 
-def _gamma(run: Stretches, progress: Array) -> float:
+def _gamma(run: Segments, progress: Array) -> float:
     """(Σ steps·p·√b)²/(S_min·E_min), with b = B·(1 - p)/p."""
     root = run.steps * np.sqrt(run.batch_size * progress * (1 - progress))
     product = _parts(run, progress).sums

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
-from noisescale.checks import checked_count, checked_positive, checked_state
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator, is_real
+from noisescale.checks import checked_count, checked_positive, checked_state, is_real
+from noisescale.estimation.estimator import NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Bounds, Plan, plan_for
 from noisescale.scheduling.agreement import Agreement, check_same_schedule
 from noisescale.scheduling.clock import Clock

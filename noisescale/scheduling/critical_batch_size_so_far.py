@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.estimation.estimator import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale
 
 
 class RunSoFar:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 
-from noisescale.estimation.estimator import NoiseScale, is_real, three_digits
+from noisescale.checks import is_real
+from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
 from noisescale.scheduling.policies import Progress, Rule, Wanted
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from noisescale.estimation.estimator import is_real
+from noisescale.checks import is_real
 
 NAMES = ("auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating")
 

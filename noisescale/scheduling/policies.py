@@ -14,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from noisescale.checks import checked_positive
-from noisescale.estimation.estimator import NoiseScale, is_real
+from noisescale.checks import checked_positive, is_real
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 
 

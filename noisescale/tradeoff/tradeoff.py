@@ -168,11 +168,11 @@ class Tradeoff:
         `gamma` of the result is (Σ √b/(1 + b/B))²/(S_min·E_min).
 
         Args:
-            noise_scale: b of each stretch of the run, in examples. NaN marks a stretch where
+            noise_scale: b of each segment of the run, in examples. NaN marks a segment where
                 it was not measured (the first steps, say): it takes the next measured value,
                 at the end of the run the last one.
-            batch_size: B of each stretch, global, in examples.
-            steps: Optimizer steps in each stretch.
+            batch_size: B of each segment, global, in examples.
+            steps: Optimizer steps in each segment.
 
         Returns:
             The trade-off for reaching what the run reached. It takes B_crit = B_simple, the
@@ -197,7 +197,7 @@ class Tradeoff:
             raise ValueError(
                 "`noise_scale`, `batch_size` and `steps` must be one-dimensional and equally"
                 f" long, got shapes {b.shape}, {batch.shape} and {count.shape}."
-                " Give one value for each stretch of the run."
+                " Give one value for each segment of the run."
             )
         measured = np.flatnonzero(~np.isnan(b))
         if not measured.size:
@@ -218,7 +218,7 @@ class Tradeoff:
                 sign = "positive" if least else "not negative"
                 raise ValueError(
                     f"`{name}` must be finite and {sign}, got {values[where]} at position {where}."
-                    " Leave that stretch out."
+                    " Leave that segment out."
                 )
         noise_free_steps = count / (1 + b / batch)
         min_steps = float(noise_free_steps.sum())

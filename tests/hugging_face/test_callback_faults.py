@@ -25,7 +25,7 @@ def spared(module: str, name: str) -> bool:
         or name in {"BackwardStart._watch", "_on_gradient", "BackwardStart.on_gradient"}
         or name in {"tensors_in", "MeasuringCallback._leaving_step_out"}
         or name.startswith("_show_calls.<locals>.")
-        or module == "guard.py"
+        or module in {"guard.py", "_moved.py"}
     )
 
 

@@ -19,8 +19,8 @@ from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale.estimation.estimator import check_confidence
+from noisescale.checks import check_confidence
 from noisescale.estimation.moments import GradientMoments
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
