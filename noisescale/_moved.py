@@ -40,7 +40,7 @@ _NOW = {
     "lightning.batches": "lightning.resized_loaders",
     "lightning.device_batches": "lightning.scheduler.device_batches",
     "lightning.host": "lightning.trainer_access",
-    "lightning.measurements": "lightning.monitor.measurements",
+    "lightning.measurements": "lightning.monitor.meters",
     "lightning.memory_trial": "lightning.scheduler.memory_trial",
     "lightning.noise_scale_monitor": "lightning.monitor.noise_scale_monitor",
     "lightning.reporting": "lightning.monitor.reporting",

@@ -157,7 +157,7 @@ def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         for step in range(8):
             meter.backward(loss_of(model, batch(step)), local_batch_size=8)
             meter.step()
-            waiting.append(len(meter._rows))
+            waiting.append(len(meter._capture.unread))
         return waiting
 
     assert on_ranks(2, pending) == [[1, 2, 3, 4, 5, 0, 1, 2]] * 2
@@ -314,9 +314,9 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
         meter.step()
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    by_hooks = meter._collector._capture_by_hooks
+    by_hooks = meter._capture._collector._capture_by_hooks
     assert not by_hooks
-    return [(row[0].item(), row[1].item()) for row, _ in meter._rows._rows._waiting]
+    return [(row[0].item(), row[1].item()) for row, _ in meter._capture.unread._rows._waiting]
 
 
 @pytest.mark.parametrize(
