@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from noisescale.collectors.averaged_gradient import share_of
-from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.parameters import trained_parameters
@@ -124,7 +124,7 @@ def captured(
         rows.append((None if local is None else local.item(), share.item(), *expected))
         collector.reset()
         optimizer.step()
-    by_hooks = collector._capture_by_hooks
+    by_hooks = collector.phase is Phase.BY_HOOKS
     collector.close()
     hooks_left = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
     return {"rows": rows, "by_hooks": by_hooks, "hooks_left": hooks_left}

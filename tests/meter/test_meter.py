@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import noisescale.meter.meter as meter_module
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.gradient_norms import GradientNorms
 
 
@@ -314,8 +314,7 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
         meter.step()
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    by_hooks = meter._collector._capture_by_hooks
-    assert not by_hooks
+    assert meter._collector.phase is Phase.AT_BACKWARD_END
     return [(row[0].item(), row[1].item()) for row, _ in meter._rows._rows._waiting]
 
 

@@ -666,7 +666,7 @@ def test_layout_lies_between_a_part_a_pass_and_a_part_a_rank(sizes: list[float])
         collector = FsdpCollector(model, trained(model))
         found = []
         for rounds in ([1, 2, 3, 4], [2, 4], [4], []):
-            collector._rounds = rounds
+            collector._step.rounds = rounds
             found.append(tuple(collector.layout(sizes, 8))[:4])
         return found
 
