@@ -107,8 +107,12 @@ def test_norms_and_sums_are_those_of_single_gradients(
     x = x.to(dtype) if x.is_floating_point() else x
     d = torch.randn_like(module(x))
     monkeypatch.setattr(example_norms, "TEMPORARY_BYTES", temporary_bytes)
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.TEMPORARY_BYTES", temporary_bytes)
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.NormLayer.bytes_on_cpu", None)
+    monkeypatch.setattr(
+        "noisescale.collectors.per_example.layers.layer.TEMPORARY_BYTES", temporary_bytes
+    )
+    monkeypatch.setattr(
+        "noisescale.collectors.per_example.layers.normalization.NormLayer.bytes_on_cpu", None
+    )
 
     names = [name for name, _ in module.named_parameters()]
     kind = kind_of(module)
@@ -168,7 +172,7 @@ def test_patches_are_made_of_as_many_examples_as_fit(monkeypatch: pytest.MonkeyP
     x, d = torch.randn(6, 2, 5, 5), torch.randn(6, 2, 3, 3)
     one_example = 9 * (2 * 9) * 4
     at_most = 2 * one_example + 1
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.TEMPORARY_BYTES", at_most)
+    monkeypatch.setattr("noisescale.collectors.per_example.layers.layer.TEMPORARY_BYTES", at_most)
     kind = kind_of(conv)
     assert kind is not None
 
