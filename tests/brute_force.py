@@ -119,11 +119,12 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 def gradient_of(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
     """By real numbers, of what is trained, in the order of the parameters."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(loss(model), trained, allow_unused=True)
+    model.zero_grad()
+    loss(model).backward()  # which reentrant checkpoints need
     dense = [
-        torch.zeros_like(p) if g is None else g.to_dense()
-        for p, g in zip(trained, gradients, strict=True)
+        torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        for p in model.parameters()
+        if p.requires_grad
     ]
     return torch.cat([(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in dense])
 

@@ -62,8 +62,8 @@ class Case(NamedTuple):
 
     rows: tuple[tuple[int, ...], ...]
     """In each micro-batch of each rank."""
-    sizes: float = 1.0
-    """What a row counts."""
+    size: Callable[[int], float] = lambda micro: 1.0
+    """What a row of a micro-batch counts."""
     weights: tuple[tuple[float, ...], ...] = ()
     divisor: float | None = None
     """What each loss is divided by; None: the micro-batches of a step."""
@@ -87,7 +87,7 @@ CASES = {
     "unequal micro-batches, in groups": Case(
         UNEQUAL, groups={"ends": ["^first", "^last"], "norms": "norm"}
     ),
-    "counted in tokens": Case(UNEQUAL, sizes=4.5),
+    "counted in tokens": Case(UNEQUAL, size=lambda micro: 4.5 + micro),
     "losses with weights": Case(UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1))),
     "a short last window": Case(((3, 6), (5, 1), (4, 4)), divisor=3),
     "some are frozen": Case(UNEQUAL, frozen=("first.bias", "norm.weight", "last.weight")),
@@ -96,8 +96,9 @@ CASES = {
     "some are unused in some passes": Case(UNEQUAL, branch=lambda rank, micro: micro == 1),
     "some are unused on some ranks": Case(UNEQUAL, branch=lambda rank, micro: rank + micro == 0),
     "clipped": Case(UNEQUAL, clipped=True),
+    "one batch, clipped": Case(((6,), (4,), (3,)), clipped=True),
     "accidents": Case(UNEQUAL, accidents=True),
-    "accidents of one batch": Case(((4,), (2,), (3,)), accidents=True),
+    "accidents of one batch": Case(((2,), (4,), (3,)), accidents=True),
 }
 
 
@@ -164,7 +165,7 @@ class Training:
             collector.wanted = accident not in ("not wanted", "not announced")
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
-                last = micro == len(rows) - 1
+                last, size = micro == len(rows) - 1, n * self.case.size(micro)
                 x, y = batch(step, self.rank, micro, n)
                 if accident == "not finite" and self.rank == 0 and last:
                     x = x * torch.inf
@@ -178,9 +179,9 @@ class Training:
                     if collector is not None and collector.wanted:
                         collector.expect(rows=n, last=last)
                         collector.before_backward(
-                            loss, n * self.case.sizes, capture_average=last and self.case.clipped
+                            loss, size, capture_average=last and self.case.clipped
                         )
-                        sizes.append(n * self.case.sizes)
+                        sizes.append(size)
                     loss.backward()
         return None if collector is None else self._closed(collector, sizes)
 
@@ -379,10 +380,10 @@ def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> lis
             branch = case.branch(rank, micro)
             single = gradients(case.frozen, branch, step, rank, micro, rows)
             if way.part == "example":
-                mine += examples_of(single, weight, rows * case.sizes)
+                mine += examples_of(single, weight, rows * case.size(micro))
             else:
                 mean = torch.stack(single).mean(0)
-                mine.append(micro_batch(mean, rows * case.sizes, weight))
+                mine.append(micro_batch(mean, rows * case.size(micro), weight))
         if way.part == "half" and len(micros) == 1:
             return halvings(single, columns)
         parts += [whole(mine)] if way.part == "rank" else mine
