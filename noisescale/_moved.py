@@ -56,6 +56,7 @@ _NOW = {
     "prediction.predicting": "predictor",
     "prediction.remarks": "prediction.warnings_and_assumptions",
     "prediction.rows": "history.rows",
+    "prediction.run_law": "history.run_law",
     "prediction.stretches": "history.segments",
     "recent": "estimation.recent",
     "runs": "history.reading",

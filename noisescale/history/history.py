@@ -166,8 +166,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         Raises:
             ValueError: If the noise scale of the run is not resolved.
         """
+        from noisescale.history.run_law import tradeoff_of
         from noisescale.history.segments import Segments
-        from noisescale.prediction.run_law import tradeoff_of
 
         return tradeoff_of(Segments.of(self))
 

@@ -10,9 +10,9 @@ from os import PathLike
 
 import numpy as np
 
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.run_law import RunLaw
 
 MOST = 1e12
 """Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
-from noisescale.prediction.run_law import RunLaw
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array
 from noisescale.plan import Plan, mean_plan
-from noisescale.prediction.run_law import RunLaw
 from noisescale.step_time import StepTimeModel, StepTiming
 
 FAR = 8.0

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments, coverage_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
-from noisescale.prediction.run_law import RunLaw
 
 MANY_UNRESOLVED = 0.1
 """Share of a run's steps without a resolved or measured noise scale that is worth a warning."""

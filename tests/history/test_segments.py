@@ -11,8 +11,8 @@ from noisescale import GradientMoments, History, Tradeoff
 from noisescale.bounded import Bounded
 from noisescale.history.increments import Increments
 from noisescale.history.rows import Rows
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments, noise_scale_at
-from noisescale.prediction.run_law import RunLaw
 
 ONE = Bounded(1.0, 1.0, 1.0)
 

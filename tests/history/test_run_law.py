@@ -6,8 +6,8 @@ import pytest
 
 from noisescale import Tradeoff
 from noisescale.bounded import Bounded
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
-from noisescale.prediction.run_law import RunLaw
 
 ONE = Bounded(1.0, 1.0, 1.0)
 
