@@ -2,6 +2,7 @@
 """The rooms of the package: imports go down, and each room needs no more than it says."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -10,17 +11,11 @@ import noisescale
 PACKAGE = Path(noisescale.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
+CONTRIBUTING = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+
 FLOORS = [
-    {"_moved", "guard", "printable", "renamed"},
-    {"checks", "bounded", "csv_lines"},
-    {"estimation", "batches"},
-    {"tradeoff", "plan"},
-    {"history", "step_time"},
-    {"prediction", "collectors"},
-    {"report", "meter"},
-    {"predictor", "scheduling", "large_batch"},
-    {"lightning", "hugging_face", "tensorboard_plugin"},
-    {"cli", "__init__"},
+    set(line.split())
+    for line in re.findall(r"^    ((?:\w+  )*\w+)$", CONTRIBUTING.split("## The rooms")[1], re.M)
 ]
 """From the ground up. A room imports rooms of lower floors alone."""
 
