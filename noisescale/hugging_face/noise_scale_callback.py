@@ -18,7 +18,7 @@ from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.guard import RefusalError, beside_training
+from noisescale.guard import beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
@@ -26,7 +26,6 @@ from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
-from noisescale.meter.refusals import nothing_to_measure
 
 
 class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
@@ -42,25 +41,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
     the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
     and those of a noise scale where it is resolved.
-
-    | key | meaning |
-    |---|---|
-    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
-    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
-    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
-    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
-    | `noise_scale/batch_size` | the global batch size of that step |
-    | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
-    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
-    `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
-    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
-    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
     loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are
@@ -102,6 +82,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     References:
         McCandlish et al. 2018, arXiv:1812.06162.
     """
+
+    _HOW_TO_HAVE_SEVERAL = (
+        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
+        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
+    )
 
     def __init__(
         self,
@@ -158,7 +143,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         check_supported(args, optimizer, trainer_access.distributed_type())
         trainer_access.go_first(self)
-        our_choice = args.world_size < 2 and self._options.leaves_choice
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
@@ -167,22 +151,19 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             try:
                 meter = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
             except ValueError as reason:
-                if not our_choice:
+                if args.world_size > 1 or not options.leaves_choice:
                     raise
-                _warn_that_nothing_is_measured(reason)
+                self._tell_that_nothing_is_measured(reason)
                 return
             logged = LoggedMeter(meter)
             if self._loaded:
                 logged.resume(self._loaded)
-            logged.start()
             self._meters = [logged]
             self._counted = False
             self._shared = None
             if args.world_size > 1:
                 device = next(called.parameters()).device
-                self._shared = SharedExamples(
-                    device, args.gradient_accumulation_steps, trainer_access.warn
-                )
+                self._shared = SharedExamples(device, args.gradient_accumulation_steps, self._tell)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options.small_batch == "example" else model
             self._called, self._on_forward = called, self._forward_hook(share_of)
@@ -214,16 +195,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     @beside_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
-        if not self._measuring:
-            return
-        try:
-            self._meters[0].step()
-        except RefusalError as reason:
-            if not self._options.leaves_choice:
-                raise
-            _warn_that_nothing_is_measured(reason)
-            self._stop(interrupted=False)
-            self._meters = []
+        if self._measuring:
+            self._close_step(0)
 
     @beside_training
     def on_log(
@@ -317,20 +290,14 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         return on_forward
 
+    def _tell(self, message: str) -> None:
+        trainer_access.warn(message)
+
     def _stop(self, *, interrupted: bool) -> None:
-        """Take everything back that was put into the model."""
         self._start = None
         self._remove_hooks()
         self._called = self._on_forward = None
         self._close_meters(interrupted=interrupted)
-
-
-def _warn_that_nothing_is_measured(reason: Exception) -> None:
-    remedy = (
-        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
-        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
-    )
-    trainer_access.warn(nothing_to_measure("NoiseScaleCallback", reason, remedy))
 
 
 def _name(function: object) -> str:
