@@ -40,7 +40,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     not those of two halves of the batch; see `small_batch`. Training is bitwise what it is without
     it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
     the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
-    and those of a noise scale where it is resolved.
+    and those of a noise scale where it is resolved. They are `noise_scale/simple` (B_simple =
+    tr(Σ)/|G|², in `unit`), `noise_scale/simple_low` and so on: the table is at
+    `NoiseScaleMonitor`, and in the README.
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
     loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are
@@ -49,22 +51,17 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
-            where that takes a backward pass more. Windows count measured steps.
+        every_n_steps: See `NoiseScaleMeter`.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
             examples this rank has in them, in `unit`; of the first pass where a loss takes
             several. Default: the first dimension that its tensors share, or the length of a list
             of examples; where both are possible a warning says which is taken. Flattened
             sequences and tokens need one.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
-            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
-            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
-            of. Halves and examples cost some of a measured step's time.
-        layers: Of which examples are compared: "all", or those of "normalization" alone, which
-            cost next to nothing; they imply `small_batch="example"`.
+        small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
+        layers: Of which examples are compared, see `NoiseScaleMeter`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
@@ -221,13 +218,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
-    @beside_training
-    def on_predict(self, *_: Any, **__: Any) -> None:
-        self._interrupt()
-
-    @beside_training
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self._interrupt()
+    on_predict = on_save = on_evaluate
 
     @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
