@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.comm_hooks import spoiling_comm_hook
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
-from noisescale.meter.refusals import unsupported
+from noisescale.meter.measuring_callback import unsupported
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

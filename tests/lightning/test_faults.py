@@ -22,9 +22,9 @@ CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may
 
 COLLECTIVE = {
     "LoggedMeter.step",
+    "MeasuringCallback._close_step",
     "NoiseScaleMeter.step",
     "StepCapture.close_step",
-    "StepCapture._send",
     "StepCapture._open_collector",
     "StepCapture._spoils_step",
     "refuse_join",
