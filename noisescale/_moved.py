@@ -64,6 +64,7 @@ _NOW = {
     "scheduling.checks": "checks",
     "scheduling.epoch_losses": "large_batch.autowu.epoch_losses",
     "scheduling.loss_minimum": "large_batch.autowu.loss_minimum",
+    "scheduling.move": "scheduling.decision",
     "scheduling.plan": "plan",
     "scheduling.run_so_far": "scheduling.critical_batch_size_so_far",
     "scheduling.warm_up": "large_batch.legw",

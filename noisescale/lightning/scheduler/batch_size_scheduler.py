@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale.checks import check_confidence
+from noisescale.checks import check_confidence, checked_choice
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
@@ -24,8 +24,8 @@ from noisescale.lightning.scheduler.schedules import (
 )
 from noisescale.lightning.scheduler.starting import check_saved, start
 from noisescale.plan import Plan
+from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.move import Move
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
@@ -130,9 +130,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         super().__init__()
-        if progress not in (None, *PROGRESS):
-            names = ", ".join(f'"{name}"' for name in PROGRESS)
-            raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
+        if progress is not None:
+            checked_choice("progress", progress, PROGRESS, "Choose one.")
         self._arguments: dict[str, Any] = {
             "policy": policy,
             "lr_scaling": lr_scaling,
@@ -141,7 +140,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             "max_device_batch_size": max_device_batch_size,
             "decide_every_n_steps": decide_every_n_steps,
         }
-        settings = Settings.checked(**self._arguments)
+        settings = Settings(**self._arguments)
         check_confidence(confidence)
         self._progress = progress
         self._needs_monitor = settings.needs_noise_scale or progress == "gain"

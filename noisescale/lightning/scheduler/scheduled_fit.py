@@ -16,7 +16,7 @@ from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
 from noisescale.lightning.scheduler.schedules import ClockedSchedules
 from noisescale.lightning.scheduler.starting import Start
-from noisescale.scheduling.move import Move
+from noisescale.scheduling.decision import Move
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
