@@ -46,7 +46,7 @@ _NOW = {
     "lightning.reporting": "lightning.monitor.reporting",
     "lightning.schedulable": "lightning.scheduler.schedulable",
     "lightning.schedules": "lightning.scheduler.schedules",
-    "lightning.starting": "lightning.scheduler.starting",
+    "lightning.starting": "lightning.scheduler.scheduled_fit",
     "lightning.tensorboard_layout": "lightning.monitor.tensorboard_layout",
     "logged_tags": "history.metric_names",
     "measurement": "meter.logged_meter",

@@ -15,14 +15,12 @@ from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
-from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover
+from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
 from noisescale.lightning.scheduler.schedules import (
     PROGRESS,
-    ClockedSchedules,
     Progress,
     default_progress,
 )
-from noisescale.lightning.scheduler.starting import check_saved, start
 from noisescale.plan import Plan
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -283,35 +281,20 @@ class BatchSizeScheduler(trainer_access.Callback):
             one_has_halves = trainer.world_size > 1 or examples > 1
             needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
             least = min(needed, taken.accumulation)
-        begun = start(
-            trainer,
-            examples,
-            self._arguments,
-            accumulation=taken.accumulation,
-            min_accumulation=least,
-            saved=taken.saved,
-        )
         by_gain = self._arguments["lr_scaling"] == "adascale"
-        schedules = ClockedSchedules(
-            trainer,
-            begun.controller,
-            self._progress
-            or default_progress(taken.saved, by_gain=by_gain, measured=self._needs_monitor),
-            accumulation=taken.accumulation,
-            saved=taken.saved,
+        progress = self._progress or default_progress(
+            taken.saved, by_gain=by_gain, measured=self._needs_monitor
         )
-        return ScheduledFit(begun, schedules, taken)
+        return ScheduledFit(trainer, taken, examples, least, self._arguments, progress)
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
-        controller = fit.controller
-        follows = self._needs_monitor or controller.settings.takes_noise_scale
-        measured = self._monitor if follows else None
-        move = controller.decide(
-            None if measured is None else measured.recent_noise_scale,
-            None if measured is None else measured.average_moments,
-            device_batch_size=controller.plan.device_batch_size,
-        )
+        controller, monitor = fit.controller, self._monitor
+        measured: tuple[Any, Any] = None, None
+        if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
+            measured = monitor.recent_noise_scale, monitor.average_moments
+        size = controller.plan.device_batch_size
+        move = controller.decide(*measured, device_batch_size=size)
         if move is not None:
             self._tell(trainer, str(move))
             if fit.schedules.drifts(trainer) and not self._warned:
