@@ -24,7 +24,7 @@ _KEPT_THEIR_NAMES = {
     ("collectors.examples", "collectors.per_example"): "coverage hooks layers norms probe",
     ("lightning", "lightning.monitor"): "noise_scale_monitor reporting tensorboard_layout",
     ("lightning", "lightning.scheduler"): "accumulation batch_size_scheduler device_batches"
-    " memory_trial schedulable schedules starting",
+    " memory_trial schedulable schedules",
     ("prediction", "history"): "blocks rows run_law",
     ("scheduling", ""): "checks plan",
     ("scheduling", "large_batch.autowu"): "auto_warm_up epoch_losses loss_minimum"
@@ -47,12 +47,14 @@ _NOW = {
     "lightning.batches": "lightning.resized_loaders",
     "lightning.host": "lightning.trainer_access",
     "lightning.measurements": "lightning.monitor.meters",
+    "lightning.starting": "lightning.scheduler.scheduled_fit",
     "logged_tags": "history.metric_names",
     "measurement": "meter.logged_meter",
     "prediction.predicting": "predictor",
     "prediction.remarks": "prediction.warnings_and_assumptions",
     "prediction.stretches": "history.segments",
     "runs": "history.reading",
+    "scheduling.move": "scheduling.decision",
     "scheduling.run_so_far": "scheduling.critical_batch_size_so_far",
     "scheduling.warm_up": "large_batch.legw",
     "step_timer": "meter.logged_meter",

@@ -11,12 +11,17 @@ from typing import Any, TypeGuard
 
 def is_real(value: object) -> TypeGuard[float]:
     """Whether it is a number of Python's or numpy's."""
-    return isinstance(value, Real)
+    return isinstance(value, (float, int, Real))  # Python's first, which is ten times as fast
 
 
 def is_whole(value: object) -> bool:
     """Whether it is an integer of Python's or numpy's, not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, (int, Integral)) and not isinstance(value, bool)
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether it is a positive, finite number."""
+    return is_real(value) and 0 < value < math.inf
 
 
 def check_confidence(value: object) -> None:
@@ -39,10 +44,7 @@ def checked_bounds(
                 f"`{name}` must be a number of examples or None, got {value!r}."
                 " Give the global batch size, over all devices."
             )
-        if not 0 < value < math.inf:
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
-            )
+        checked_positive(name, value, "Leave it at None for none.")
     if (min_batch_size or 0.0) > (max_batch_size or math.inf):
         raise ValueError(
             "`min_batch_size` must not exceed `max_batch_size`, got"
@@ -60,9 +62,20 @@ def checked_count(name: str, value: Any, remedy: str) -> int:
 
 def checked_positive(name: str, value: Any, remedy: str) -> float:
     """Return `value` if it is a positive, finite number, else raise a ValueError."""
-    if not (is_real(value) and 0 < value < math.inf):
+    if not is_positive(value):
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
     return float(value)
+
+
+def checked_choice(
+    name: str, value: Any, choices: Iterable[str], remedy: str, *, or_else: str = ""
+) -> Any:
+    """Return `value` if it is one of the choices, else raise a ValueError with all of them."""
+    names = list(choices)
+    if value not in names:
+        quoted = ", ".join(f'"{one}"' for one in names)
+        raise ValueError(f"`{name}` must be one of {quoted}{or_else}, got {value!r}. {remedy}")
+    return value
 
 
 def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from noisescale.checks import checked_count, checked_positive
 
@@ -137,15 +137,15 @@ def plan_for(
     """
     bounds = bounds or Bounds()
     wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
-    if device_batch_size is not None:
-        unit, least = device_batch_size * devices, bounds.min_accumulation
-        count = _nearest_multiple(wanted, unit, least, bounds)
-        plan = None if count is None else Plan(device_batch_size, count, devices)
-    else:
-        plan = _full_micro_batches(
+    if device_batch_size is None:
+        found = _full_micro_batches(
             wanted, devices, max_device_batch_size or 1, examples_per_row, bounds
         )
-    if plan is None:
+    else:
+        unit = device_batch_size * devices
+        count = _nearest_multiple(wanted, unit, bounds.min_accumulation, bounds)
+        found = None if count is None else (device_batch_size, count)
+    if found is None:
         step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
         raise ValueError(
             f"`min_batch_size` and `max_batch_size` must leave room for a plan, got"
@@ -154,7 +154,7 @@ def plan_for(
             f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
             " Widen them, or change the batch size of the loader."
         )
-    return replace(plan, nodes=nodes)
+    return Plan(*found, devices, nodes)
 
 
 def mean_plan(
@@ -199,8 +199,8 @@ def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) 
 
 def _full_micro_batches(
     wanted: float, devices: int, most_rows: int, examples_per_row: float, bounds: Bounds
-) -> Plan | None:
-    """The nearest plan with no more micro-batches than its rows need, see `plan_for`.
+) -> tuple[float, int] | None:
+    """The nearest plan with no more micro-batches than its rows need: their size and number.
 
     With k micro-batches a device has up to k·most_rows rows, in multiples of k; with one fewer it
     has up to (k - 1)·most_rows. So the neighbours of a number of rows that needs k are the
@@ -225,8 +225,8 @@ def _full_micro_batches(
     rows = _nearest(near, wanted, unit, bounds)
     if rows is None:
         device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))
-        return Plan(device_rows * examples_per_row, nearest // device_rows, devices)
-    return Plan(rows // needed(rows) * examples_per_row, needed(rows), devices)
+        return device_rows * examples_per_row, nearest // device_rows
+    return rows // needed(rows) * examples_per_row, needed(rows)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -92,10 +92,8 @@ def check_resizable(loaders: list[Any]) -> None:
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
         if not plain:
-            _refuse(
-                "data that do not come from a plain torch DataLoader with a `batch_size`",
-                type(loader).__name__,
-            )
+            data = "data that do not come from a plain torch DataLoader with a `batch_size`"
+            _refuse(data, type(loader).__name__)
     if len(sizes := {loader.batch_size for loader in loaders}) > 1:
         _refuse("loaders of different `batch_size`", " and ".join(map(str, sorted(sizes))))
 
