@@ -22,8 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
-from noisescale.collectors.halves.retained import unwatch, watch
 from noisescale.collectors.halves.row_pass import row_pass, signs
+from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
@@ -115,12 +115,7 @@ class HalvesCollector(MicroBatchCollector):
         return self._lone_steps >= _LONE_STEPS
 
     def expect(self, *, rows: int | None, last: bool | None) -> None:
-        """Say what is known of the next backward pass.
-
-        Args:
-            rows: Of its batch, where the size that is counted is another.
-            last: Whether the step is taken after it.
-        """
+        """Take what is known of the next backward pass."""
         self._rows, self._last = rows, last
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:

@@ -15,7 +15,16 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from noisescale.collectors.halves.cut import Cut
-from noisescale.collectors.halves.graph import Edge, Graph, Node, Output, Region, that_lead_to
+from noisescale.collectors.halves.graph import (
+    Edge,
+    Graph,
+    Node,
+    Output,
+    Region,
+    kind,
+    that_lead_to,
+    walk,
+)
 
 _PRODUCTS = {"Mm", "Bmm", "Addmm", "Baddbmm", "Cdist", "EuclideanDist"}
 _ELEMENTWISE_PRODUCTS = {"Mul", "Div", "Dot", "Mv"}
@@ -69,7 +78,7 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
-            _kind(node),
+            kind(node),
             graph.shape((node, 0)),
             len(node.next_functions),
             edges,
@@ -87,25 +96,24 @@ def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | Non
 
     A matrix of logits is as large where there are as many classes, but made by a weight.
     """
-    left, seen = [output], {output}
-    while left:
-        node, _ = here = left.pop()
-        if graph.shape(here)[:2] != (rows, rows):
-            continue
-        edges = graph.edges(node)
-        if (kind := _kind(node)) in _PRODUCTS and len(graph.shape(here)) == 2:
-            factors = [e for e in edges if e.position >= len(node.next_functions) - 2]
+
+    def is_square(one: Output) -> bool:
+        return graph.shape(one)[:2] == (rows, rows)
+
+    def is_product(one: Output) -> bool:
+        return kind(one[0]) in _PRODUCTS and len(graph.shape(one)) == 2
+
+    def further(one: Output) -> list[Output]:
+        goes_on = is_square(one) and not is_product(one)
+        return [edge.output for edge in graph.edges(one[0])] if goes_on else []
+
+    for one in walk([output], further):
+        node = one[0]
+        if is_square(one) and is_product(one):
+            factors = [e for e in graph.edges(node) if e.position >= len(node.next_functions) - 2]
             if len(factors) == 2 and not any(graph.is_weight(e.output[0]) for e in factors):
-                return f"{kind} of shape {(rows, rows)}"
-            continue
-        further = [edge.output for edge in edges if edge.output not in seen]
-        seen.update(further)
-        left.extend(further)
+                return f"{kind(node)} of shape {(rows, rows)}"
     return None
-
-
-def _kind(node: Node) -> str:
-    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def _from_the_cut_on(region: Region, leading: Collection[Node]) -> list[Node]:
@@ -132,11 +140,7 @@ def _meets(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
     if _is_spread_out(step.shape, shapes, rows):
         return True
     over_rows = _sums_over_rows(node, shapes, step.shape, rows)
-    if step.kind in _SOFT and over_rows:
-        return True
-    if step.kind == "Logsumexp" and over_rows:
-        return True
-    if step.kind in _SPREADS and over_rows and len(step.shape) > 0:
+    if over_rows and (step.kind in {*_SOFT, "Logsumexp"} or (step.kind in _SPREADS and step.shape)):
         return True
     if not any(step.summed):
         return False

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -19,10 +18,14 @@ from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.retained import retained_gradients_kept
 from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
-from noisescale.collectors.halves.upset import Buffers, SavedTensors, others_hooks
-from noisescale.guard import RefusalError
+from noisescale.collectors.halves.upset import (
+    Buffers,
+    SavedTensors,
+    others_hooks,
+    retained_gradients_kept,
+)
+from noisescale.guard import RefusalError, WarnOnce
 
 INSTEAD = " Accumulate two or more micro-batches, which need none of this, or use several devices."
 """The end of every refusal."""
@@ -77,7 +80,7 @@ class ProvedCuts:
         self._norms = norms
         self._names = names
         self._compiled = compiled
-        self._told: set[str] = set()
+        self.tell = WarnOnce()
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -97,12 +100,6 @@ class ProvedCuts:
         """Let go of the step under way."""
         self._proving = None
         self._calls.forget()
-
-    def tell(self, message: str) -> None:
-        """Warn of it, once."""
-        if message not in self._told:
-            self._told.add(message)
-            warnings.warn(message, stacklevel=5)
 
     @contextmanager
     def nothing_else_changed(self, *, first: bool = False) -> Iterator[None]:

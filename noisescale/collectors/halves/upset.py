@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
@@ -83,6 +84,48 @@ class SavedTensors:
                         if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
                             tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
                         tensor.data.copy_(value)
+
+
+_noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Tensors whose gradients their user asked to keep: nothing tells which of a graph these are."""
+
+_watchers = 0
+
+
+def watch() -> None:
+    """Note calls of `retain_grad()` from now on, until as many calls of `unwatch`."""
+    global _watchers
+    _watchers += 1
+    if _watchers == 1:
+        Tensor.retain_grad = _retain_grad  # type: ignore[assignment,method-assign]
+
+
+def unwatch() -> None:
+    """End a `watch`."""
+    global _watchers
+    _watchers -= 1
+    if _watchers == 0:
+        del Tensor.retain_grad  # what it inherits is in force again
+        _noted.clear()
+
+
+def _retain_grad(self: Tensor) -> None:
+    super(Tensor, self).retain_grad()
+    if not self.is_leaf:
+        _noted[self] = None
+
+
+@contextmanager
+def retained_gradients_kept() -> Iterator[None]:
+    """Have a block with a backward pass leave gradients that users retain as they are."""
+    before = [(tensor, tensor.grad) for tensor in _noted.keys()]  # noqa: SIM118 - a weak dict's
+    for tensor, _ in before:
+        tensor.grad = None  # what the pass would add to
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient
 
 
 def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:
