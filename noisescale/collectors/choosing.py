@@ -20,8 +20,9 @@ from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
-from noisescale.collectors.per_example.exclusions import compiled_part, refuse_compiled
+from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.preconditioner import AdamPreconditioner
+from noisescale.guard import RefusalError
 
 SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
 
@@ -46,8 +47,12 @@ def choose_collector(
     small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
     cut = checked_cut(cut, small_batch)
     compiled = compiled_part(model)
-    if small_batch == "example":
-        refuse_compiled(model)
+    if small_batch == "example" and compiled is not None:
+        raise RefusalError(
+            "`model` must not be compiled where examples are the small batches, got"
+            f" torch.compile on {compiled or 'all of it'}. Leave it uncompiled, or choose"
+            ' small_batch="half", "micro_batch" or "rank".'
+        )
     model = unwrapped(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
@@ -179,7 +184,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _trained_parameters(
     model: nn.Module, only: Iterable[Parameter] | None
 ) -> list[tuple[str, Parameter]]:
-    """All that are averaged over ranks, of them those in `only`, by the names the user gave them."""
+    """What is averaged over ranks, of that what is in `only`, by the names the user gave it."""
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
         ignored, model = model.parameters_to_ignore, model.module

@@ -78,12 +78,7 @@ class _Pass:
 
 
 class DdpCollector(Collector):
-    """Squared norms of this rank's gradient and of its share of the averaged one.
-
-    Args:
-        ddp: The wrapped model.
-        norms: Its parameters that are trained, and where their norms count.
-    """
+    """Squared norms of this rank's gradient and of its share of the averaged one."""
 
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
         super().__init__(norms, ddp.process_group)

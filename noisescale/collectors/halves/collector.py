@@ -80,7 +80,6 @@ class HalvesCollector(MicroBatchCollector):
     ) -> None:
         super().__init__(norms, group=None)
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled)
-        self._wanted = True
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
@@ -88,17 +87,7 @@ class HalvesCollector(MicroBatchCollector):
         self._last: bool | None = None
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
-        self._cuts.watch(True)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the next passes are measured."""
-        return self._wanted
-
-    @wanted.setter
-    def wanted(self, wanted: bool) -> None:
-        self._wanted = wanted
-        self._cuts.watch(wanted)
+        self._look()
 
     @property
     def least_micro_batches(self) -> int:
@@ -179,6 +168,9 @@ class HalvesCollector(MicroBatchCollector):
         """Go on from a `state_dict`; the cut is proved again."""
         self._draws = state.get("draws", 0)
         self._lone_steps = state.get("lone_steps", _LONE_STEPS)
+
+    def _look(self) -> None:
+        self._cuts.watch(self.wanted)
 
     @property
     def _none_before(self) -> bool:

@@ -61,11 +61,6 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
     3. A function that is not linear of what rows were summed or averaged to: products and quotients
        (Dice, correlations), powers (of a gradient, say). A root of one number is let be: it changes
        the gradient's length alone, by few parts in a batch.
-
-    Args:
-        graph: That of the loss.
-        cut: Of the graph.
-        rows: Of the batch.
     """
     for edge in cut.region.stops:
         if maker := _maker_of_similarities(graph, edge.output, rows):
@@ -97,19 +92,18 @@ def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | Non
     A matrix of logits is as large where there are as many classes, but made by a weight.
     """
 
-    def is_square(one: Output) -> bool:
-        return graph.shape(one)[:2] == (rows, rows)
-
     def is_product(one: Output) -> bool:
         return kind(one[0]) in _PRODUCTS and len(graph.shape(one)) == 2
 
-    def further(one: Output) -> list[Output]:
-        goes_on = is_square(one) and not is_product(one)
-        return [edge.output for edge in graph.edges(one[0])] if goes_on else []
+    def squares(made_of: list[Output]) -> list[Output]:
+        return [one for one in made_of if graph.shape(one)[:2] == (rows, rows)]
 
-    for one in walk([output], further):
+    def further(one: Output) -> list[Output]:
+        return [] if is_product(one) else squares([e.output for e in graph.edges(one[0])])
+
+    for one in walk(squares([output]), further):
         node = one[0]
-        if is_square(one) and is_product(one):
+        if is_product(one):
             factors = [e for e in graph.edges(node) if e.position >= len(node.next_functions) - 2]
             if len(factors) == 2 and not any(graph.is_weight(e.output[0]) for e in factors):
                 return f"{kind(node)} of shape {(rows, rows)}"

@@ -43,11 +43,7 @@ class Region(NamedTuple):
 
 
 class Graph:
-    """The graph behind the loss. What was read once is kept, and so are its nodes.
-
-    Args:
-        loss: What a backward pass starts from.
-    """
+    """The graph behind the loss. What was read once is kept, and so are its nodes."""
 
     def __init__(self, loss: GradientEdge) -> None:
         self.start = Edge(None, 0, (loss.node, loss.output_nr))
@@ -102,10 +98,7 @@ class Graph:
         return set(walk(nodes, lambda node: [e.output[0] for e in self.edges(node)]))
 
     def normalizes_over_batch(self, rows: int) -> bool:
-        """Whether BatchNorm is in it, with the statistics of so many rows.
-
-        Normalization of each instance, or of a weight, is made of it with one row.
-        """
+        """Whether BatchNorm goes by so many rows; by one it normalizes an instance, or a weight."""
         return any(
             "BatchNorm" in node.name()
             and getattr(node, "_saved_training", True)

@@ -58,23 +58,11 @@ class _Proving(NamedTuple):
 class ProvedCuts:
     """Where to cut the graphs of a model, and what is known of each such cut.
 
-    Args:
-        model: What is trained.
-        norms: The parameters that are trained, and where their norms count.
-        names: Of modules at whose outputs to cut; None: those that the training step calls.
-        compiled: Whether some of it is: hooks would have it compiled once more.
-
-    Raises:
-        ValueError: If `names` names no module.
+    Arguments are those of `HalvesCollector`; `names` is its `cut`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        norms: GradientNorms,
-        names: Sequence[str] | None,
-        *,
-        compiled: bool,
+        self, model: nn.Module, norms: GradientNorms, names: Sequence[str] | None, *, compiled: bool
     ) -> None:
         self._model = model
         self._norms = norms
@@ -103,11 +91,7 @@ class ProvedCuts:
 
     @contextmanager
     def nothing_else_changed(self, *, first: bool = False) -> Iterator[None]:
-        """Have a block with a pass leave buffers and retained gradients as they are.
-
-        Args:
-            first: Find out which buffers the pass writes to.
-        """
+        """Have a block with a pass leave buffers (see `Buffers`) and retained gradients alone."""
         with self._buffers.kept(first=first), retained_gradients_kept():
             yield
 
@@ -115,11 +99,6 @@ class ProvedCuts:
         """Return the edges of a cut; None: there is none to be had in this step.
 
         That of a graph unlike those before is proved: see `settle`.
-
-        Args:
-            loss: What the backward pass starts from.
-            gradient: The gradient that it starts with.
-            rows: Of the batch.
 
         Raises:
             RefusalError: If there is none, or halves there would not show the batch's noise.
@@ -194,13 +173,7 @@ class ProvedCuts:
         )
 
     def _take_halved(
-        self,
-        proof: Proof,
-        graph: Graph,
-        cut: Cut,
-        loss: GradientEdge,
-        gradient: Tensor,
-        rows: int,
+        self, proof: Proof, graph: Graph, cut: Cut, loss: GradientEdge, gradient: Tensor, rows: int
     ) -> None:
         """Go back once with the factor ½ at the cut, and show the proof the gradients."""
         with (

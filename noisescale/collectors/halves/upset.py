@@ -22,11 +22,7 @@ _OURS = __name__.partition(".")[0]
 
 
 class Buffers:
-    """Those that a backward pass writes to: checkpointing goes forward again in it.
-
-    Args:
-        model: Whose buffers; BatchNorm updates its averages in each forward pass.
-    """
+    """Those of a model that a backward pass writes to: in it, checkpointing goes forward again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -54,9 +50,6 @@ class SavedTensors:
 
     Those of torch itself leave it alone. One that changes or frees what it keeps, as it is not
     needed again, would break the backward pass of the training.
-
-    Args:
-        graph: That of the pass.
     """
 
     def __init__(self, graph: Graph) -> None:
