@@ -38,8 +38,11 @@ _NOW = {
     for name in names.split()
 } | {
     "band": "bounded",
+    "collectors.comm_hooks": "collectors.ddp",
     "collectors.examples.verdicts": "collectors.per_example.exclusions",
     "collectors.fsdp_unit": "collectors.fsdp.units",
+    "collectors.halves.retained": "collectors.halves.upset",
+    "collectors.rows.reduced_rows": "collectors.rows.step_rows",
     "collectors.rows.window": "collectors.rows.window_layout",
     "csv_files": "csv_lines",
     "fieller": "estimation.ratio_interval",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.choosing import unwrapped
-from noisescale.collectors.comm_hooks import spoiling_comm_hook
+from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.meter.measuring_callback import unsupported
 
 if TYPE_CHECKING:

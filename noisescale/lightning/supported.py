@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from noisescale.collectors.comm_hooks import spoiling_comm_hook
+from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
 from noisescale.meter.measuring_callback import unsupported
 

@@ -165,7 +165,7 @@ class Training:
         self.model.zero_grad()
         rows = [] if accident == "no pass" else self.case.rows[self.rank]
         if collector is not None:
-            collector.wanted = accident not in ("not wanted", "not announced")
+            collector.wanted = accident != "not wanted"
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
                 last, size = micro == len(rows) - 1, n * self.case.size(micro)
@@ -179,7 +179,7 @@ class Training:
                 with not_averaging(self.model, self.way, last=last):
                     output = self.model(x, self.case.branch(self.rank, micro))
                     loss = half_squares(output, y) * self._factor(micro, accident)
-                    if collector is not None and collector.wanted:
+                    if collector is not None and accident not in ("not wanted", "not announced"):
                         collector.expect(rows=n, last=last)
                         collector.before_backward(
                             loss, size, capture_average=last and self.case.clipped

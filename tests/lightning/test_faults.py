@@ -29,7 +29,7 @@ COLLECTIVE = {
     "StepCapture._spoils_step",
     "refuse_join",
     "StepRows.add",
-    "ReducedRows.add",
+    "StepRows._reduce",
     "MeasuringCallback._measuring",
     "NoiseScaleMonitor._look_for_shared_examples",
     "SharedExamples.look",
