@@ -42,6 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.halves.row_pass import signs
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import MeasuredStep
 
 LARGEST_NORM_ERROR = 1e-6
 FEWEST_COVERED = 17 / 20
@@ -79,10 +80,13 @@ class RecordingMeter(NoiseScaleMeter):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.rows: list[StepNorms] = []
+        take = self._intake.take
 
-    def _absorb(self, norms: StepNorms, entries: list[StepNorms]) -> None:
-        self.rows.append(norms)
-        super()._absorb(norms, entries)
+        def record(step: MeasuredStep, coverage: float) -> None:
+            self.rows.append(step.norms)
+            take(step, coverage)
+
+        self._intake.take = record  # type: ignore[method-assign]
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -14,10 +14,10 @@ from noisescale._moved import install
 
 if TYPE_CHECKING:
     from noisescale.collectors.own_pass import measuring as measuring
-    from noisescale.estimation.estimator import NoiseScale as NoiseScale
     from noisescale.estimation.estimator import NoiseScaleEstimator as NoiseScaleEstimator
     from noisescale.estimation.moments import GradientMoments as GradientMoments
     from noisescale.estimation.moments import gradient_moments as gradient_moments
+    from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
@@ -47,7 +47,7 @@ _HOME = {
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",
-    "NoiseScale": "estimation.estimator",
+    "NoiseScale": "estimation.noise_scale",
     "NoiseScaleEstimator": "estimation.estimator",
     "NoiseScaleMeter": "meter.meter",
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",

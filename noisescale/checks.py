@@ -1,13 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of this room: returned, or refused by name."""
+"""Arguments of all rooms: returned, or refused by name."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
-from noisescale.estimation.estimator import is_real, is_whole
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether it is a number of Python's or numpy's."""
+    return isinstance(value, Real)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer of Python's or numpy's, not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_confidence(value: object) -> None:
+    """Raise a ValueError unless it can be the coverage of an interval."""
+    if not (is_real(value) and 0 < value < 1):
+        raise ValueError(
+            f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
+        )
 
 
 def checked_bounds(

@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, *let_pass: type[Exception]) -> None:
         self._let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @contextmanager
     def __call__(self, lost: str) -> Iterator[None]:
@@ -61,15 +61,38 @@ class Guard:
     def tell(self, lost: str, error: Exception) -> None:
         """Warn of an error that was caught elsewhere."""
         _log.debug("%s", lost, exc_info=error)
-        if lost in self._told:
+        if lost in self._warned:
             return
-        self._told.add(lost)
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        on_rank = f" on rank {rank}" if rank else ""
+        self._warned.add(lost)
+        on_rank = f" on rank {rank}" if (rank := _rank()) else ""
         warnings.warn(
             f"{lost}{on_rank}: {type(error).__name__}: {error}{_where(error)}. Training goes on.",
             stacklevel=2,
         )
+
+
+class WarnOnce:
+    """Warn once of what all ranks see alike, on one of them.
+
+    Example:
+        >>> warn = WarnOnce()
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     for _ in range(2):
+        ...         warn("The loader is short.")
+        >>> len(caught)
+        1
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def __call__(self, message: str, *, about: str | None = None) -> None:
+        """Warn, unless that has been done. `about`: what messages of several wordings share."""
+        about = message if about is None else about
+        if about not in self._warned and _rank() == 0:
+            warnings.warn(message, stacklevel=3)
+        self._warned.add(about)
 
 
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
@@ -124,6 +147,10 @@ def keeps_errors(
             return None
 
     return called
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _where(error: Exception) -> str:

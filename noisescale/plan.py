@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from noisescale.checks import checked_count, checked_positive
 
@@ -39,6 +39,8 @@ class Plan:
     accumulation: int
     """Micro-batches of each device in a step."""
     devices: int = 1
+    nodes: int = 1
+    """That the devices are on."""
 
     def __post_init__(self) -> None:
         """Refuse what no step can have."""
@@ -46,6 +48,12 @@ class Plan:
         checked_positive("device_batch_size", self.device_batch_size, examples)
         checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
         checked_count("devices", self.devices, "Give the ranks that train together.")
+        checked_count("nodes", self.nodes, "Give those that the devices are on.")
+        if self.nodes > self.devices:
+            raise ValueError(
+                f"`nodes` must not exceed `devices`, got {self.nodes} > {self.devices}."
+                " Count the devices of all nodes."
+            )
 
     @property
     def batch_size(self) -> float:
@@ -55,7 +63,9 @@ class Plan:
     def __str__(self) -> str:
         micro_batches = f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)}"
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
-        return f"{self.batch_size:g} = {self.device_batch_size:g} x {micro_batches} x {devices}"
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        shares = f"{self.device_batch_size:g} x {micro_batches} x {devices}{nodes}"
+        return f"{self.batch_size:g} = {shares}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ def plan_for(
     wanted: float,
     *,
     devices: int,
+    nodes: int = 1,
     device_batch_size: float | None = None,
     max_device_batch_size: int | None = None,
     examples_per_row: float = 1.0,
@@ -102,6 +113,7 @@ def plan_for(
     Args:
         wanted: Global batch, in examples.
         devices: Ranks that train together.
+        nodes: That they are on.
         device_batch_size: Examples of a micro-batch, that stay as they are.
         max_device_batch_size: Largest number of rows of a micro-batch.
         examples_per_row: Where a row of the data is not one example.
@@ -142,7 +154,30 @@ def plan_for(
             f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
             " Widen them, or change the batch size of the loader."
         )
-    return plan
+    return replace(plan, nodes=nodes)
+
+
+def mean_plan(
+    batch_size: float, *, devices: int, max_device_batch_size: float, nodes: int = 1
+) -> Plan:
+    """Return the plan of a batch size in means: full micro-batches, as many as it needs, all equal.
+
+    It is `plan_for`'s where its micro-batches come out whole. Else it is what steps of nearly that
+    batch size are on the average: of a prediction, for which rows are not known, let alone tokens.
+
+    Args:
+        batch_size: Global, in examples, exactly.
+        devices: That train together.
+        max_device_batch_size: The most examples of a micro-batch.
+        nodes: That the devices are on.
+
+    Example:
+        >>> print(mean_plan(100, devices=2, max_device_batch_size=20))
+        100 = 16.6667 x 3 micro-batches x 2 devices
+    """
+    # A mean that exceeds the largest by rounding alone is that one.
+    count = max(1, math.ceil(batch_size / (devices * max_device_batch_size) - 1e-9))
+    return Plan(batch_size / (devices * count), count, devices, nodes)
 
 
 def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:

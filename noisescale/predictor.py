@@ -90,7 +90,7 @@ def predict(
         S(B') = Σ steps·(1 + b/B')/(1 + b/B)
 
     are the steps to the same result at batch size B'. Both ends of the interval of b are carried
-    through; stretches of the run where it is not resolved are told by their bounds. Hours come
+    through; segments of the run where it is not resolved are told by their bounds. Hours come
     from seconds a step, measured or assumed.
 
     Args:

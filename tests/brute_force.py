@@ -1,13 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `fit` should measure of a model that stands still, from gradients taken one by one."""
+"""What is to be measured of a model that stands still, from gradients taken one by one.
+
+The one oracle of the tests. A step is made of parts, the small batches; what is expected of it
+follows from their gradients, in float64, and from the two equations that these norms obey.
+"""
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from fits import data, loss_of
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
+
+
+class Part(NamedTuple):
+    """A small batch."""
+
+    weight: float
+    """What the step's gradient weighs it with, up to a factor."""
+    gradient: Tensor
+    inverse_size: float
+    """1/n of its n examples, or Σ(w²/n) if it is a weighted mean."""
+    share: float
+    """What the mean of |g_part|² weighs it with, up to a factor."""
+
+
+class Expected(NamedTuple):
+    """Of a step."""
+
+    small_sq_norm: float
+    """Mean of |g_part|²."""
+    big_sq_norm: float
+    """|g|² of the mean over parts."""
+    small_batch: float
+    big_batch: float
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """|G|² and tr(Σ): E|g|² = |G|² + tr(Σ)/B for both batch sizes, solved."""
+        equations = [[1, 1 / self.small_batch], [1, 1 / self.big_batch]]
+        signal, trace = np.linalg.solve(equations, [self.small_sq_norm, self.big_sq_norm])
+        return float(signal), float(trace)
+
+
+def expected(parts: Sequence[Part], columns: Sequence[int] | None = None) -> Expected:
+    """What a step of these parts shows; of some numbers of the gradient, or of all."""
+    gradients = torch.stack([part.gradient for part in parts])
+    chosen = gradients if columns is None else gradients[:, list(columns)]
+    w, v, inverse = (
+        torch.tensor([getattr(part, name) for part in parts], dtype=torch.float64)
+        for name in ("weight", "share", "inverse_size")
+    )
+    w, v = w / w.sum(), v / v.sum()
+    return Expected(
+        (v @ chosen.abs().square().sum(1)).item(),
+        (w @ chosen).square().sum().item(),
+        1 / (v @ inverse).item(),
+        1 / (w.square() @ inverse).item(),
+    )
+
+
+def micro_batch(gradient: Tensor, examples: float, weight: float = 1.0) -> Part:
+    """A mean over some examples, that is a part."""
+    return Part(weight, gradient, 1 / examples, weight**2)
+
+
+def whole(parts: Sequence[Part]) -> Part:
+    """Several parts that are one: a rank that accumulates micro-batches."""
+    total = sum(part.weight for part in parts)
+    return Part(
+        total,
+        sum(part.weight / total * part.gradient for part in parts),  # type: ignore[arg-type]
+        sum((part.weight / total) ** 2 * part.inverse_size for part in parts),
+        total**2,
+    )
+
+
+def examples_of(
+    gradients: Sequence[Tensor], weight: float = 1.0, size: float | None = None
+) -> list[Part]:
+    """The rows of one micro-batch, each a part; `size`: what they count together."""
+    rows = len(gradients)
+    inverse = rows / (rows if size is None else size)
+    return [Part(weight / rows, g, inverse, weight**2 / rows) for g in gradients]
+
+
+def halvings(gradients: Sequence[Tensor], columns: Sequence[int] | None = None) -> list[Expected]:
+    """What a batch of such examples shows by its halves, for every way to halve it.
+
+    A row that is over counts in the batch and in neither half.
+    """
+    rows, size = len(gradients), len(gradients) // 2
+    of_rows = torch.stack(list(gradients))
+    chosen = of_rows if columns is None else of_rows[:, list(columns)]
+    big = chosen.mean(0).square().sum().item()
+    found = []
+    for one in itertools.combinations(range(rows), size):
+        rest = sorted({*range(rows)} - {*one})
+        for other in itertools.combinations(rest, size):
+            difference = (chosen[list(one)].sum(0) - chosen[list(other)].sum(0)) / rows
+            small = big + difference.square().sum().item()
+            found.append(Expected(small, big, rows / (1 + 2 * size / rows), rows))
+    return found
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A copy, by which gradients are taken."""
+    model = copy.deepcopy(model).double()
+    for p in model.parameters():
+        if p.is_complex():  # which `double` passes over
+            p.data = p.data.to(torch.complex128)
+    return model
+
+
+def gradient_of(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
+    """By real numbers, of what is trained, in the order of the parameters."""
+    model.zero_grad()
+    loss(model).backward()  # which reentrant checkpoints need
+    dense = [
+        torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        for p in model.parameters()
+        if p.requires_grad
+    ]
+    return torch.cat([(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in dense])
+
+
+def gradients_of_examples(
+    model: nn.Module, batch: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor]
+) -> list[Tensor]:
+    """Those of the rows of a batch, one after the other, in float64."""
+    model = in_float64(model)
+    x, y = (part.double() if part.is_floating_point() else part for part in batch)
+
+    def of_row(i: int) -> Callable[[nn.Module], Tensor]:
+        return lambda net: loss(net(x[i : i + 1]), y[i : i + 1])
+
+    return [gradient_of(model, of_row(i)) for i in range(len(x))]
+
+
+def columns_of(model: nn.Module, chosen: Callable[[str], bool]) -> list[int]:
+    """Where the gradient has the numbers of the trained parameters whose names are chosen."""
+    found, start = [], 0
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            stop = start + p.numel() * (1 + p.is_complex())
+            found += list(range(start, stop)) if chosen(name) else []
+            start = stop
+    return found
 
 
 class Rounded(nn.Module):
@@ -30,8 +173,8 @@ def brute_force(
     examples: int,
     batch_size: int,
     inputs: torch.dtype = torch.float64,
-) -> list[tuple[float, float, float, float]]:
-    """For each step: mean |g_part|², |g|², and the effective sizes of both.
+) -> list[Expected]:
+    """What every step of a fit to `data` shows.
 
     Args:
         net: Its weights are those of every step. Gradients are taken of a copy in float64.
@@ -42,56 +185,26 @@ def brute_force(
         batch_size: Of one rank.
         inputs: Their precision.
     """
-    net = copy.deepcopy(net).double()
-    for p in net.parameters():
-        if p.is_complex():  # which `double` passes over
-            p.data = p.data.to(torch.complex128)
-    model = nn.Sequential(Rounded(inputs), net)
+    model = nn.Sequential(Rounded(inputs), in_float64(net))
+    x, y = data(examples).tensors
     of_rank = [list(range(examples))]
     if ranks > 1:
         of_rank = [list(DistributedSampler(data(examples), ranks, r)) for r in range(ranks)]
-    batches = [
-        [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-        for indices in of_rank
-    ]
+
+    def gradient(rows: list[int]) -> Tensor:
+        return gradient_of(model, lambda net: loss_of(net, (x[rows].double(), y[rows])))
+
     steps = []
-    for start in range(0, len(batches[0]), accumulated):
-        parts: list[tuple[float, Tensor, float]] = []
-        for of_one in batches:
-            window = of_one[start : start + accumulated]
-            weight = 1 / (ranks * len(window))
-            singles = [[i] for batch in window for i in batch]
-            mine = [
-                (gradient(model, indices, examples), len(indices))
-                for indices in (singles if compared == "example" else window)
-            ]
+    for start in range(0, len(of_rank[0]), accumulated * batch_size):
+        parts: list[Part] = []
+        for indices in of_rank:
+            window = indices[start : start + accumulated * batch_size]
+            batches = [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
             if compared == "example":
-                lengths = [len(batch) for batch in window for _ in batch]
-                parts += [(weight / n, g, 1) for (g, _), n in zip(mine, lengths, strict=True)]
-            elif compared == "micro_batch":
-                parts += [(weight, g, n) for g, n in mine]
-            else:
-                mean = torch.stack([g for g, _ in mine]).mean(0)
-                parts.append((1 / ranks, mean, len(mine) ** 2 / sum(1 / n for _, n in mine)))
-        average = torch.stack([w * g for w, g, _ in parts]).sum(0)
-        steps.append(
-            (
-                sum(w * g.square().sum().item() for w, g, _ in parts),
-                average.square().sum().item(),
-                1 / sum(w / n for w, _, n in parts),
-                1 / sum(w**2 / n for w, _, n in parts),
-            )
-        )
+                for batch in batches:
+                    parts += examples_of([gradient([i]) for i in batch])
+                continue
+            mine = [micro_batch(gradient(batch), len(batch)) for batch in batches]
+            parts += mine if compared == "micro_batch" else [whole(mine)]
+        steps.append(expected(parts))
     return steps
-
-
-def gradient(model: nn.Module, indices: Sequence[int], examples: int) -> Tensor:
-    """Of the mean loss over some examples, by real numbers, with respect to what is trained."""
-    model.zero_grad()
-    x, y = data(examples).tensors
-    loss_of(model, (x[list(indices)].double(), y[list(indices)])).backward()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-    return torch.cat(
-        [(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in gradients]
-    )

@@ -13,7 +13,8 @@ import torch
 from browser import browser as browser
 
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.collectors.rows.step_rows import MeasuredStep
+from noisescale.meter.intake import Intake
 
 torch.set_num_threads(1)
 
@@ -22,11 +23,11 @@ torch.set_num_threads(1)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[StepNorms]:
     """Every step that any meter takes in, in the process that it does it in."""
     steps: list[StepNorms] = []
-    absorb = NoiseScaleMeter._absorb
+    take = Intake.take
 
-    def record(meter: NoiseScaleMeter, norms: StepNorms, entries: list[StepNorms]) -> None:
-        steps.append(norms)
-        absorb(meter, norms, entries)
+    def record(intake: Intake, step: MeasuredStep, coverage: float) -> None:
+        steps.append(step.norms)
+        take(intake, step, coverage)
 
-    monkeypatch.setattr(NoiseScaleMeter, "_absorb", record)
+    monkeypatch.setattr(Intake, "take", record)
     return steps

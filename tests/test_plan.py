@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from noisescale.plan import Bounds, Plan, plan_for
+from noisescale.plan import Bounds, Plan, mean_plan, plan_for
 
 
 @given(
@@ -220,6 +220,37 @@ def test_a_batch_that_no_step_can_have_is_refused(wanted: float) -> None:
         plan_for(wanted, devices=1, max_device_batch_size=8)
 
 
+@given(
+    rows=st.integers(1, 500),
+    devices=st.integers(1, 9),
+    largest=st.integers(1, 64),
+)
+def test_a_mean_plan_of_whole_micro_batches_is_the_one_that_steps_are_given(
+    rows: int, devices: int, largest: int
+) -> None:
+    plan = mean_plan(rows * devices, devices=devices, max_device_batch_size=largest)
+
+    assert plan.batch_size == pytest.approx(rows * devices)
+    assert plan.device_batch_size <= largest
+    assert (plan.accumulation - 1) * largest < rows  # no fewer hold them
+    if rows % plan.accumulation == 0:
+        assert plan == plan_for(rows * devices, devices=devices, max_device_batch_size=largest)
+
+
+def test_a_largest_micro_batch_that_is_a_mean_gives_its_own_plan_again() -> None:
+    mean = 4053.7 / 3
+
+    assert mean_plan(mean * 7 * 8, devices=8, max_device_batch_size=mean).accumulation == 7
+
+
+@pytest.mark.parametrize("options", [{"device_batch_size": 8}, {"max_device_batch_size": 64}])
+def test_nodes_stay_what_they_are(options: dict[str, Any]) -> None:
+    plan = plan_for(512, devices=16, nodes=2, **options)
+
+    assert plan.nodes == 2
+    assert str(plan).endswith(" x 16 devices on 2 nodes")
+
+
 def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
     message = (
         "`min_batch_size` and `max_batch_size` must leave room for a plan, got 65 to 95 for 2"
@@ -239,6 +270,8 @@ def test_impossible_bounds_are_told_with_the_units_they_were_tried_in() -> None:
         ((8, 0), "`accumulation` must be a positive whole number, got 0."),
         ((8, 1.5), "`accumulation` must be a positive whole number, got 1.5."),
         ((8, 1, 0), "`devices` must be a positive whole number, got 0."),
+        ((8, 1, 1, 1.5), "`nodes` must be a positive whole number, got 1.5."),
+        ((8, 1, 2, 3), "`nodes` must not exceed `devices`, got 3 > 2. Count the devices of all"),
     ],
 )
 def test_what_no_step_can_have_is_refused(numbers: tuple[Any, ...], message: str) -> None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
 from noisescale.batches.batch_size import Count, examples_in
+from noisescale.checks import is_real
 
 
 class BatchCounter(ABC):
@@ -53,3 +55,18 @@ class BatchCounter(ABC):
     @abstractmethod
     def warn(self, message: str) -> None:
         """Warn as the trainer does."""
+
+
+def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:
+    """Raise unless it is a number of examples; `name` is where it comes from."""
+    if not is_real(value):
+        raise TypeError(
+            f"{name} must be a number, got an object of type {type(value).__name__}. Take"
+            " `int(...)` of a tensor, on the host: of one on the device it would wait for it at"
+            " every step."
+        )
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            f"{name} must be a number of examples, got {value!r}."
+            " Pass how many examples of this rank are in the loss."
+        )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,17 +64,21 @@ class SharedExamples:
     Args:
         device: Of this rank's process group.
         accumulation: Batches of a rank in one optimizer step.
+        warn: Given a warning, the same on all ranks, if there is reason for one.
     """
 
-    def __init__(self, device: torch.device, accumulation: int = 1) -> None:
+    def __init__(
+        self, device: torch.device, accumulation: int, warn: Callable[[str], None]
+    ) -> None:
         self.over = False
         """Whether all is said: `look` need not be called any more."""
+        self._warn = warn
         self._device = device
         self._accumulation = accumulation
         self._guard = Guard()
         self._seen: list[Tensor | None] = []
 
-    def look(self, tensors: Sequence[Tensor]) -> str | None:
+    def look(self, tensors: Sequence[Tensor]) -> None:
         """Take in the next batch of this rank. Every rank calls it for every batch.
 
         Runs two small collectives at the last of the first `BATCHES` batches, on every rank
@@ -82,23 +86,21 @@ class SharedExamples:
 
         Args:
             tensors: All of the batch. Those that have as many rows as most make up its examples.
-
-        Returns:
-            A warning, the same on all ranks, if there is reason for one.
         """
         if self.over:
-            return None
+            return
         try:
             checksums = row_checksums(tensors)
         except Exception:  # of an odd kind of tensor: no reason for training to end
             checksums = None
         self._seen.append(checksums)
         if len(self._seen) < BATCHES:
-            return None
+            return
         self.over = True
-        share = self._largest_share()
+        with self._guard(_NOT_LOOKED_AT):
+            if share := self._largest_share():
+                self._warn(warning(share))
         self._seen = []
-        return warning(share) if share else None
 
     def _largest_share(self) -> float:
         """The largest share of a rank's examples that another rank has, too; 0 if by chance."""
@@ -109,13 +111,13 @@ class SharedExamples:
         mine = [np.empty(0, dtype=np.int64)] * len(units)
         with self._guard(_NOT_LOOKED_AT):
             mine = [_smallest(self._seen[unit]) for unit in units]
-        row = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
+        sent = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
         for i, some in enumerate(mine):
-            row[i, 0] = len(some)
-            row[i, 1 : 1 + len(some)] = torch.from_numpy(some)
-        row = row.to(self._device)
-        gathered = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, row)
+            sent[i, 0] = len(some)
+            sent[i, 1 : 1 + len(some)] = torch.from_numpy(some)
+        sent = sent.to(self._device)
+        gathered = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, sent)
         share = 0.0
         with self._guard(_NOT_LOOKED_AT):
             for rank, other in enumerate(gathered):
@@ -141,13 +143,13 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
     counts = Counter(len(t) for t in tensors if len(t))
     if not counts:
         return None
-    rows = max(counts, key=lambda count: counts[count])  # of equally many the first
-    checksums = torch.zeros(rows, dtype=torch.int64, device=tensors[0].device)
+    examples = max(counts, key=lambda count: counts[count])  # of equally many the first
+    checksums = torch.zeros(examples, dtype=torch.int64, device=tensors[0].device)
     generator = torch.Generator().manual_seed(0)
     for t in tensors:
-        if len(t) != rows or not t.numel():
+        if len(t) != examples or not t.numel():
             continue
-        numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(rows, -1)
+        numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(examples, -1)
         numbers = numbers[:, :: math.ceil(numbers.shape[1] / _NUMBERS)].contiguous()
         bits = numbers.view(_INTEGERS[numbers.element_size()]).to(torch.int64)
         bits = bits ^ (bits >> 32)  # a product keeps no more than the low bits of round numbers

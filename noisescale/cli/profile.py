@@ -154,7 +154,7 @@ def _first() -> bool:
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
     """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
-    from noisescale.lightning.profiling.profiling import is_out_of_memory
+    from noisescale.lightning.profiling.timed_fit import is_out_of_memory
     from noisescale.lightning.trainer_access import MisconfigurationException
 
     try:

@@ -71,7 +71,7 @@ class Collector(HookErrors, ABC):
 
     @property
     def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last pass: the window starts anew."""
+        """Whether `zero_grad` was called since the last pass: the step starts anew."""
         return not self.norms.any_gradient()
 
     @property

@@ -22,6 +22,8 @@ Private attributes read here, as of torch 2.13: `Variable._execution_engine.queu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 import torch
@@ -40,6 +42,32 @@ from noisescale.guard import RefusalError, keeps_errors
 _PROBING_BACKWARDS = 2
 
 
+class Phase(Enum):
+    """Which capture norms the gradients."""
+
+    PROBING = "hooks, until A is known to be right"
+    AT_BACKWARD_END = "A"
+    BY_HOOKS = "B, for good"
+
+
+@dataclass
+class _Pass:
+    """A backward pass that averages over ranks, and what was seen of it."""
+
+    by_hooks: bool
+    """Whether capture B norms all gradients; else it norms the sparse ones."""
+    capture_average: bool
+    graph_task: int | None = None
+    """Autograd's number of it, once it has started."""
+    nested: bool = False
+    """Whether gradients came in a backward pass within it."""
+    over: bool = False
+    norms_of: dict[int, Norms] = field(default_factory=dict)
+    """What hooks normed, by the index of the parameter: the last one in it was ready last."""
+    sq_norms: Tensor | None = None
+    """What capture A found."""
+
+
 class DdpCollector(Collector):
     """Squared norms of this rank's gradient and of its share of the averaged one.
 
@@ -51,17 +79,12 @@ class DdpCollector(Collector):
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
         super().__init__(norms, ddp.process_group)
         self._ddp = ddp
-        self._averaged = 0
-        self._hooks: dict[int, RemovableHandle] = {}
-        self._capture_by_hooks = True
-        self._hooks_needed = bool(ddp.gradient_as_bucket_view)
         self._sparse = sparse_gradients(ddp.module, norms.parameters)
+        self.phase = Phase.BY_HOOKS if ddp.gradient_as_bucket_view else Phase.PROBING
         self._probes_left = _PROBING_BACKWARDS
-        self._armed = False
-        self._capture_average = False
-        self._graph_task: int | None = None
-        self._local_sq_norms: Tensor | None = None
-        self._norms_of: dict[int, Norms] = {}
+        self._averaged = 0
+        self._pass: _Pass | None = None
+        self._hooks: dict[int, RemovableHandle] = {}
         self._install_hooks()
 
     @property
@@ -86,26 +109,24 @@ class DdpCollector(Collector):
             return
         self._averaged += 1
         self._forget()
-        if self._hooks_needed and not self._capture_by_hooks:
+        if self.phase is Phase.BY_HOOKS:
             self._install_hooks()
         if loss.requires_grad:
-            self._armed = True
-            self._capture_average = capture_average
+            self._pass = _Pass(self.phase is not Phase.AT_BACKWARD_END, capture_average)
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
         """|g_rank|² of the captured backward pass; None if there was none to rely on."""
         self.raise_error_of_hook()
-        if self.averaged_too_often:
+        one = self._pass
+        if self.averaged_too_often or one is None or one.graph_task is None:
             return None
-        if not self._capture_by_hooks:
-            return None if self._hooks_needed else self._local_sq_norms
-        if self._graph_task is None:
-            return None
+        if not one.by_hooks:
+            return None if one.nested else one.sq_norms
         self._probes_left -= 1
-        if self._probes_left <= 0 and not self._hooks_needed and self._norms_of:
-            self._leave_one_hook()
-        return self.norms.sums(self._with_hooked(self.norms.none()))
+        if self.phase is Phase.PROBING and self._probes_left <= 0 and one.norms_of:
+            self._leave_one_hook(last_ready=next(reversed(one.norms_of)))
+        return self._with_hooked(one, self.norms.none())
 
     def reset(self) -> None:
         """Begin another step."""
@@ -114,11 +135,7 @@ class DdpCollector(Collector):
 
     def _forget(self) -> None:
         super().reset()
-        self._armed = False
-        self._capture_average = False
-        self._graph_task = None
-        self._local_sq_norms = None
-        self._norms_of = {}
+        self._pass = None
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -127,69 +144,78 @@ class DdpCollector(Collector):
         self._hooks = {}
         self.reset()
 
+    @property
+    def _live(self) -> _Pass | None:
+        """The pass under way, if one that was announced is."""
+        return None if self._pass is None or self._pass.over else self._pass
+
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
-        if not self._armed:
+        one = self._live
+        if one is None:
             return
-        self._graph_task = torch._C._current_graph_task_id()
-        if self._capture_average:
+        one.graph_task = torch._C._current_graph_task_id()
+        if one.capture_average:
             self._average.capture_at_backward_end()
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
         if self._ddp.find_unused_parameters:
             # What a parameter gathered from earlier micro-batches counts, also where this pass
             # leaves it out and its hook stays silent.
             for index, p in enumerate(self.norms.parameters):
-                if self._normed_by_hook(index) and p.grad is not None and p.requires_grad:
-                    self._norms_of[index] = self.norms.of([Piece(index, p.grad)])
+                if (one.by_hooks or index in self._sparse) and p.requires_grad:
+                    self._norm_by_hook(one, index, p)
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        if self._armed and not self._capture_by_hooks:
+        one = self._live
+        if one is None:
+            return
+        one.over = True
+        if not one.by_hooks:
             pieces = [
                 Piece(index, p.grad)
                 for index, p in enumerate(self.norms.parameters)
                 if index not in self._sparse and p.grad is not None and p.requires_grad
             ]
-            self._local_sq_norms = self.norms.sums(self._with_hooked(self.norms.of(pieces)))
-        self._armed = False
+            one.sq_norms = self._with_hooked(one, self.norms.of(pieces))
 
     @keeps_errors
     def _on_accumulated(self, index: int, parameter: Parameter) -> None:
-        if not self._armed:
+        one = self._live
+        if one is None:
             return
-        if torch._C._current_graph_task_id() != self._graph_task:
-            self._hooks_needed = True
-        if self._normed_by_hook(index) and parameter.grad is not None:
-            # Reinserted, so that the last one in the dict is the last one that was ready.
-            self._norms_of.pop(index, None)
-            self._norms_of[index] = self.norms.of([Piece(index, parameter.grad)])
+        if torch._C._current_graph_task_id() != one.graph_task:
+            one.nested = True
+            self.phase = Phase.BY_HOOKS
+        if one.by_hooks or index in self._sparse:
+            self._norm_by_hook(one, index, parameter)
 
-    def _normed_by_hook(self, index: int) -> bool:
-        return self._capture_by_hooks or index in self._sparse
+    def _norm_by_hook(self, one: _Pass, index: int, parameter: Parameter) -> None:
+        if parameter.grad is not None:
+            one.norms_of.pop(index, None)  # reinserted: see `_Pass`
+            one.norms_of[index] = self.norms.of([Piece(index, parameter.grad)])
 
-    def _with_hooked(self, every_norm: Norms) -> Norms:
-        """Add what the hooks normed to `every_norm`, and return it."""
+    def _with_hooked(self, one: _Pass, every_norm: Norms) -> Tensor:
+        """Return the sums of what the hooks normed and of `every_norm`."""
         # In the order of capture A, so that a resumed run rounds its first sums alike.
-        for _, norms in sorted(self._norms_of.items()):
+        for _, norms in sorted(one.norms_of.items()):
             for entry, pieces in enumerate(norms):
                 every_norm[entry].extend(pieces)
-        return every_norm
+        return self.norms.sums(every_norm)
 
     def _install_hooks(self) -> None:
-        self._capture_by_hooks = True
         for index, parameter in enumerate(self.norms.parameters):
             if index not in self._hooks:
                 hook = partial(self._on_accumulated, index)
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(hook)
 
-    def _leave_one_hook(self) -> None:
+    def _leave_one_hook(self, *, last_ready: int) -> None:
         """Go over to capture A, but for sparse gradients. The last parameter ready stays on watch.
 
         It is there that DDP finishes: should its backward ever be nested (checkpointing that
         starts in mid-run), the step is left out and capture B comes back.
         """
-        self._capture_by_hooks = False
-        last_ready = next(reversed(self._norms_of))
+        self.phase = Phase.AT_BACKWARD_END
         for index in self._hooks.keys() - self._sparse - {last_ready}:
             self._hooks.pop(index).remove()
 

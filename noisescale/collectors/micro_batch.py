@@ -8,6 +8,7 @@ before DDP takes it). What is in `p.grad` at the optimizer step is the gradient 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.collectors.collector import Collector
-from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
     Weight,
@@ -29,6 +30,31 @@ from noisescale.guard import keeps_errors
 # bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
 _LARGE_BYTES = 2**20
 _MOST_BYTES_KEPT = 25 * 2**20
+
+
+@dataclass
+class Pass:
+    """A backward pass, and what was seen of it."""
+
+    capture_average: bool
+    seen: set[int] = field(default_factory=set)
+    """Parameters, by index, whose gradients came."""
+    reached: bool = False
+    """Whether it came to an end, and to a parameter that is measured."""
+
+
+@dataclass
+class _Step:
+    """The passes since the last reset, and the norms of their gradients."""
+
+    captured: Norms
+    passes: list[Pass] = field(default_factory=list)
+    kept: list[Piece] = field(default_factory=list)
+    """Gradients to be normed together."""
+    bytes_kept: int = 0
+    in_pieces: bool = False
+    """Whether some gradient came in two pieces (reentrant checkpointing of two uses): there is no
+    norm of the whole gradient to be seen."""
 
 
 class MicroBatchCollector(Collector):
@@ -45,14 +71,8 @@ class MicroBatchCollector(Collector):
             p.register_hook(partial(self._on_gradient, index))
             for index, p in enumerate(norms.parameters)
         ]
-        self._armed = False
-        self._capture_average = False
-        self._kept: list[Piece] = []
-        self._bytes_kept = 0
-        self._captured = norms.none()
-        self._seen: set[int] = set()
-        self._seen_twice = False
-        self._reached: list[bool] = []
+        self._step = _Step(norms.none())
+        self._live: Pass | None = None
 
     @property
     def least_micro_batches(self) -> int:
@@ -62,7 +82,7 @@ class MicroBatchCollector(Collector):
     @property
     def reached(self) -> list[bool]:
         """For each pass whether it came to a measured parameter: another optimizer's may not."""
-        return self._reached
+        return [one.reached for one in self._step.passes]
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every micro-batch is a part; its gradient was divided like the losses."""
@@ -74,28 +94,24 @@ class MicroBatchCollector(Collector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
-        self._armed = loss.requires_grad
-        self._capture_average = capture_average
-        self._seen = set()
-        self._reached.append(False)
-        if self._armed:
+        one = Pass(capture_average)
+        self._step.passes.append(one)
+        self._live = one if loss.requires_grad else None
+        if loss.requires_grad:
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
-        if not any(self._captured) or self._seen_twice:
+        if not any(self._step.captured) or self._step.in_pieces:
             return None
-        return self.norms.sums(self._captured)
+        return self.norms.sums(self._step.captured)
 
     def reset(self) -> None:
-        """Begin another window."""
+        """Begin another step."""
         super().reset()
-        self._armed = False
-        self._kept, self._bytes_kept = [], 0
-        self._captured = self.norms.none()
-        self._seen_twice = False
-        self._reached = []
+        self._live = None
+        self._step = _Step(self.norms.none())
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -106,35 +122,34 @@ class MicroBatchCollector(Collector):
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
-        if self._armed and not measuring():
+        if self._live is not None and not measuring():
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
-            if self._capture_average:
+            if self._live.capture_average:
                 self._average.capture_at_backward_end()
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
-        if not self._armed or measuring():
+        if self._live is None or measuring():
             return
-        # A parameter whose gradient comes in two pieces (reentrant checkpointing of two uses)
-        # has no norm of its whole gradient to be seen here.
-        if index in self._seen:
-            self._seen_twice = True
-        self._seen.add(index)
+        step = self._step
+        step.in_pieces |= index in self._live.seen
+        self._live.seen.add(index)
         size = gradient.numel() * gradient.element_size()
         if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
-            self.norms.add_one(self._captured, index, gradient)
+            self.norms.add_one(step.captured, index, gradient)
             return
-        self._kept.append(Piece(index, gradient))
-        self._bytes_kept += size
-        if self._bytes_kept >= _MOST_BYTES_KEPT:
+        step.kept.append(Piece(index, gradient))
+        step.bytes_kept += size
+        if step.bytes_kept >= _MOST_BYTES_KEPT:
             self._flush()
 
     @keeps_errors
     def _on_backward_end(self) -> None:
         self._flush()
-        self._reached[-1] = bool(self._seen)
-        self._armed = False  # what runs before the next pass (a gradient penalty) does not count
+        if self._live is not None:
+            self._live.reached = bool(self._live.seen)
+        self._live = None  # what runs before the next pass (a gradient penalty) does not count
 
     def _flush(self) -> None:
-        self.norms.add(self._captured, self._kept)
-        self._kept, self._bytes_kept = [], 0
+        self.norms.add(self._step.captured, self._step.kept)
+        self._step.kept, self._step.bytes_kept = [], 0

@@ -9,14 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.estimation.level import Level
+from noisescale.estimation.level import Level, WeightedStep
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.ratio_interval import WeightedMeans
 
 FEWEST_PAIRS = 7.0
 """Differences, each weighted by its decay, that a scatter is taken from: 8 steps' worth."""
-
-
-_OF_STEPS, _OF_LEVELS = slice(7), slice(7, 9)  # columns of Scatter.sums
 
 
 class Averages(NamedTuple):
@@ -42,13 +40,13 @@ class Averages(NamedTuple):
         return cls(zero, zero, zero, two, two, three)
 
     def after(
-        self, step: NDArray[np.float64], weight: float, decay: NDArray[np.float64]
+        self, moments: GradientMoments, weight: float, decay: NDArray[np.float64]
     ) -> Averages:
         """Add one step. Sums stay centred on the moving mean: raw squares would cancel."""
         decay_sq, sq_weight = decay * decay, weight * weight
         total = decay * self.weight + weight
         share = weight / total
-        difference = step - self.mean
+        difference = np.array([moments.noise_trace, moments.grad_sq_norm]) - self.mean
         shift = difference * share[:, None]
         earlier = decay_sq * self.sq_weight
         offset = decay_sq[:, None] * self.offset
@@ -70,6 +68,40 @@ class Averages(NamedTuple):
             scatter=scatter,
         )
 
+    @property
+    def means(self) -> WeightedMeans[NDArray[np.float64]]:
+        """The averages over all windows, and what their errors come from."""
+        noise_trace, grad_sq_norm = self.mean.T
+        return WeightedMeans(
+            noise_trace=noise_trace,
+            grad_sq_norm=grad_sq_norm,
+            weight=self.weight,
+            scatter=self.scatter,
+            sq_weight=self.sq_weight,
+            fourth_weight=self.fourth_weight,
+        )
+
+
+class _Sums(NamedTuple):
+    """The columns of `Scatter.sums`: exponential sums over the steps of a window."""
+
+    noise_trace: float
+    """Σ w·S."""
+    grad_sq_norm: float
+    """Σ w·Q."""
+    weight: float
+    """Σ w."""
+    pairs: float
+    """Of 1, over differences of successive steps."""
+    noise_trace_squares: float
+    """Of w₁w₂/(w₁ + w₂)·(S₁ - S₂)²; the two after it likewise."""
+    products: float
+    grad_sq_norm_squares: float
+    level: float
+    """Σ w·L."""
+    sq_level: float
+    """Σ w·L², with the decay squared."""
+
 
 class Scatter(NamedTuple):
     """How precise a window is expected to be, whatever its own interval says; one window a row.
@@ -85,48 +117,49 @@ class Scatter(NamedTuple):
     """
 
     level: Level
-    last: tuple[float, float, float]
-    """Weight w, S and Q of the latest step, S and Q over their level L; w is 0 before the first."""
+    last: WeightedStep[float]
+    """The latest step; its weight is 0 before the first."""
     sums: NDArray[np.float64]
-    """Exponential sums, shape (windows, 9).
-
-    Over steps w·S, w·Q and w; over differences 1 and w₁w₂/(w₁ + w₂) times their squares SS, SQ and
-    QQ; over steps w·L, and w·L² with the decay squared.
-    """
+    """Shape (windows, columns), for the columns see `_Sums`."""
 
     @classmethod
     def empty(cls, windows: int) -> Scatter:
         """Return the sums over no steps."""
-        return cls(Level(), (0.0, 0.0, 0.0), np.zeros((windows, 9)))
+        return cls(Level(), WeightedStep(0.0, 0.0, 0.0), np.zeros((windows, len(_Sums._fields))))
 
     @staticmethod
     def decays(decay: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what `after` multiplies the sums by, from the decay of each window."""
-        columns = np.repeat(decay[:, None], 9, axis=1)
-        columns[:, -1] **= 2
+        columns = np.repeat(decay[:, None], len(_Sums._fields), axis=1)
+        columns[:, _Sums._fields.index("sq_level")] **= 2
         return columns
 
     def after(
         self, moments: GradientMoments, weight: float, decays: NDArray[np.float64]
     ) -> Scatter:
         """Add one step. The first one only sets the level."""
-        moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
+        weight = float(weight)  # not of numpy, as the moments
+        moments = GradientMoments(*map(float, moments))
         relative, level = self.level.step(moments, weight)
         if relative is None:
             return self._replace(level=level)
-        signal, noise = relative
-        last_weight, last_noise, last_signal = self.last
-        differences = [0.0] * 4
-        if last_weight:
-            pair = weight * last_weight / (weight + last_weight)
-            of_noise, of_signal = noise - last_noise, signal - last_signal
-            squares = of_noise * of_noise, of_noise * of_signal, of_signal * of_signal
-            differences = [1.0, *(pair * square for square in squares)]
-        share = weight * self.level.sq_norm
-        levels = share, share * self.level.sq_norm
-        row = [weight * noise, weight * signal, weight, *differences, *levels]
-        sums = decays * self.sums + np.array(row)
-        return Scatter(level, (weight, noise, signal), sums)
+        step, last = WeightedStep(weight, relative.noise_trace, relative.grad_sq_norm), self.last
+        # Before there is another step the pair weighs nothing.
+        pair = weight * last.weight / (weight + last.weight)
+        of_noise = step.noise_trace - last.noise_trace
+        of_signal = step.grad_sq_norm - last.grad_sq_norm
+        added = _Sums(
+            noise_trace=weight * step.noise_trace,
+            grad_sq_norm=weight * step.grad_sq_norm,
+            weight=weight,
+            pairs=1.0 if last.weight else 0.0,
+            noise_trace_squares=pair * (of_noise * of_noise),
+            products=pair * (of_noise * of_signal),
+            grad_sq_norm_squares=pair * (of_signal * of_signal),
+            level=weight * self.level.sq_norm,
+            sq_level=weight * self.level.sq_norm * self.level.sq_norm,
+        )
+        return Scatter(level, step, decays * self.sums + np.array(added))
 
     def squared_variation(self, window: int) -> float:
         """Return cv² over that window's steps, for a step of weight 1.
@@ -134,12 +167,12 @@ class Scatter(NamedTuple):
         cv is the standard deviation of S - R·Q over the mean of S, R being the ratio of the means.
         Infinite while the ratio is not known.
         """
-        of_steps: list[float] = self.sums[window, _OF_STEPS].tolist()
-        noise, signal, weight, pairs, noise_sq, product, signal_sq = of_steps
-        if pairs < FEWEST_PAIRS or noise <= 0 or signal <= 0:
+        x = _Sums(*self.sums[window].tolist())
+        if x.pairs < FEWEST_PAIRS or x.noise_trace <= 0 or x.grad_sq_norm <= 0:
             return math.inf
-        ratio, mean_noise = noise / signal, noise / weight
-        variance = (noise_sq - 2 * ratio * product + ratio * ratio * signal_sq) / pairs
+        ratio, mean_noise = x.noise_trace / x.grad_sq_norm, x.noise_trace / x.weight
+        squares = x.noise_trace_squares - 2 * ratio * x.products
+        variance = (squares + ratio * ratio * x.grad_sq_norm_squares) / x.pairs
         return max(variance, 0.0) / mean_noise / mean_noise
 
     def effective_weight(self, window: int) -> float:
@@ -149,5 +182,5 @@ class Scatter(NamedTuple):
         (Σ w·L)²/Σ w·L². Where |G|² falls a window of n steps forgets late: what it has of old steps
         is larger than what has come since.
         """
-        levels, sq_levels = (float(x) for x in self.sums[window, _OF_LEVELS])
-        return levels * levels / sq_levels if sq_levels > 0 else 0.0
+        x = _Sums(*self.sums[window].tolist())
+        return x.level * x.level / x.sq_level if x.sq_level > 0 else 0.0

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtrit
 
+from noisescale.checks import check_confidence, is_whole
 from noisescale.estimation.averages import Averages, Scatter
-from noisescale.estimation.level import Level
+from noisescale.estimation.level import Level, WeightedStep
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.window_sizing import steps_needed
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 """Steps in the windows that `window="auto"` keeps side by side."""
@@ -27,67 +26,6 @@ LARGEST_MOMENT = 1e100
 
 AUTO_RELATIVE_WIDTH = 0.5
 """The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """The simple gradient noise scale B_simple = tr(Σ)/|G|² and how sure it is.
-
-    Example:
-        >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
-        19.1 examples (95 % 15.2 to 24.8, 200 steps)
-        >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))
-        above 310 examples (not resolved at 95 % after 50 steps)
-    """
-
-    value: float
-    """B_simple in `unit`, within its interval; NaN while the averaged |G|² is not positive."""
-    low: float
-    """Lower end of the confidence interval, in `unit`."""
-    high: float
-    """Upper end of the confidence interval; infinite while the noise hides the gradient."""
-    grad_sq_norm: float
-    """|G|², averaged over steps; may be negative while not resolved."""
-    noise_trace: float
-    """tr(Σ), averaged over steps; may be negative where it is small."""
-    steps: float
-    """Effective number of measured steps in the averages, 1/Σw² of their weights."""
-    confidence: float = 0.95
-    unit: str = "examples"
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the interval has an upper end. Without one only `low` is knowledge."""
-        return math.isfinite(self.high)
-
-    def efficiency(self, batch_size: float) -> float:
-        """Return the progress per example at `batch_size` against that of tiny batches.
-
-        B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
-        """
-        if self.value == batch_size == 0:
-            return math.nan
-        return self.value / (self.value + batch_size)
-
-    def short(self) -> str:
-        """Return a few characters for a progress bar: "19.1", ">310" or "?"."""
-        if self.resolved:
-            return three_digits(self.value)
-        return f">{three_digits(self.low)}" if self.low > 0 else "?"
-
-    def __str__(self) -> str:
-        level = f"{self.confidence * 100:.3g} %"
-        steps = f"{self.steps:.0f} step{'' if round(self.steps) == 1 else 's'}"
-        if self.resolved:
-            return (
-                f"{three_digits(self.value)} {self.unit}"
-                f" ({level} {three_digits(self.low)} to {three_digits(self.high)}, {steps})"
-            )
-        if self.steps == 0:
-            return "not measured yet"
-        bound = f"above {three_digits(self.low)} {self.unit} " if self.low > 0 else ""
-        text = f"{bound}(not resolved at {level} after {steps})"
-        return text if bound else text.strip("()")
 
 
 class NoiseScaleEstimator:
@@ -176,48 +114,28 @@ class NoiseScaleEstimator:
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        step = np.array([moments.noise_trace, moments.grad_sq_norm])
-        self._averages = self._averages.after(step, weight, self._decay)
+        self._averages = self._averages.after(moments, weight, self._decay)
         self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
         return True
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale as of the last step. Never raises for lack of data."""
         if self._averages.weight[-1] == 0:
-            return self._answer(math.nan, 0.0, math.inf, (math.nan, math.nan), 0.0)
-        k = self._chosen_window()
-        averages = self._averages
-        noise_trace, grad_sq_norm = (float(x) for x in averages.mean[k])
-        sum_sq_weights = float(averages.sq_weight[k] / averages.weight[k] ** 2)
-        steps = 1 / sum_sq_weights
-        low, high = 0.0, math.inf
-        # Satterthwaite's: the covariance below is a sum over steps with the weights w². For equal
-        # weights these are the familiar n - 1; an exponential average has about half as many.
-        degrees_of_freedom = float(averages.sq_weight[k] ** 2 / averages.fourth_weight[k]) - 1
-        if degrees_of_freedom > 1e-9:
-            covariance = averages.scatter[k] / averages.weight[k] ** 2 / (1 - sum_sq_weights)
-            quantile = float(stdtrit(degrees_of_freedom, 0.5 + self.confidence / 2))
-            low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        # The interval ends at 0, where tr(Σ) does, and so does the value. The moments stay signed.
-        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
-        return self._answer(value, low, high, (grad_sq_norm, noise_trace), steps)
-
-    def _answer(
-        self, value: float, low: float, high: float, moments: tuple[float, float], steps: float
-    ) -> NoiseScale:
-        return NoiseScale(value, low, high, *moments, steps, self.confidence, self.unit)
+            return NoiseScale.unknown(self.confidence, self.unit)
+        means = self._averages.means.at(self._chosen_window())
+        return NoiseScale.of(means, self.confidence, self.unit)
 
     def _chosen_window(self) -> int:
         """Index of the shortest window that should do, else of the longest.
 
-        By the delta method a ratio R over n steps of variation cv has the interval
-        R·(1 ± 2·cv/√n), of relative width 4·cv/√n. For a window of n steps cv is taken over 2n
-        steps or 64, whichever is more, so that no window is chosen by itself.
+        For a window of n steps the scatter is taken over 2n steps or 64, whichever is more, so that
+        no window is chosen by itself.
         """
         last = len(self._lengths) - 1
         for k in range(last):
             memory = min(max(k + 1, _LEAST_MEMORY), last)
-            needed = 16 * self._scatter.squared_variation(memory) / AUTO_RELATIVE_WIDTH**2
+            squared_variation = self._scatter.squared_variation(memory)
+            needed = steps_needed(squared_variation, AUTO_RELATIVE_WIDTH)
             if self._scatter.effective_weight(k) >= needed:
                 return k
         return last
@@ -265,30 +183,6 @@ class NoiseScaleEstimator:
         )
         scatter = Scatter.empty(windows)
         if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
-            weight, noise, signal = saved["last"]
             sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
-            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
+            scatter = Scatter(Level(saved["level"]), WeightedStep(*saved["last"]), sums)
         self._averages, self._scatter = averages, scatter
-
-
-def check_confidence(value: object) -> None:
-    """Raise a ValueError unless it can be the coverage of an interval."""
-    if not (is_real(value) and 0 < value < 1):
-        raise ValueError(
-            f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
-        )
-
-
-def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a number of Python's or numpy's."""
-    return isinstance(value, Real)
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is an integer of Python's or numpy's, not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def three_digits(value: float) -> str:
-    """Return a number as people read it: 19.1 or 1,234."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from noisescale.estimation.estimator import NoiseScale, check_confidence
-from noisescale.estimation.level import Level
+from noisescale.checks import check_confidence
+from noisescale.estimation.level import Level, WeightedStep
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.ratio_interval import WeightedMeans
+from noisescale.estimation.window_sizing import steps_needed
 
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
@@ -59,7 +59,7 @@ class RecentSteps:
         self._relative_width = relative_width
         self._confidence = confidence
         self._unit = unit
-        # Rows of batch size, tr(Σ) and |G|², both over |g|². Full, it is moved to the front.
+        # A `WeightedStep` a row. Full, it is moved to the front.
         self._rows = np.empty((2 * most_steps, 3))
         self._end = 0
         self._most_steps = most_steps
@@ -84,47 +84,48 @@ class RecentSteps:
         if relative is not None:
             if self._end == len(self._rows):
                 self._keep(self._steps)
-            self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
+            step = WeightedStep(weight, relative.noise_trace, relative.grad_sq_norm)
+            self._rows[self._end] = step
             self._end += 1
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale of the last steps. Its two moments are relative to |g|²."""
-        unknown = NoiseScale(
-            math.nan, 0.0, math.inf, math.nan, math.nan, len(self), self._confidence, self._unit
-        )
         if len(self) < 2:
-            return unknown
-        steps = self._steps[-self._window(self._steps) :]
-        weight, moments = steps[:, 0] / steps[:, 0].sum(), steps[:, 1:]
+            return NoiseScale.unknown(self._confidence, self._unit, steps=len(self))
+        rows = self._steps[-self._window(self._steps) :]
+        step = WeightedStep(*rows.T)
+        share = step.weight / step.weight.sum()
         # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.
-        noise_trace, grad_sq_norm = (float(x) for x in (weight[:, None] * moments).sum(axis=0))
-        of_noise, of_signal = (weight[:, None] * (moments - (noise_trace, grad_sq_norm))).T
-        sum_sq, fourth = float((weight**2).sum()), float((weight**4).sum())
-        # Sandwich covariance and Satterthwaite's degrees of freedom, as in NoiseScaleEstimator.
+        mean = WeightedStep(*(share[:, None] * rows).sum(axis=0).tolist())
+        of_noise = share * (step.noise_trace - mean.noise_trace)
+        of_signal = share * (step.grad_sq_norm - mean.grad_sq_norm)
         products = (of_noise * of_noise, of_noise * of_signal, of_signal * of_signal)
-        covariance = np.array([product.sum() for product in products]) / (1 - sum_sq)
-        quantile = float(stdtrit(max(sum_sq**2 / fourth - 1, 1e-9), 0.5 + self._confidence / 2))
-        low, high = fieller_interval(noise_trace, grad_sq_norm, covariance, quantile)
-        # Within its interval, as in NoiseScaleEstimator.
-        value = max(noise_trace, 0.0) / grad_sq_norm if grad_sq_norm > 0 else math.nan
-        moments_now = grad_sq_norm, noise_trace
-        return NoiseScale(value, low, high, *moments_now, 1 / sum_sq, self._confidence, self._unit)
+        means = WeightedMeans(
+            noise_trace=mean.noise_trace,
+            grad_sq_norm=mean.grad_sq_norm,
+            weight=1.0,
+            scatter=np.array([product.sum() for product in products]),
+            sq_weight=float((share**2).sum()),
+            fourth_weight=float((share**4).sum()),
+        )
+        return NoiseScale.of(means, self._confidence, self._unit)
 
-    def _window(self, steps: NDArray[np.float64]) -> int:
+    def _window(self, rows: NDArray[np.float64]) -> int:
         """How many of the last steps to answer from."""
-        weight, noise, signal = steps.T
+        step = WeightedStep(*rows.T)
+        weight, noise, signal = step.weight, step.noise_trace, step.grad_sq_norm
         mean_noise, mean_signal = ((weight * x).sum() / weight.sum() for x in (noise, signal))
         if mean_signal <= 0 or mean_noise <= 0:
-            return len(steps)
+            return len(rows)
         of_ratio = noise - mean_noise / mean_signal * signal
         # A step of weight w has variance C/w, a difference C·(1/w₁ + 1/w₂).
         precision = weight[1:] * weight[:-1] / (weight[1:] + weight[:-1])
         variance = float((precision * np.diff(of_ratio) ** 2).mean() / weight.mean())
-        needed = 16 * variance / mean_noise**2 / self._relative_width**2
+        needed = steps_needed(variance / mean_noise**2, self._relative_width)
         window = _FEWEST_STEPS
         while window < needed:
             window *= 2
-        return min(window, len(steps))
+        return min(window, len(rows))
 
     def _keep(self, steps: NDArray[np.float64]) -> None:
         self._rows[: len(steps)] = steps

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.ratio_interval import LEAST_FREEDOM, WeightedMeans
+from noisescale.estimation.window_sizing import steps_needed
 from noisescale.history.rows import Array, Rows
 
 MOST_BLOCKS = 32
@@ -25,21 +25,14 @@ RELATIVE_WIDTH = 1.0
 
 
 class Blocks(NamedTuple):
-    """Averages over blocks of consecutive rows; arrays have a value for each block.
-
-    S and Q are the averages of tr(Σ) and |G|², each step's over its trailing |g|².
-    """
+    """Averages over blocks of consecutive rows; arrays have a value for each block."""
 
     of_row: NDArray[np.intp]
     """The block of each row."""
-    noise_trace: Array
-    """S."""
-    grad_sq_norm: Array
-    """Q, signed."""
-    covariance: Array
-    """v_SS, v_SQ and v_QQ of the two averages, shape (blocks, 3)."""
+    means: WeightedMeans[Array]
+    """S and Q: the averages of tr(Σ) and |G|², each step's over its trailing |g|²."""
     freedom: Array
-    """Degrees of freedom of the covariance; 0 where there is none to speak of."""
+    """Degrees of freedom of their covariance; 0 where there is none to speak of."""
 
     @classmethod
     def of(cls, rows: Rows, batch_size: Array) -> Blocks:
@@ -55,9 +48,8 @@ class Blocks(NamedTuple):
 
         weight = np.maximum(total(rows.weight), 1e-300)
         s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
-        of_rows = rows.means
-        ds, dq = of_rows[0] - s[block], of_rows[1] - q[block]
-        # Sandwich covariance of weighted means; steps within a row are taken to weigh alike.
+        ds, dq = rows.means.noise_trace - s[block], rows.means.grad_sq_norm - q[block]
+        # Steps within a row are taken to weigh alike.
         sq_weight = rows.weight * rows.unit_weight
         squares = np.stack(
             [
@@ -67,30 +59,30 @@ class Blocks(NamedTuple):
             ],
             axis=1,
         )
-        shares = total(sq_weight) / weight**2
-        fourths = total(rows.weight * rows.unit_weight**3) / weight**4
-        # Satterthwaite's, see `NoiseScaleEstimator.estimate`; n - 1 where all weigh alike.
-        freedom = shares**2 / np.maximum(fourths, 1e-300) - 1
+        means = WeightedMeans(
+            noise_trace=s,
+            grad_sq_norm=q,
+            weight=np.ones_like(weight),
+            scatter=squares / weight[:, None] ** 2,
+            sq_weight=total(sq_weight) / weight**2,
+            fourth_weight=total(rows.weight * rows.unit_weight**3) / weight**4,
+        )
         ruling = _ruling_units(rows, batch_size, total) - 1
-        freedom = np.minimum(np.maximum(freedom, 0.0), np.maximum(ruling, 1.0))
-        covariance = squares / weight[:, None] ** 2 / np.maximum(1 - shares, 1e-300)[:, None]
-        return cls(block, s, q, covariance, freedom)
+        freedom = np.minimum(np.maximum(means.freedom, 0.0), np.maximum(ruling, 1.0))
+        return cls(block, means, freedom)
 
     def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
         """Return the noise scale S/Q of each block with Fieller's interval.
 
-        The value is NaN where Q is not positive; the interval is 0 to infinity where the scatter
-        is not known.
+        The value is NaN where Q is not positive. Where the scatter is not known the interval is 0
+        to infinity and the value NaN, too: a block of one unit is no average.
         """
-        value = np.full_like(self.noise_trace, math.nan)
-        low, high = np.zeros_like(value), np.full_like(value, math.inf)
-        for k, (s, q) in enumerate(zip(self.noise_trace, self.grad_sq_norm, strict=True)):
-            if self.freedom[k] > 1e-9:
-                quantile = float(stdtrit(self.freedom[k], 0.5 + confidence / 2))
-                ends = fieller_interval(float(s), float(q), self.covariance[k], quantile)
-                low[k], high[k] = ends
-                value[k] = np.clip(s / q, *ends) if q > 0 else math.nan
-        return value, low, high
+        found = [
+            self.means.at(k).ratio_interval(confidence, freedom)
+            for k, freedom in enumerate(self.freedom.tolist())
+        ]
+        value, low, high = np.array(found).T
+        return np.where(self.freedom > LEAST_FREEDOM, value, math.nan), low, high
 
     def progress(self, batch_size: Array) -> tuple[Array, Array]:
         """Return the progress of a step of each row, and its standard error within the block.
@@ -105,8 +97,8 @@ class Blocks(NamedTuple):
         remaining bias, of second order in the covariance, is taken off.
         """
         block = self.of_row
-        s, q = self.noise_trace[block], self.grad_sq_norm[block]
-        ss, sq, qq = self.covariance[block].T
+        s, q = self.means.noise_trace[block], self.means.grad_sq_norm[block]
+        ss, sq, qq = self.means.covariance[block].T
         # |g|² can be no smaller than its noise; of few steps it may come out so.
         sq_norm = np.maximum(batch_size * q + s, 0.1 * np.abs(s) + 1e-300)
         bias = (
@@ -114,7 +106,7 @@ class Blocks(NamedTuple):
         ) / sq_norm**3
         variance = np.maximum(q**2 * ss - 2 * q * s * sq + s**2 * qq, 0.0)
         error = batch_size / sq_norm**2 * np.sqrt(variance)
-        known = self.freedom[block] > 1e-9
+        known = self.freedom[block] > LEAST_FREEDOM
         return batch_size * q / sq_norm - bias, np.where(known, error, math.inf)
 
 
@@ -126,8 +118,7 @@ def _ruling_units(
     At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
     are not known, as many steps as (Σv)²/Σv² are taken to rule. One degree of freedom is left.
     """
-    s, q = rows.means
-    mean = q + s / batch_size
+    mean = rows.means.grad_sq_norm + rows.means.noise_trace / batch_size
     squares = (
         rows.noise_trace_squares / batch_size**2
         + 2 * rows.products / batch_size
@@ -151,8 +142,7 @@ def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
 def _number(rows: Rows) -> int:
     """How many blocks have the relative width, at the noise of the whole run.
 
-    By the delta method the ratio b over n units has the interval b·(1 ± 2·cv/√n), so that
-    n = (4·cv/width)² units are needed, as in `NoiseScaleEstimator`.
+    That of all its rows: see `steps_needed`.
     """
     units, weight = float(rows.units.sum()), float(rows.weight.sum())
     s, q = float(rows.noise_trace.sum()) / weight, float(rows.grad_sq_norm.sum()) / weight
@@ -165,8 +155,8 @@ def _number(rows: Rows) -> int:
         + s**2 * rows.grad_sq_norm_squares
     )
     measured = rows.units > 0
-    unit_weight, of_rows = rows.unit_weight[measured], rows.means
-    between = np.diff((q * of_rows[0] - s * of_rows[1])[measured])
+    unit_weight, means = rows.unit_weight[measured], rows.means
+    between = np.diff((q * means.noise_trace - s * means.grad_sq_norm)[measured])
     row_weight = rows.weight[measured]
     pairs = row_weight[1:] * row_weight[:-1] / (row_weight[1:] + row_weight[:-1])
     # A unit of weight w has the variance C/w; both sums estimate C.
@@ -175,6 +165,6 @@ def _number(rows: Rows) -> int:
         return 1
     spread = float((inner[measured] / unit_weight).sum() + (pairs * between**2).sum()) / counted
     cv_squared = spread / (weight / units) / (s * q) ** 2
-    needed = max(16 * cv_squared / RELATIVE_WIDTH**2, FEWEST_UNITS)
+    needed = max(steps_needed(cv_squared, RELATIVE_WIDTH), FEWEST_UNITS)
     rows_measured = int(measured.sum())
     return int(np.clip(units // needed, 1, min(MOST_BLOCKS, rows_measured)))

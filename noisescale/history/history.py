@@ -160,16 +160,16 @@ class History(Mapping[str, NDArray[np.float64]]):
     def tradeoff(self) -> Tradeoff:
         """Steps against examples for what the run reached, see `Tradeoff.from_run`.
 
-        Each block of the run counts with the noise scale of its own time, see `Stretches.of`.
+        Each block of the run counts with the noise scale of its own time, see `Segments.of`.
         `predict` has the bounds, too.
 
         Raises:
             ValueError: If the noise scale of the run is not resolved.
         """
-        from noisescale.history.segments import Stretches
-        from noisescale.prediction.run_law import tradeoff_of
+        from noisescale.history.run_law import tradeoff_of
+        from noisescale.history.segments import Segments
 
-        return tradeoff_of(Stretches.of(self))
+        return tradeoff_of(Segments.of(self))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         return np.array(self._columns[column], dtype=np.float64)

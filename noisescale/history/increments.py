@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measured steps between two rows of a history add, enough to average any stretch anew."""
+"""What the measured steps between two rows of a history add, enough to average any segment anew."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from noisescale.estimation.moments import GradientMoments
 
 Array = NDArray[np.float64]
 
-SUMS = (
-    "increment_measured_steps",
-    "increment_weight",
-    "increment_noise_trace",
-    "increment_grad_sq_norm",
-)
+_NOISE, _SIGNAL = "increment_noise_trace", "increment_grad_sq_norm"
+
+SUMS = ("increment_measured_steps", "increment_weight", _NOISE, _SIGNAL)
 """n, Σw, Σw·S and Σw·Q of a row, with S and Q the moments of a step over its level of |g|²."""
 
-SQUARES = (
-    "increment_noise_trace_squares",
-    "increment_products",
-    "increment_grad_sq_norm_squares",
-)
+SQUARES = {
+    "increment_noise_trace_squares": (_NOISE, _NOISE),
+    "increment_products": (_NOISE, _SIGNAL),
+    "increment_grad_sq_norm_squares": (_SIGNAL, _SIGNAL),
+}
 """Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² of a row, around its own weighted means."""
 
 INCREMENTS = (*SUMS, *SQUARES)
@@ -67,8 +64,15 @@ class Increments:
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next one."""
         row, self._row = self._row, _Row()
-        sums = (float(row.steps), row.weight, row.weight * row.s, row.weight * row.q)
-        return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
+        return {
+            "increment_measured_steps": float(row.steps),
+            "increment_weight": row.weight,
+            "increment_noise_trace": row.weight * row.s,
+            "increment_grad_sq_norm": row.weight * row.q,
+            "increment_noise_trace_squares": row.ss,
+            "increment_products": row.sq,
+            "increment_grad_sq_norm_squares": row.qq,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
@@ -100,7 +104,7 @@ class _Row(NamedTuple):
 
     def after(self, relative: GradientMoments, weight: float) -> _Row:
         """Add one step: a shift of the mean moves every square about it."""
-        q, s = relative
+        s, q = relative.noise_trace, relative.grad_sq_norm
         share = weight / (self.weight + weight)
         shift_s, shift_q = share * (s - self.s), share * (q - self.q)
         mean_s, mean_q = self.s + shift_s, self.q + shift_q
@@ -109,20 +113,20 @@ class _Row(NamedTuple):
         own, square = weight * weight, self.sq_weight
         ds, dq = s - mean_s, q - mean_q
         return _Row(
-            self.steps + 1,
-            self.weight + weight,
-            mean_s,
-            mean_q,
-            self.ss - (2 * self.offset_s - square * shift_s) * shift_s + own * ds * ds,
-            self.sq
+            steps=self.steps + 1,
+            weight=self.weight + weight,
+            s=mean_s,
+            q=mean_q,
+            ss=self.ss - (2 * self.offset_s - square * shift_s) * shift_s + own * ds * ds,
+            sq=self.sq
             - self.offset_s * shift_q
             - self.offset_q * shift_s
             + square * shift_s * shift_q
             + own * ds * dq,
-            self.qq - (2 * self.offset_q - square * shift_q) * shift_q + own * dq * dq,
-            square + own,
-            off_s + own * ds,
-            off_q + own * dq,
+            qq=self.qq - (2 * self.offset_q - square * shift_q) * shift_q + own * dq * dq,
+            sq_weight=square + own,
+            offset_s=off_s + own * ds,
+            offset_q=off_q + own * dq,
         )
 
 
@@ -134,14 +138,12 @@ def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str,
     """
     row = {name: first[name] + second[name] for name in SUMS}
     weight = np.maximum(row["increment_weight"], 1e-300)
-    mean = [row[name] / weight for name in SUMS[2:]]
-    for name, (i, j) in zip(SQUARES, ((0, 0), (0, 1), (1, 1)), strict=True):
+    for name in SQUARES:
         row[name] = first[name] + second[name]
-        for part in (first, second):
-            own = np.maximum(part["increment_weight"], 1e-300)
-            apart = [part[SUMS[2 + k]] / own - mean[k] for k in (i, j)]
-            sq_weight = part["increment_weight"] ** 2 / np.maximum(
-                part["increment_measured_steps"], 1
-            )
-            row[name] = row[name] + sq_weight * apart[0] * apart[1]
+    for part in (first, second):
+        own = np.maximum(part["increment_weight"], 1e-300)
+        apart = {name: part[name] / own - row[name] / weight for name in (_NOISE, _SIGNAL)}
+        sq_weight = part["increment_weight"] ** 2 / np.maximum(part["increment_measured_steps"], 1)
+        for name, (one, other) in SQUARES.items():
+            row[name] = row[name] + sq_weight * apart[one] * apart[other]
     return row

@@ -4,25 +4,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.ratio_interval import Amount
 from noisescale.history.increments import SQUARES, SUMS
 
 Array = NDArray[np.float64]
-
-RUNNING_SUMS = ("sum_weight", "sum_noise_trace", "sum_grad_sq_norm")
-"""Columns and tags of earlier logs: totals since the beginning of the run."""
 
 LARGEST_ROUNDING = 0.1
 """Of a row's |g|²: running sums in float32 that are coarser say nothing about the row."""
 
 MANY_ROUNDED = 0.1
 """Share of a run's steps in such rows from which on the run is refused."""
+
+
+class RunningSums(NamedTuple, Generic[Amount]):
+    """Columns and tags of earlier logs: totals since the beginning of the run."""
+
+    sum_weight: Amount
+    sum_noise_trace: Amount
+    sum_grad_sq_norm: Amount
+
+
+RUNNING_SUMS = RunningSums._fields
+
+
+class Means(NamedTuple):
+    """S̄ and Q̄ of each row."""
+
+    noise_trace: Array
+    grad_sq_norm: Array
 
 
 class Rows(NamedTuple):
@@ -82,10 +98,10 @@ class Rows(NamedTuple):
         return self.weight / np.maximum(self.units, 1)
 
     @property
-    def means(self) -> tuple[Array, Array]:
+    def means(self) -> Means:
         """S̄ and Q̄ of each row; 0 where nothing was measured."""
         weight = np.maximum(self.weight, 1e-300)
-        return self.noise_trace / weight, self.grad_sq_norm / weight
+        return Means(self.noise_trace / weight, self.grad_sq_norm / weight)
 
 
 def _from_running_sums(
@@ -97,26 +113,34 @@ def _from_running_sums(
     sums = np.array([history[name] for name in RUNNING_SUMS], dtype=np.float64)
     known = np.isfinite(sums).all(axis=0)
     coarse = bool((sums[:, known] == sums[:, known].astype(np.float32)).all())
-    spacing = np.spacing(np.abs(sums[1:]).astype(np.float32)) if coarse else np.zeros_like(sums[1:])
-    rounding = spacing[1] + spacing[0] / batch_size
-    rows = np.full((7, len(batch_size)), np.nan)
+    ulp = np.spacing(np.abs(sums).astype(np.float32)) if coarse else np.zeros_like(sums)
+    spacing = RunningSums(*ulp)
+    rounding = spacing.sum_grad_sq_norm + spacing.sum_noise_trace / batch_size
+    columns = np.full((len(Rows._fields), len(batch_size)), np.nan)
+    rows = Rows(*columns)
     rounded = np.zeros(len(batch_size), dtype=bool)
     level = Level()
     where = np.flatnonzero(known)
     added = np.diff(sums[:, where], prepend=0.0).T.tolist()
-    for k, (weight, noise_trace, grad_sq_norm) in zip(where.tolist(), added, strict=True):
-        if weight > 0:
-            moments = GradientMoments(grad_sq_norm / weight, noise_trace / weight)
+    for k, values in zip(where.tolist(), added, strict=True):
+        row: RunningSums[float] = RunningSums(*values)
+        if (weight := row.sum_weight) > 0:
+            moments = GradientMoments(
+                grad_sq_norm=row.sum_grad_sq_norm / weight,
+                noise_trace=row.sum_noise_trace / weight,
+            )
             sq_norm = moments.grad_sq_norm + moments.noise_trace / float(batch_size[k])
             # The first row is its own level: it has many steps, or the whole has many rows.
             level = level if level.sq_norm else Level(max(sq_norm, 0.0))
             relative, level = level.step(moments, float(batch_size[k]))
             if relative is not None:
-                s, q = weight * relative.noise_trace, weight * relative.grad_sq_norm
-                rows[:, k] = 1.0, weight, s, q, 0.0, 0.0, 0.0
+                columns[:, k] = 0.0  # as the squares of a single unit are
+                rows.units[k], rows.weight[k] = 1.0, weight
+                rows.noise_trace[k] = weight * relative.noise_trace
+                rows.grad_sq_norm[k] = weight * relative.grad_sq_norm
             rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
-            rows[:, k] = 0.0
+            columns[:, k] = 0.0
     steps = np.diff(history["step"], prepend=0)
     if steps[rounded & ~elsewhere].sum() > MANY_ROUNDED * steps.sum():
         raise ValueError(
@@ -124,4 +148,4 @@ def _from_running_sums(
             " rounded to float32 by more than a row adds. Read the metrics.csv of the same run, or"
             " measure again: the monitor now logs what each row adds."
         )
-    return Rows(*rows)
+    return rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's history as what happened in each stretch of it, with the noise scale of its own time."""
+"""A run's history as what happened in each segment of it, with the noise scale of its own time."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from noisescale._moved import former_names
 from noisescale.bounded import Bounded
 from noisescale.history.blocks import Blocks
 from noisescale.history.rows import Rows
+from noisescale.tradeoff.run_sums import next_measured
 
 Array = NDArray[np.float64]
 
 LARGEST_ROUNDING = 0.01
 """Of the examples between two rows: a total that float32 rounds more coarsely is not used."""
 
+__getattr__ = former_names(__name__, {"Stretches": "noisescale.history.segments.Segments"})
+
 
 @dataclass(frozen=True)
-class Stretches:
+class Segments:
     """What happened between one row of a history and the next, as columns of equal length.
 
     Example:
         >>> history = {"step": np.array([40.0, 100.0]), "examples": np.array([1200.0, 3000.0]),
         ...            "noise_scale": np.array([10.0, 30.0]), "low": np.array([8.0, 20.0]),
         ...            "high": np.array([15.0, np.inf])}
-        >>> run = Stretches.of(history)
+        >>> run = Segments.of(history)
         >>> run.steps, run.batch_size, run.noise_scale
         (array([40., 60.]), array([30., 30.]), array([10., 20.]))
         >>> run.progress
@@ -37,7 +41,7 @@ class Stretches:
     """
 
     steps: Array
-    """Optimizer steps in each stretch."""
+    """Optimizer steps in each segment."""
     batch_size: Array
     """Mean global batch size, in examples."""
     noise_scale: Array
@@ -49,7 +53,7 @@ class Stretches:
     resolved: Array
     """1 where the block's own estimate is resolved, else 0."""
     block: NDArray[np.intp]
-    """Which of the independent estimates a stretch has its noise scale from."""
+    """Which of the independent estimates a segment has its noise scale from."""
     progress: Array
     """Progress of a step, as a share of a noise-free one's: 1/(1 + b/B), see `Blocks.progress`.
 
@@ -61,15 +65,15 @@ class Stretches:
     progress_high: Array
     """Its upper end. Blocks err independently: their errors add as squares."""
     progress_error: Array
-    """Its standard error, common to the stretches of a block; 0 where it is not known."""
+    """Its standard error, common to the segments of a block; 0 where it is not known."""
     measured: Array
     """1 where something was measured, else 0: there the block's estimate stands in."""
     as_logged: bool = False
     """Whether the estimates are those that were logged, which lag, for want of better ones."""
 
     @classmethod
-    def of(cls, history: Mapping[str, Array]) -> Stretches:
-        """Cut a history into stretches, each with the noise scale of its own time.
+    def of(cls, history: Mapping[str, Array]) -> Segments:
+        """Cut a history into segments, each with the noise scale of its own time.
 
         The estimates that are logged average over what has been: while |G|² falls, often a
         hundredfold in the first steps, they lag and read low. Here blocks of consecutive rows are
@@ -114,13 +118,13 @@ class Stretches:
         )
 
     @classmethod
-    def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Stretches:
+    def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Segments:
         """Take the logged estimates; where one is not resolved, the next that is."""
         value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
         high = np.nan_to_num(high, nan=math.inf, posinf=math.inf)
-        value = np.clip(_next_resolved(value, resolved), low, high)
+        value = np.clip(next_measured(value, resolved), low, high)
         block = np.zeros(steps.size, dtype=np.intp)
         run = cls.within(steps, batch_size, value, low, high, block)
         return replace(run, resolved=resolved.astype(np.float64), as_logged=True)
@@ -134,8 +138,8 @@ class Stretches:
         low: Array,
         high: Array,
         block: NDArray[np.intp],
-    ) -> Stretches:
-        """Return stretches whose noise scale is known within bounds; for arguments see above."""
+    ) -> Segments:
+        """Return segments whose noise scale is known within bounds; for arguments see above."""
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -164,7 +168,7 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
     Raises:
         ValueError: If the step is not one of the run's.
     """
-    run = Stretches.of(history)
+    run = Segments.of(history)
     if not 0 <= step <= history["step"][-1]:
         raise ValueError(
             f"`step` must be one of the run's, got {step!r}. It has {history['step'][-1]:,.0f}."
@@ -187,7 +191,7 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
 def _progress(
     blocks: Blocks, steps: Array, batch_size: Array, confidence: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Progress of each stretch, ends that hold for sums over the run (see `RunLaw`), and error."""
+    """Progress of each segment, ends that hold for sums over the run (see `RunLaw`), and error."""
     progress, error = blocks.progress(batch_size)
     of_block = np.bincount(blocks.of_row, weights=steps * error)
     total = math.sqrt(float((of_block**2).sum()))
@@ -211,12 +215,3 @@ def _progress(
         highest = progress + more * error * of_block[blocks.of_row] / total
     zero = np.zeros_like(progress)
     return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
-
-
-def _next_resolved(value: Array, resolved: NDArray[np.bool_]) -> Array:
-    """Replace what is not resolved by the next value that is, at the end by the last one."""
-    those = np.flatnonzero(resolved)
-    if not those.size:
-        return np.full_like(value, math.nan)
-    following = np.searchsorted(those, np.arange(value.size)).clip(max=those.size - 1)
-    return np.asarray(value[those[following]])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
@@ -11,22 +12,24 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
-from noisescale.guard import Guard, RefusalError, beside_training
-from noisescale.history.history import History
+from noisescale.guard import RefusalError, beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
-from noisescale.meter.logged_meter import Measurement, checked_options
-from noisescale.meter.meter import NoiseScaleMeter, check_batch_size
+from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter.measuring_callback import MeasuringCallback
+from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.options import MeterOptions
+from noisescale.meter.refusals import nothing_to_measure
 
 
-class NoiseScaleCallback(TrainerCallback, ExportableState):
+class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     """Measure the simple gradient noise scale during training and log it.
 
     Add it to the callbacks of a Trainer:
@@ -119,7 +122,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
                 " model's keyword arguments to the number of examples in them."
             )
-        self._options = checked_options(
+        options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
             unit=unit,
@@ -130,39 +133,13 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             preconditioned=preconditioned,
             cut=cut,
         )
-        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        self._preconditioned = preconditioned
+        super().__init__(options)
         self._batch_size_fn = batch_size_fn
-        self._measurement: Measurement | None = None
-        self._measuring = False
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
         self._called: nn.Module | None = None
         self._on_forward: Callable[..., None] | None = None
         self._start: BackwardStart | None = None
-        self._shared: SharedExamples | None = None
-        self._counted = False
-        self._guard = Guard()
-
-    @property
-    def noise_scale(self) -> NoiseScale:
-        """The latest estimate, during training and after it. Reads the device."""
-        return self._measurement.meter.noise_scale if self._measurement else self._nothing_measured
-
-    @property
-    def group_noise_scales(self) -> dict[str, NoiseScale]:
-        """The latest estimate for each of `groups`."""
-        return self._measurement.meter.group_noise_scales if self._measurement else {}
-
-    @property
-    def preconditioned_noise_scale(self) -> NoiseScale | None:
-        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
-        return self._measurement.meter.preconditioned_noise_scale if self._measurement else None
-
-    @property
-    def history(self) -> History:
-        """The noise scale along the run, one row for each log step."""
-        return self._measurement.history if self._measurement else History()
 
     def on_train_begin(
         self,
@@ -172,7 +149,7 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         self._stop(interrupted=True)  # an earlier training may have ended by an error
-        self._measurement = None
+        self._meters = []
         self._loaded = (
             trainer_access.saved_state(self, state).get("attributes", {}).get("_loaded", {})
         )
@@ -181,37 +158,33 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         check_supported(args, optimizer, trainer_access.distributed_type())
         trainer_access.go_first(self)
-        options = {
-            **self._options,
-            "grad_scaler": scaler,
-            "preconditioner": optimizer if self._preconditioned else None,
-        }
-        our_choice = (
-            args.world_size < 2 and options["small_batch"] == "auto" and options["cut"] is None
-        )
+        our_choice = args.world_size < 2 and self._options.leaves_choice
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
-            options["groups"] = assigned_groups(called, options["groups"])
+            groups = assigned_groups(called, self._options.groups)
+            options = replace(self._options, groups=groups)
             try:
-                meter = NoiseScaleMeter(called, **options)
+                meter = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
             except ValueError as reason:
                 if not our_choice:
                     raise
                 _warn_that_nothing_is_measured(reason)
                 return
-            self._measurement = Measurement(meter)
+            logged = LoggedMeter(meter)
             if self._loaded:
-                self._measurement.resume(self._loaded)
-            self._measurement.start()
-            self._measuring = True
+                logged.resume(self._loaded)
+            logged.start()
+            self._meters = [logged]
             self._counted = False
             self._shared = None
             if args.world_size > 1:
                 device = next(called.parameters()).device
-                self._shared = SharedExamples(device, args.gradient_accumulation_steps)
+                self._shared = SharedExamples(
+                    device, args.gradient_accumulation_steps, trainer_access.warn
+                )
             # Examples are taken to count alike, whatever number of labels each of them has.
-            share_of = None if options["small_batch"] == "example" else model
+            share_of = None if options.small_batch == "example" else model
             self._called, self._on_forward = called, self._forward_hook(share_of)
             self._remove_hooks()  # the one that brought us here
             self._watch()
@@ -221,16 +194,18 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     @beside_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = None
-        if self._measuring and self._measurement is not None:
+        if self._measuring:
             self._watch()
-            self._measurement.meter.resume()
+            for logged in self._meters:
+                logged.meter.resume()
 
     @beside_training
     def on_step_end(self, *_: Any, **__: Any) -> None:
         # So that evaluation, copies, pickles and exports between steps meet no hooks of ours.
-        if self._measuring and self._measurement is not None:
+        if self._measuring:
             self._remove_hooks()
-            self._measurement.meter.pause()
+            for logged in self._meters:
+                logged.meter.pause()
 
     @beside_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
@@ -239,17 +214,16 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
     @beside_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
-        if not self._measuring or self._measurement is None:
+        if not self._measuring:
             return
         try:
-            self._measurement.step()
+            self._meters[0].step()
         except RefusalError as reason:
-            # Halves were our choice, and turn out not to be comparable.
-            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
+            if not self._options.leaves_choice:
                 raise
             _warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
-            self._measurement = None
+            self._meters = []
 
     @beside_training
     def on_log(
@@ -260,12 +234,12 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        measurement = self._measurement
-        if not self._measuring or measurement is None or logs is None:
+        if not self._measuring or logs is None:
             return
+        logged = self._meters[0]
         # Not what evaluation logs; and at the end what is new since the last log step.
-        if "loss" in logs or ("train_loss" in logs and measurement.advanced):
-            known = measurement.read().known
+        if "loss" in logs or ("train_loss" in logs and logged.advanced):
+            known = logged.read().known
             logs.update(known)
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)
@@ -288,14 +262,14 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
-        arguments = {**self._options, "preconditioned": self._preconditioned}
+        arguments = self._options.arguments()
         # With `restore_callback_states_from_checkpoint` the Trainer makes a new callback of these.
         # JSON has no functions: their names make it fail there rather than go on without them.
         if self._batch_size_fn is not None:
             arguments["batch_size_fn"] = _name(self._batch_size_fn)
         if callable(groups := arguments["groups"]):
             arguments["groups"] = _name(groups)
-        measured = self._measurement.state_dict() if self._measurement else self._loaded
+        measured = self._loaded if self._first is None else self._first.state_dict()
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
     def _watch(self) -> None:
@@ -317,19 +291,20 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
             called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
         ) -> None:
             tensors = list(differentiable(output)) if trainer_access.trains(called) else []
-            if not tensors or self._measurement is None:
+            if not tensors or not self._meters:
                 return
             if self._start is not None:  # a loss of several forward passes: one micro-batch
                 self._start.add(tensors)
                 return
             self._start = start = BackwardStart(tensors)
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
-            try:
+            with self._leaving_step_out():
                 batch_size = batch_size_of(examples)
                 check_batch_size(batch_size, "What `batch_size_fn` returns")
                 self._counted = True
-                self._look_for_shared_examples(examples)
-                self._measurement.meter.before_backward(
+                if self._shared is not None and not self._shared.over:
+                    self._shared.look([x for x in examples.values() if isinstance(x, Tensor)])
+                self._meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,
                     capture_average=trainer_access.is_last_micro_batch(),
@@ -339,48 +314,23 @@ class NoiseScaleCallback(TrainerCallback, ExportableState):
                     rows=None if self._batch_size_fn is None else rows_in(examples),
                     last=trainer_access.is_last_micro_batch(),
                 )
-            except Exception as error:
-                # What cannot be counted, and what is refused, is told at the first batch.
-                if not self._counted or isinstance(error, RefusalError):
-                    raise
-                self._measurement.meter.leave_step_out(error)
 
         return on_forward
 
-    def _look_for_shared_examples(self, inputs: Mapping[str, Any]) -> None:
-        """Say once if ranks have the same ones. Costs the first batches alone."""
-        shared, self._shared = self._shared, None
-        if shared is None or self._measurement is None:
-            return
-        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-        with self._measurement.guard("Whether ranks share examples was not looked at"):
-            if (message := shared.look(tensors)) is not None:
-                trainer_access.warn(message)
-            if not shared.over:
-                self._shared = shared
-
-    def _interrupt(self) -> None:
-        if self._measurement is not None:
-            self._measurement.interrupt()
-
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model."""
-        self._measuring = False
         self._start = None
         self._remove_hooks()
         self._called = self._on_forward = None
-        if self._measurement is not None:
-            self._measurement.close(interrupted=interrupted)
+        self._close_meters(interrupted=interrupted)
 
 
 def _warn_that_nothing_is_measured(reason: Exception) -> None:
-    trainer_access.warn(
-        "NoiseScaleCallback has nothing to measure: one process trains, one gradient a step has"
-        f" nothing to be compared with, and the halves of a batch cannot be compared: {reason}"
-        " Training goes on without it. Accumulate two or more micro-batches a step"
-        " (`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
+    remedy = (
+        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
         " needs, or use more devices (`torchrun --nproc-per-node 2`)."
     )
+    trainer_access.warn(nothing_to_measure("NoiseScaleCallback", reason, remedy))
 
 
 def _name(function: object) -> str:

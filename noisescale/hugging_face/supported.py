@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.choosing import unwrapped
 from noisescale.collectors.comm_hooks import spoiling_comm_hook
+from noisescale.meter.refusals import unsupported
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -67,7 +68,4 @@ def check_wrapper(module: nn.Module) -> None:
 
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise ValueError(
-        f"`{setting}` must be one that NoiseScaleCallback can measure under, got {value}: {reason}."
-        f" {remedy}"
-    )
+    raise ValueError(unsupported("NoiseScaleCallback", setting, value, reason, remedy))

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.comm_hooks import spoiling_comm_hook
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
+from noisescale.meter.refusals import unsupported
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -91,6 +92,5 @@ def accumulates(trainer: pl.Trainer) -> bool:
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
     raise MisconfigurationException(
-        f"`{setting}` must be one that NoiseScaleMonitor can measure under, got {value}: {reason}."
-        f" {remedy}"
+        unsupported("NoiseScaleMonitor", setting, value, reason, remedy)
     )

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
+from noisescale.meter.options import MeterOptions
 
 
 class MomentSums(NamedTuple):
@@ -25,50 +26,37 @@ class MomentSums(NamedTuple):
         if not self.sum_weight:
             return None
         return GradientMoments(
-            self.sum_grad_sq_norm / self.sum_weight, self.sum_noise_trace / self.sum_weight
+            grad_sq_norm=self.sum_grad_sq_norm / self.sum_weight,
+            noise_trace=self.sum_noise_trace / self.sum_weight,
         )
 
     def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
         """Return the sums with one step more."""
-        grad_sq_norm, noise_trace = moments
         return MomentSums(
-            self.sum_weight + weight,
-            self.sum_grad_sq_norm + weight * grad_sq_norm,
-            self.sum_noise_trace + weight * noise_trace,
+            sum_weight=self.sum_weight + weight,
+            sum_grad_sq_norm=self.sum_grad_sq_norm + weight * moments.grad_sq_norm,
+            sum_noise_trace=self.sum_noise_trace + weight * moments.noise_trace,
         )
 
 
 class Estimates:
-    """An estimator for each of them, all with the same window and confidence.
+    """An estimator for each of them, all with the same options.
 
     Args:
         groups: Names of the parameter groups.
-        preconditioned: Whether there is a preconditioned noise scale.
-        window: See `NoiseScaleEstimator`.
-        confidence: See `NoiseScaleEstimator`.
-        unit: See `NoiseScaleEstimator`.
+        options: Of the meter.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[str] = (),
-        preconditioned: bool = False,
-        window: int | Literal["auto"] = "auto",
-        confidence: float = 0.95,
-        unit: str = "examples",
-    ) -> None:
-        def estimator() -> NoiseScaleEstimator:
-            return NoiseScaleEstimator(window, confidence, unit)
-
+    def __init__(self, groups: Sequence[str], options: MeterOptions) -> None:
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Of the whole gradient, over all steps."""
         self.increments = Increments()
         """Of the whole gradient, since the last row of the history."""
         self.recent: RecentSteps | None = None
         """The last steps of the whole gradient, where decisions are taken on them."""
-        self._whole = estimator()
-        self._groups = {name: estimator() for name in groups}
-        self._preconditioned = estimator() if preconditioned else None
+        self._whole = options.new_estimator()
+        self._groups = {name: options.new_estimator() for name in groups}
+        self._preconditioned = options.new_estimator() if options.preconditioned else None
 
     @property
     def whole(self) -> NoiseScale:

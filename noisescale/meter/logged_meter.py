@@ -4,53 +4,16 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
-from noisescale.collectors.groups import Groups, check_groups
-from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
-from noisescale.guard import Guard
+from noisescale._moved import former_names
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT
-from noisescale.meter.meter import NoiseScaleMeter, checked_every_n_steps
+from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.metrics import OF_EVERY_RUN, Metrics, metrics_of
 from noisescale.meter.step_timer import StepTimer
-
-
-def checked_options(
-    *,
-    window: int | Literal["auto"],
-    every_n_steps: int | Literal["auto"],
-    unit: str,
-    groups: Groups | None,
-    confidence: float,
-    small_batch: SmallBatch,
-    layers: Layers,
-    preconditioned: bool,
-    cut: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Return the options of a `NoiseScaleMeter` that is made later, checked now.
-
-    Raises:
-        ValueError: If one is out of its range, or they contradict each other.
-        TypeError: If `groups` has a wrong type.
-    """
-    NoiseScaleEstimator(window, confidence, unit)
-    small_batch = checked_small_batch(small_batch, layers, preconditioned)
-    check_groups(groups)
-    return {
-        "window": window,
-        "every_n_steps": checked_every_n_steps(every_n_steps),
-        "unit": unit,
-        "confidence": confidence,
-        "small_batch": small_batch,
-        "layers": layers,
-        "groups": groups,
-        "cut": checked_cut(cut, small_batch),
-    }
 
 
 class Reading(NamedTuple):
@@ -63,27 +26,8 @@ class Reading(NamedTuple):
     estimate: NoiseScale
 
 
-OF_EVERY_RUN = (
-    "simple",
-    "simple_low",
-    "simple_high",
-    "lower_bound",
-    "grad_sq_norm",
-    "noise_trace",
-    "batch_size",
-    "efficiency",
-    "step",
-    "examples",
-    "devices",
-    "accumulation",
-    "seconds_per_step",
-    "skipped_steps",
-)
-"""Metrics without their prefix that every run has at every step."""
-
-
-class Measurement:
-    """What is measured of one optimizer's gradients.
+class LoggedMeter:
+    """A meter of one optimizer's gradients, with a clock and a history.
 
     Args:
         meter: Of its parameters.
@@ -92,20 +36,22 @@ class Measurement:
 
     def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
         self.meter = meter
+        self.measuring = True
+        """Whether it has not been closed."""
         self.history = self._new_history()
         self.guard = Guard()
+        self._warn = WarnOnce()
         self._prefix = prefix
         self._timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
-        self._warned = False
-        self._names: tuple[str, ...] = OF_EVERY_RUN
-        self._last_told = -1
+        self._names = (*OF_EVERY_RUN,)
+        self._last_read_step = -1
 
     @property
     def has_news(self) -> bool:
         """Whether a step was measured since the metrics were last asked for."""
-        return self.meter.last_measured_step != self._last_told
+        return self.meter.last_measured_step != self._last_read_step
 
     @property
     def advanced(self) -> bool:
@@ -127,6 +73,7 @@ class Measurement:
 
     def close(self, *, interrupted: bool = False) -> None:
         """Take everything out of the model, see `NoiseScaleMeter.close`."""
+        self.measuring = False
         with self.guard("The last steps are not in the averages"):
             self.meter.close(interrupted=interrupted)
 
@@ -137,7 +84,7 @@ class Measurement:
         noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
         none has been due since, with `every_n_steps` above 1, the last values are in force.
 
-        Where reading fails, which is told once, all metrics are NaN.
+        Where reading fails, all metrics are NaN, and one warning says so.
         """
         with self.guard("The noise scale was not logged"):
             return self._read()
@@ -147,29 +94,26 @@ class Measurement:
     def _read(self) -> Reading:
         self._warn_of_lone_steps()
         self._in_force = self._is_in_force()
-        metrics, unknown, estimate = self._metrics()
+        now = self._metrics()
         self._timer.restart()
         if self.advanced:
-            metrics |= self.meter.take_increments()
-            self.history.append(
-                noise_scale=estimate.value,
-                low=estimate.low,
-                high=estimate.high,
-                **self.meter.sums._asdict(),
-                **{
-                    column: metrics[column]
-                    for column in self.history
-                    if column in metrics and column not in unknown
-                },
-            )
-            self._measured_by_last_row = self.meter.measured_steps
-        return Reading(
-            all=self._named(metrics),
-            known=self._named(
-                {k: v for k, v in metrics.items() if math.isfinite(v) and k not in unknown}
-            ),
-            estimate=estimate,
+            now.all.update(self.meter.take_increments())
+            self._append_row(now)
+        return Reading(self._named(now.all), self._named(now.known), now.estimate)
+
+    def _append_row(self, now: Metrics) -> None:
+        self.history.append(
+            noise_scale=now.estimate.value,
+            low=now.estimate.low,
+            high=now.estimate.high,
+            **self.meter.sums._asdict(),
+            **{
+                column: now.all[column]
+                for column in self.history
+                if column in now.all and column not in now.unresolved
+            },
         )
+        self._measured_by_last_row = self.meter.measured_steps
 
     def look(self) -> dict[str, float]:
         """Return every metric as it is now, but for increments. The next row is what it will be.
@@ -177,7 +121,7 @@ class Measurement:
         For whoever looks between two rows of the history. Reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._named(self._metrics()[0])
+            return self._named(self._metrics().all)
         return self._unknown()
 
     def _unknown(self) -> dict[str, float]:
@@ -186,39 +130,11 @@ class Measurement:
     def _named(self, metrics: dict[str, float]) -> dict[str, float]:
         return {self._prefix + name: value for name, value in metrics.items()}
 
-    def _metrics(self) -> tuple[dict[str, float], set[str], NoiseScale]:
-        """The metrics, names of those that are not resolved, and the noise scale."""
-        meter = self.meter
-        self._last_told = meter.last_measured_step
-        in_force = self._is_in_force()
-        estimate = _current(meter.noise_scale, in_force)
-        metrics = {
-            **_interval("simple", estimate),
-            "lower_bound": estimate.low,
-            "grad_sq_norm": estimate.grad_sq_norm,
-            "noise_trace": estimate.noise_trace,
-            "batch_size": meter.batch_size,
-            "efficiency": estimate.efficiency(meter.batch_size),
-            "step": float(meter.last_measured_step),
-            "examples": meter.examples,
-            "devices": float(meter.devices),
-            "accumulation": float(meter.accumulation),
-            "seconds_per_step": self._timer.mean,
-            "skipped_steps": float(meter.skipped_steps),
-        }
-        if (coverage := meter.coverage) < 1:
-            metrics["coverage"] = coverage
-        # TensorBoard draws a band only where value, low and high have been logged together.
-        unknown = set() if estimate.resolved else {*_interval("simple", estimate), "efficiency"}
-        if (of_adam := meter.preconditioned_noise_scale) is not None:
-            preconditioned = _current(of_adam, in_force)
-            metrics |= (interval := _interval("preconditioned", preconditioned))
-            unknown |= set() if preconditioned.resolved else interval.keys()
-        groups = {name: _current(x, in_force) for name, x in meter.group_noise_scales.items()}
-        metrics |= {f"group/{name}": of_group.value for name, of_group in groups.items()}
-        unknown |= {f"group/{name}" for name, of_group in groups.items() if not of_group.resolved}
-        self._names = tuple(metrics)
-        return metrics, unknown, estimate
+    def _metrics(self) -> Metrics:
+        self._last_read_step = self.meter.last_measured_step
+        now = metrics_of(self.meter, self._timer.mean, in_force=self._is_in_force())
+        self._names = (*now.all,)
+        return now
 
     def _is_in_force(self) -> bool:
         """Whether the averages are of now: they have taken in a step since the last row."""
@@ -226,7 +142,7 @@ class Measurement:
             return self._in_force
         if self.meter.measured_steps > self._measured_by_last_row:
             return True
-        # One such step may be the short last window of an epoch, which changes nothing.
+        # One such step may be the short last accumulation of an epoch, which changes nothing.
         return self._in_force and self.meter.lone_since is not None and not self._several_alone
 
     @property
@@ -244,21 +160,19 @@ class Measurement:
             and self._several_alone
             and measured == self._measured_by_last_row
             and measured
-            and not self._warned
         ):
-            self._warned = True
-            warnings.warn(
+            self._warn(
                 f"From step {self.meter.lone_since} on each step has one micro-batch, in one"
                 " process, which has nothing to be compared with: no noise scale is logged from"
                 " there on. Accumulate two or more, use more devices, or compare the halves of each"
                 ' batch: `small_batch="half"`.',
-                stacklevel=2,
+                about="lone steps",
             )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume` needs, in builtins; see `NoiseScaleMeter.state_dict`.
 
-        Empty where that fails, which is told once.
+        Empty where that fails, and one warning says so.
         """
         with self.guard("The averages are not in the checkpoint"):
             return self._state_dict()
@@ -300,20 +214,4 @@ def nothing_measured(prefix: str = ROOT) -> dict[str, float]:
     return {prefix + name: math.nan for name in OF_EVERY_RUN}
 
 
-def _current(estimate: NoiseScale, in_force: bool) -> NoiseScale:
-    """The estimate while it is in force, else one of which nothing is known."""
-    if in_force:
-        return estimate
-    unknown = math.nan
-    return replace(
-        estimate,
-        value=unknown,
-        low=unknown,
-        high=unknown,
-        grad_sq_norm=unknown,
-        noise_trace=unknown,
-    )
-
-
-def _interval(name: str, estimate: NoiseScale) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+__getattr__ = former_names(__name__, {"Measurement": "noisescale.meter.logged_meter.LoggedMeter"})

@@ -10,9 +10,9 @@ from os import PathLike
 
 import numpy as np
 
-from noisescale.history.segments import Array, Stretches
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.run_law import RunLaw
 
 MOST = 1e12
 """Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""
@@ -32,9 +32,9 @@ def history_from(source: Mapping[str, Array] | str | PathLike[str]) -> Mapping[s
     return source
 
 
-def checked_run(history: Mapping[str, Array]) -> Stretches:
-    """Cut a history into stretches, or say what is wrong with it."""
-    run = Stretches.of(history)
+def checked_run(history: Mapping[str, Array]) -> Segments:
+    """Cut a history into segments, or say what is wrong with it."""
+    run = Segments.of(history)
     valid = (run.batch_size > 0) & np.isfinite(run.batch_size)
     if not valid.all():
         where = int(np.argmin(valid))
@@ -47,7 +47,7 @@ def checked_run(history: Mapping[str, Array]) -> Stretches:
     return run
 
 
-def checked_law(run: Stretches, calibration: Calibration) -> RunLaw:
+def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
     if law.middle.critical_batch_size == 0:
@@ -72,7 +72,7 @@ def calibration_from(given: Calibration | float | None) -> Calibration:
     return given if isinstance(given, Calibration) else Calibration.given(given)
 
 
-def own_batch_size(history: Mapping[str, Array], run: Stretches) -> float | None:
+def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
     """Return the batch size of more than half of the steps, if there is one."""
     sizes, which = np.unique(history["batch_size"], return_inverse=True)
     steps = np.bincount(which.ravel(), weights=run.steps)
@@ -82,7 +82,7 @@ def own_batch_size(history: Mapping[str, Array], run: Stretches) -> float | None
 
 
 def batch_sizes_from(
-    given: Iterable[float] | None, run: Stretches, law: RunLaw, own: float | None
+    given: Iterable[float] | None, run: Segments, law: RunLaw, own: float | None
 ) -> list[float]:
     """Return batch sizes by rising size; by default powers of two around what matters."""
     if given is not None:

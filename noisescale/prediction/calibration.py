@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Stretches
-from noisescale.prediction.run_law import RunLaw
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Segments
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
 
@@ -94,7 +94,7 @@ class Calibration:
             ValueError: If the run has no resolved noise scale, or one that is 0 throughout or in
                 so much of the run that no factor gives it the sweep's critical batch size.
         """
-        run = Stretches.of(history)
+        run = Segments.of(history)
         law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
         if math.isnan(law.middle.critical_batch_size):
             raise ValueError(
@@ -193,7 +193,7 @@ class Calibration:
         )
 
 
-def _kappa(run: Stretches, critical_batch_size: float) -> float:
+def _kappa(run: Segments, critical_batch_size: float) -> float:
     """The factor that gives the run this critical batch size; infinite where none is enough."""
     if critical_batch_size in (0.0, math.inf):
         return critical_batch_size
@@ -209,7 +209,7 @@ def _kappa(run: Stretches, critical_batch_size: float) -> float:
             )
         return math.log(critical / critical_batch_size)
 
-    # B_crit rises with kappa, to a limit where some stretches have the noise scale 0: they need
+    # B_crit rises with kappa, to a limit where some segments have the noise scale 0: they need
     # steps at any kappa.
     at, off = 0.0, excess(0.0)
     step = -math.copysign(1.0, off)

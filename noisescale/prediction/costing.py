@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array
-from noisescale.prediction.run_law import RunLaw
+from noisescale.plan import Plan, mean_plan
 from noisescale.step_time import StepTimeModel, StepTiming
 
 FAR = 8.0
@@ -28,11 +29,8 @@ class PredictedRow:
 
     batch_size: float
     """Global, in examples."""
-    devices: int
-    device_batch_size: float
-    """Examples of one device in one micro-batch."""
-    accumulation: int
-    """Micro-batches a step."""
+    plan: Plan
+    """How the devices share it, in means."""
     steps: Bounded
     examples: Bounded
     seconds_per_step: Bounded
@@ -44,6 +42,21 @@ class PredictedRow:
     """`cost`, and the hours at what an hour is worth."""
     extrapolated: tuple[str, ...]
     """What of this row lies outside of what was measured: "batch size", "step time"."""
+
+    @property
+    def devices(self) -> int:
+        """That train together."""
+        return self.plan.devices
+
+    @property
+    def device_batch_size(self) -> float:
+        """Examples of one device in one micro-batch."""
+        return self.plan.device_batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step."""
+        return self.plan.accumulation
 
 
 @dataclass(frozen=True)
@@ -66,24 +79,24 @@ class Hardware:
 
     def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
         """Cost a batch size: device batches as large as fit, then accumulation."""
-        accumulation = max(1, math.ceil(batch_size / (devices * self.max_device_batch_size) - 1e-9))
-        device_batch_size = batch_size / (devices * accumulation)
-        nodes = nodes_of(devices, self.devices_per_node)
+        plan = mean_plan(
+            batch_size,
+            devices=devices,
+            max_device_batch_size=self.max_device_batch_size,
+            nodes=nodes_of(devices, self.devices_per_node),
+        )
         steps = law.steps(batch_size)
         seconds, extrapolated = UNKNOWN, ["batch size"] if far else []
         if self.step_time is not None:
-            plan = (device_batch_size, accumulation, devices, nodes)
-            seconds = self.step_time.seconds(*plan)
-            if self.step_time.extrapolates(*plan):
+            seconds = self.step_time.seconds(*astuple(plan))
+            if self.step_time.extrapolates(*astuple(plan)):
                 extrapolated.append("step time")
         hours = steps * seconds * (1 / 3600)
         device_hours = hours * devices
         price, worth = self.price_per_device_hour, self.hour_worth
         return PredictedRow(
             batch_size=batch_size,
-            devices=devices,
-            device_batch_size=device_batch_size,
-            accumulation=accumulation,
+            plan=plan,
             steps=steps,
             examples=steps * batch_size,
             seconds_per_step=seconds,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Array, Stretches
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow, fastest_row
-from noisescale.prediction.run_law import RunLaw
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PredictionRecord:
     law: RunLaw
     """Steps and examples at any batch size, with bounds."""
     calibration: Calibration
-    run: Stretches
+    run: Segments
     history: Mapping[str, Array]
     hardware: Hardware
     unit: str

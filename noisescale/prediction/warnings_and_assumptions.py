@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from noisescale.history.segments import Array, Stretches, coverage_of
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments, coverage_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
-from noisescale.prediction.run_law import RunLaw
 
 MANY_UNRESOLVED = 0.1
 """Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
@@ -17,7 +17,7 @@ MANY_UNRESOLVED = 0.1
 
 def warnings_about(
     history: Mapping[str, Array],
-    run: Stretches,
+    run: Segments,
     law: RunLaw,
     rows: Sequence[PredictedRow],
     recommended: PredictedRow,
@@ -68,7 +68,7 @@ def warnings_about(
 
 def assumptions_of(
     history: Mapping[str, Array],
-    run: Stretches,
+    run: Segments,
     calibration: Calibration,
     hardware: Hardware,
     unit: str,

@@ -158,7 +158,7 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
     seconds = p.history.get("seconds_per_step", np.full_like(p.run.steps, math.nan))
     timed_steps = np.isfinite(seconds)
     hours = math.nan
-    if timed_steps.any():  # Stretches that were not timed take as long as the others.
+    if timed_steps.any():  # Segments that were not timed take as long as the others.
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
     return {

@@ -8,6 +8,7 @@ from noisescale.scheduling.policies import DoublingRule as DoublingRule
 from noisescale.scheduling.policies import Given as Given
 from noisescale.scheduling.policies import InsteadOfDecay as InsteadOfDecay
 from noisescale.scheduling.policies import NormTestRule as NormTestRule
-from noisescale.scheduling.policies import Progress as Progress
 from noisescale.scheduling.policies import RatioRule as RatioRule
 from noisescale.scheduling.policies import TradeoffRule as TradeoffRule
+from noisescale.scheduling.policy import Policy as Policy
+from noisescale.scheduling.policy import Progress as Progress

@@ -15,21 +15,35 @@ class Agreement:
 
     Args:
         device: One that the process group's backend reduces on.
+        checksum: Of the schedule that is kept to, see `Policy.checksum`: ranks step together, so
+            that it is compared once. None: what the ranks want is compared each time.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, checksum: int | None = None) -> None:
+        self.same_schedule = False
+        """Whether all ranks are known to have the schedule that this one has."""
+        self._device, self._checksum = device, checksum
         self._pending: _Range | None = None
 
-    def propose(self, batch_size: float) -> None:
-        """Tell the other ranks what this one wants. All of them have to call it.
+    def check(self, wanted: float, *, in_background: bool = False) -> None:
+        """Raise unless all ranks want the same, or have the same schedule. All have to call it.
+
+        Args:
+            wanted: By this rank; 0 if it has failed.
+            in_background: Whether that is told the next time, and nobody waits now.
 
         Raises:
-            RuntimeError: If they differed the time before, and nobody has waited for it.
+            RuntimeError: If they differ, or have differed the time before.
         """
+        if self._checksum is not None:
+            if not self.same_schedule:
+                self.check_schedule()
+            return
         self.settle()
         if _several_ranks():
-            self._pending = _Range(batch_size, self._device)
+            self._pending = _Range(wanted, self._device)
+        if not in_background:
+            self.settle()
 
     def settle(self) -> None:
         """Raise unless all ranks wanted the same batch size.
@@ -48,23 +62,22 @@ class Agreement:
                 " arguments, no random numbers, no clock, nothing of a rank's own data."
             )
 
+    def check_schedule(self) -> None:
+        """Raise on all ranks unless all have the same schedule, if there is one.
 
-def check_same_schedule(checksum: int, device: torch.device) -> None:
-    """Raise on all ranks unless all have the schedule of this checksum, of at most 32 bits.
-
-    What a schedule by steps gives needs no agreement then, as ranks step together.
-
-    Raises:
-        RuntimeError: If they differ.
-    """
-    if not _several_ranks():
-        return
-    least, most = _Range(checksum, device).read()
-    if most != least:
-        raise RuntimeError(
-            "`policy` must be the same schedule on all ranks, got different ones. Make it of what"
-            " all ranks know."
-        )
+        Raises:
+            RuntimeError: If they differ.
+        """
+        if self._checksum is None:
+            return
+        if _several_ranks():
+            least, most = _Range(self._checksum, self._device).read()
+            if most != least:
+                raise RuntimeError(
+                    "`policy` must be the same schedule on all ranks, got different ones. Make it"
+                    " of what all ranks know."
+                )
+        self.same_schedule = True
 
 
 class _Range:

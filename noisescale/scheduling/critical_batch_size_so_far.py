@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from noisescale.estimation.estimator import NoiseScale
+import numpy as np
+
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.tradeoff.run_sums import Parts, Sums
 
 
 class RunSoFar:
-    """Sum up what a run's steps were worth, as they are taken; see `Tradeoff.from_run`.
+    """Sum up what a run's steps were worth, as they are taken; see `Parts`.
 
-    A step at batch size B and noise scale b makes 1/(1 + b/B) of the progress of a noise-free
-    one. Summed over the run, S_min = Σ 1/(1 + b/B) and E_min = Σ b/(1 + b/B). Where the noise scale
-    is not resolved b is what was known last, or what it is above if that is more; the steps before
-    it is resolved for the first time take that value. So it is where averages of few steps show no
-    noise at all.
+    Where the noise scale is not resolved it is taken to be what was known last, or what it is above
+    if that is more; the steps before it is resolved for the first time take that value. So it is
+    where averages of few steps show no noise at all. A finished run has the value that follows,
+    see `next_measured`, which is not known yet here.
 
     Example:
         >>> run = RunSoFar()
@@ -36,7 +38,8 @@ class RunSoFar:
     @property
     def critical_batch_size(self) -> float | None:
         """E_min/S_min: a mean of the noise scale over the run's progress; None if not known."""
-        return self.min_examples / self.min_steps if self.min_steps else None
+        sums = Sums(self.min_steps, self.min_examples)
+        return sums.critical_batch_size if self.min_steps else None
 
     def observe(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> None:
         """Take in some steps at one batch size, and the noise scale at their end."""
@@ -47,10 +50,10 @@ class RunSoFar:
         b = noise_scale.value if known else max(self._last, noise_scale.low)
         if not self._last:
             return
-        for size, count in self._unknown.items():
-            noise_free = count / (1 + b / size)
-            self.min_steps += noise_free
-            self.min_examples += b * noise_free
+        sizes, counts = np.array(list(self._unknown.items()), dtype=np.float64).T
+        sums = Parts.at_noise_scale(b, sizes, counts).sums
+        self.min_steps += sums.min_steps
+        self.min_examples += sums.min_examples
         self._unknown = {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import math
 
-from noisescale.estimation.estimator import NoiseScale, is_real, three_digits
+from noisescale.checks import is_real
+from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
-from noisescale.scheduling.policies import Progress, Rule, Wanted
+from noisescale.scheduling.policies import Rule
+from noisescale.scheduling.policy import Policy, Progress, Wanted
 
 DWELL_STEPS = 8
 """Steps at the batch size of now that a move has to wait for, unless `min_dwell` says more."""
 
 
-class Gate:
+class Gate(Policy):
     """A policy that follows a rule, past what could be chance.
 
     - Up only where the rule asks for more at the *low* end of the interval, down only where it asks
@@ -41,6 +43,7 @@ class Gate:
     """
 
     needs_noise_scale = True
+    by_reduced_values = True
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from noisescale.estimation.estimator import is_real
+from noisescale.checks import is_real
 
 NAMES = ("auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating")
 
@@ -31,6 +31,10 @@ class Factors(NamedTuple):
     """Factor on the learning rate."""
     batch_ratio: float | None = None
     """k = B/B0 where betas and eps follow it, too: Malladi's rule."""
+
+
+NO_FACTORS = Factors()
+"""They change nothing."""
 
 
 def adascale_gain(
@@ -123,7 +127,7 @@ def factors_for(
     """
     ratio = batch_size / base_batch_size
     if scaling == "none":
-        return Factors()
+        return NO_FACTORS
     if scaling == "linear":
         return Factors(ratio)
     if scaling in ("sqrt", "malladi"):

@@ -29,6 +29,11 @@ class Move:
     """The factor on the learning rate from here on."""
     reason: str
 
+    @property
+    def changes_batch_size(self) -> bool:
+        """Whether it does: the same batch size may be made up in another way."""
+        return self.before.batch_size != self.after.batch_size
+
     def __str__(self) -> str:
         return (
             f"step {self.step}: batch size {self.before.batch_size:g} -> {self.after},"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for the batch size: from what is known of the run to the global batch that is wanted.
 
-A policy is any callable from (noise scale, plan, progress) to a number of examples. The named
-ones are rules that say which batch size goes with a noise scale, behind a `Gate`, which asks them
-at both ends of its interval.
+A rule says which batch size goes with a noise scale. It is a policy behind a `Gate`, which asks it
+at both ends of the interval. Schedules are policies by themselves.
 """
 
 from __future__ import annotations
@@ -12,59 +11,14 @@ import math
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
-from noisescale.checks import checked_positive
-from noisescale.estimation.estimator import NoiseScale, is_real
+from noisescale.checks import checked_positive, is_real
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
-
-
-class Progress(NamedTuple):
-    """How far a run is."""
-
-    steps: int
-    """Optimizer steps taken."""
-    examples: float
-    """Examples of all devices in them."""
-    examples_since_move: float = math.inf
-    """Likewise since the batch size changed last."""
-    critical_batch_size: float | None = None
-    """That of the run so far, see `RunSoFar`; None before it is known."""
-    learning_rate: float = 1.0
-    """What the run's own schedule gives now, without our factor."""
-    peak_learning_rate: float = 1.0
-    """The largest it has given so far."""
-
-
-class Policy(Protocol):
-    """Say which global batch size, in examples, is wanted from now on.
-
-    With an attribute `needs_noise_scale` that is true, it is asked every few steps, with a noise
-    scale that has been measured. With none it is asked at every step, with what is known, which
-    may be nothing. Where it is False, with nothing.
-    """
-
-    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress, /) -> float:
-        """Return a number of examples; `float(plan.batch_size)` to stay."""
-        ...
-
-
-class Wanted(float):
-    """A wanted batch size with its reason.
-
-    Example:
-        >>> wanted = Wanted(64, "because")
-        >>> wanted == 64, wanted.reason
-        (True, 'because')
-    """
-
-    reason: str
-
-    def __new__(cls, batch_size: float, reason: str) -> Wanted:
-        """Attach the reason."""
-        made = super().__new__(cls, batch_size)
-        made.reason = reason
-        return made
+from noisescale.scheduling.policy import Policy as Policy
+from noisescale.scheduling.policy import Progress as Progress
+from noisescale.scheduling.policy import Wanted as Wanted
 
 
 class Rule(Protocol):
@@ -95,13 +49,13 @@ class TradeoffRule:
     """
 
     def __init__(self, exchange_rate: float | None = None) -> None:
-        self._given = exchange_rate
+        self._exchange_rate = exchange_rate
         if exchange_rate is not None:
             checked_positive("exchange_rate", exchange_rate, "Give the examples a step is worth.")
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
         """Return √(r·noise_scale)."""
-        rate = self._given or progress.critical_batch_size or noise_scale
+        rate = self._exchange_rate or progress.critical_batch_size or noise_scale
         return math.sqrt(rate * noise_scale) if noise_scale else 0.0
 
 
@@ -169,7 +123,7 @@ class DoublingRule:
         return doubled if noise_scale >= doubled else float(plan.batch_size)
 
 
-class Given:
+class Given(Policy):
     """A schedule: from which step (or example) on which batch size.
 
     Args:
@@ -181,8 +135,6 @@ class Given:
         >>> [float(ramp_up(None, Plan(64, 1), Progress(n, 64.0 * n))) for n in (0, 999, 1000)]
         [64.0, 64.0, 128.0]
     """
-
-    needs_noise_scale = False
 
     def __init__(
         self, batch_sizes: Mapping[int, float], by: Literal["steps", "examples"] = "steps"
@@ -214,7 +166,7 @@ class Given:
         return Wanted(self._sizes[last], f"scheduled from {self._begins[last]:g} {self._by} on")
 
 
-class InsteadOfDecay:
+class InsteadOfDecay(Policy):
     """Grow the batch where the run's own schedule lowers the learning rate.
 
     The batch is B0·lr_peak/lr, with the lr that the schedule gives. The learning rate that is
@@ -240,8 +192,6 @@ class InsteadOfDecay:
     References:
         Smith et al. 2018, arXiv:1711.00489. Meterez et al. 2025, "Seesaw".
     """
-
-    needs_noise_scale = False
 
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:

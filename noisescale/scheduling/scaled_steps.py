@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.learning_rate import NO_FACTORS, Factors
 
 
 class ScaledSteps:
@@ -40,7 +40,7 @@ class ScaledSteps:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        self.factors = Factors()
+        self.factors = NO_FACTORS
         """What the next steps are scaled by."""
         self._optimizers = list(optimizers)
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
@@ -67,7 +67,7 @@ class ScaledSteps:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()  # what a step that failed has left
-        if self.factors == (1.0, None):
+        if self.factors == NO_FACTORS:
             return
         for group in optimizer.param_groups:
             for name, value in _scaled(group, self.factors).items():

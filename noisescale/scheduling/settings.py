@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch.optim import SGD, Optimizer
@@ -21,8 +22,9 @@ from noisescale.scheduling.policies import (
     RatioRule,
     TradeoffRule,
 )
+from noisescale.scheduling.policy import FunctionPolicy, Policy
 
-_NAMED: dict[str, Callable[[], Any]] = {
+_NAMED: dict[str, Callable[[], Policy]] = {
     "tradeoff": lambda: Gate(TradeoffRule()),
     "ratio": lambda: Gate(RatioRule()),
     "norm_test": lambda: Gate(NormTestRule()),
@@ -43,6 +45,7 @@ class Settings:
     """What a user chooses of a scheduler, checked; see `BatchSizeController`."""
 
     policy: Any
+    """A function as it was given; what a name or a mapping stands for."""
     lr_scaling: LearningRateScaling
     min_batch_size: float | None
     max_batch_size: float | None
@@ -100,17 +103,21 @@ class Settings:
             return self
         return replace(self, lr_scaling=scaling_for(optimizers, measured=self.needs_noise_scale))
 
+    @cached_property
+    def asked(self) -> Policy:
+        """The policy, with all that a policy has, which a function need not have."""
+        return self.policy if isinstance(self.policy, Policy) else FunctionPolicy(self.policy)
+
     @property
     def needs_noise_scale(self) -> bool:
         """Whether the policy, or the learning rate, is told by the noise scale."""
-        by_policy = getattr(self.policy, "needs_noise_scale", False)
-        return bool(by_policy) or self.lr_scaling in BY_NOISE_SCALE
+        return self.asked.needs_noise_scale or self.lr_scaling in BY_NOISE_SCALE
 
     @property
     def takes_noise_scale(self) -> bool:
         """Whether a noise scale makes a difference. A function may do without, but takes one."""
-        by_policy = getattr(self.policy, "needs_noise_scale", True)
-        return bool(by_policy) or self.needs_noise_scale or callable(self.lr_scaling)
+        by_policy = self.asked.takes_noise_scale or self.needs_noise_scale
+        return by_policy or callable(self.lr_scaling)
 
 
 def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:

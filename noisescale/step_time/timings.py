@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from noisescale.csv_lines import csv_lines
+from noisescale.plan import Plan
 from noisescale.printable import printable
 
 
@@ -46,11 +47,13 @@ class StepTiming:
                 )
             if field.type == "int" and value != int(value):
                 raise ValueError(f"`{field.name}` must be a whole number, got {value!r}. Give one.")
-        if self.nodes > self.devices:
-            raise ValueError(
-                f"`nodes` must not exceed `devices`, got {self.nodes} > {self.devices}."
-                " Count the devices of all nodes."
-            )
+        _ = self.plan  # which has no more nodes than devices
+
+    @property
+    def plan(self) -> Plan:
+        """How the step was made up."""
+        counts = int(self.accumulation), int(self.devices), int(self.nodes)
+        return Plan(self.device_batch_size, *counts)
 
 
 COLUMNS = tuple(field.name for field in fields(StepTiming))

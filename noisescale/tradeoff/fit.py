@@ -14,6 +14,7 @@ from scipy.optimize import least_squares
 from scipy.special import fdtrc, stdtrit
 
 from noisescale.bounded import Bounded
+from noisescale.checks import check_confidence
 from noisescale.tradeoff.tradeoff import Floats, Tradeoff
 
 DOUBTFUL = 0.05
@@ -60,10 +61,7 @@ class TradeoffFit(Tradeoff):
 
     def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
         """Return B_crit with Student's interval on its logarithm; unbounded with two points."""
-        if not 0 < confidence < 1:
-            raise ValueError(
-                f"`confidence` must lie between 0 and 1, got {confidence!r}. Pass 0.95 for 95 %."
-            )
+        check_confidence(confidence)
         value, error = self.critical_batch_size, self.relative_errors.critical_batch_size
         if math.isnan(error):
             return Bounded(value, 0.0, math.inf)

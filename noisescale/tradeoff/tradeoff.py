@@ -11,6 +11,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.tradeoff.run_sums import Parts, next_measured
+
 Floats = Sequence[float] | NDArray[np.float64]
 
 
@@ -168,11 +170,11 @@ class Tradeoff:
         `gamma` of the result is (Σ √b/(1 + b/B))²/(S_min·E_min).
 
         Args:
-            noise_scale: b of each stretch of the run, in examples. NaN marks a stretch where
+            noise_scale: b of each segment of the run, in examples. NaN marks a segment where
                 it was not measured (the first steps, say): it takes the next measured value,
                 at the end of the run the last one.
-            batch_size: B of each stretch, global, in examples.
-            steps: Optimizer steps in each stretch.
+            batch_size: B of each segment, global, in examples.
+            steps: Optimizer steps in each segment.
 
         Returns:
             The trade-off for reaching what the run reached. It takes B_crit = B_simple, the
@@ -197,16 +199,15 @@ class Tradeoff:
             raise ValueError(
                 "`noise_scale`, `batch_size` and `steps` must be one-dimensional and equally"
                 f" long, got shapes {b.shape}, {batch.shape} and {count.shape}."
-                " Give one value for each stretch of the run."
+                " Give one value for each segment of the run."
             )
-        measured = np.flatnonzero(~np.isnan(b))
-        if not measured.size:
+        measured = ~np.isnan(b)
+        if not measured.any():
             raise ValueError(
                 f"`noise_scale` must have a measured value, got {b.size} without one."
                 " Train longer, or at a larger batch size, until the monitor resolves it."
             )
-        following = np.searchsorted(measured, np.arange(b.size)).clip(max=measured.size - 1)
-        b = b[measured[following]]
+        b = next_measured(b, measured)
         for name, values, least in (
             ("noise_scale", b, 0.0),
             ("batch_size", batch, np.nextafter(0, 1)),
@@ -218,14 +219,10 @@ class Tradeoff:
                 sign = "positive" if least else "not negative"
                 raise ValueError(
                     f"`{name}` must be finite and {sign}, got {values[where]} at position {where}."
-                    " Leave that stretch out."
+                    " Leave that segment out."
                 )
-        noise_free_steps = count / (1 + b / batch)
-        min_steps = float(noise_free_steps.sum())
-        min_examples = float((b * noise_free_steps).sum())
-        adaptive = float((np.sqrt(b) * noise_free_steps).sum())
-        gamma = min(adaptive**2 / (min_steps * min_examples), 1.0) if min_examples else 1.0
-        return cls(min_steps, min_examples, gamma)
+        run = Parts.at_noise_scale(b, batch, count)
+        return cls(run.sums.min_steps, run.sums.min_examples, run.gamma)
 
 
 @overload

@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     now = [0.0]
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("noisescale.lightning.profiling.profiling.time", clock)
+    monkeypatch.setattr("noisescale.lightning.profiling.timed_fit.time", clock)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_model.py").write_text(MODEL)

@@ -3,9 +3,10 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import optimize
 
-from noisescale.estimation.ratio_interval import fieller_interval
+from noisescale.estimation.ratio_interval import WeightedMeans, fieller_interval
 
 
 def test_fieller_ends_are_where_the_test_of_the_ratio_turns() -> None:
@@ -124,3 +125,45 @@ def test_the_low_end_is_continuous_where_the_signal_comes_to_differ_from_zero(
     low, _ = fieller_interval(30.0, 0.2 * (1 + beyond), np.array([4.0, 0.0, 0.01]), 2.0)
 
     assert low == pytest.approx(884 / 12, rel=2e-3 if abs(beyond) == 1e-3 else 1e-8)
+
+
+def test_a_value_without_scatter_is_within_its_interval() -> None:
+    """Ends are computed in other units than the value, and round differently."""
+    for s, q in np.random.default_rng(0).uniform(0.1, 100.0, (500, 2)).tolist():
+        means = WeightedMeans(s, q, 1.0, np.zeros(3), sq_weight=0.1, fourth_weight=0.001)
+
+        value, low, high = means.ratio_interval(0.95)
+
+        assert low <= value <= high
+        assert value == pytest.approx(s / q, rel=1e-14)
+
+
+def test_the_scale_of_weights_does_not_matter() -> None:
+    weight, r = (
+        np.array([1.0, 2.0, 4.0, 1.0]),
+        np.array([[3.0, -1.0], [-2.0, 1.0], [1, 0], [-3, -1]]),
+    )
+
+    def means(weight: NDArray[np.float64]) -> WeightedMeans[float]:
+        ss, sq, _, qq = ((weight**2)[:, None, None] * r[:, :, None] * r[:, None, :]).sum(0).ravel()
+        powers = [float((weight**k).sum()) for k in (2, 4)]
+        return WeightedMeans(30.0, 2.0, weight.sum(), np.array([ss, sq, qq]), *powers)
+
+    one, other = means(weight), means(weight / weight.sum())
+
+    assert one.freedom == pytest.approx(22**2 / (1 + 16 + 256 + 1) - 1)
+    assert one.sq_share == pytest.approx(22 / 64)
+    assert other.freedom == pytest.approx(one.freedom)
+    assert other.covariance == pytest.approx(one.covariance)
+    assert other.ratio_interval(0.9) == pytest.approx(one.ratio_interval(0.9))
+
+
+def test_fewer_degrees_of_freedom_widen_the_interval() -> None:
+    means = WeightedMeans(30.0, 2.0, 1.0, np.array([1.0, 0.0, 0.01]), 0.1, 0.001)
+
+    value, low, high = means.ratio_interval(0.95)
+    fewer = means.ratio_interval(0.95, freedom=3.0)
+    unknown = means.ratio_interval(0.95, freedom=0.0)
+
+    assert fewer.low < low < value < high < fewer.high
+    assert unknown == (value, 0.0, math.inf)

@@ -11,8 +11,8 @@ from noisescale import GradientMoments, History, Tradeoff
 from noisescale.bounded import Bounded
 from noisescale.history.increments import Increments
 from noisescale.history.rows import Rows
-from noisescale.history.segments import Stretches, noise_scale_at
-from noisescale.prediction.run_law import RunLaw
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Segments, noise_scale_at
 
 ONE = Bounded(1.0, 1.0, 1.0)
 
@@ -26,7 +26,7 @@ def columns(step: list[float], **others: list[float]) -> dict[str, np.ndarray]:
 
 
 def test_steps_and_batch_sizes_are_those_between_rows() -> None:
-    run = Stretches.of(columns([10, 30, 60], examples=[320, 960, 3840], noise_scale=[5, 6, 7]))
+    run = Segments.of(columns([10, 30, 60], examples=[320, 960, 3840], noise_scale=[5, 6, 7]))
 
     assert run.steps.tolist() == [10, 20, 30]
     assert run.batch_size.tolist() == [32, 32, 96]
@@ -82,7 +82,7 @@ def running_sums_of(
 
 
 def critical_batch_size_of(history: dict[str, np.ndarray]) -> Bounded:
-    return RunLaw.of(Stretches.of(history), ONE).critical_batch_size
+    return RunLaw.of(Segments.of(history), ONE).critical_batch_size
 
 
 def rising(steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,7 @@ def test_the_bounds_hold_for_other_factors_between_noise_scale_and_critical_batc
 
     for seed in range(60):
         moments = steps_of(np.random.default_rng(seed), noise_scale)
-        run = Stretches.of(rows_of(moments, 10))
+        run = Segments.of(rows_of(moments, 10))
         found = RunLaw.of(run, Bounded(kappa, kappa, kappa)).critical_batch_size
         covered.append(found.low <= truth.critical_batch_size <= found.high)
         values.append(found.value / truth.critical_batch_size)
@@ -153,7 +153,7 @@ def test_a_factor_that_leaves_nothing_resolved_leaves_bounds() -> None:
     """At kappa = 1/1000 all depends on whether late blocks made any progress. It read -110."""
     moments = steps_of(np.random.default_rng(0), 64 * 100 ** (np.arange(2000) / 2000))
 
-    law = RunLaw.of(Stretches.of(rows_of(moments, 10)), Bounded(1e-3, 1e-3, 1e-3))
+    law = RunLaw.of(Segments.of(rows_of(moments, 10)), Bounded(1e-3, 1e-3, 1e-3))
 
     critical = law.critical_batch_size
     assert math.isnan(critical.value)
@@ -208,7 +208,7 @@ def test_what_no_block_resolves_is_not_resolved() -> None:
     logged = {"noise_scale": np.full(6, 9.5), "low": np.full(6, 8.2), "high": np.full(6, 15.3)}
 
     for form in (rows_of, running_sums_of):
-        run = Stretches.of(form(moments, 10, batch_size=8) | logged)
+        run = Segments.of(form(moments, 10, batch_size=8) | logged)
         critical = RunLaw.of(run, ONE).critical_batch_size
 
         assert math.isnan(critical.value)
@@ -222,7 +222,7 @@ def test_the_noise_scale_of_each_time_is_found_where_windows_lag() -> None:
     truth = 20 * 100 ** (np.arange(1000) / 1000)
     moments = steps_of(np.random.default_rng(0), truth, 1 / truth, batch_size=512)
 
-    run = Stretches.of(rows_of(moments, 10, batch_size=512))
+    run = Segments.of(rows_of(moments, 10, batch_size=512))
 
     local = truth.reshape(100, 10).mean(axis=1)
     assert np.abs(np.log(run.noise_scale / local)).mean() < 0.25
@@ -235,7 +235,7 @@ def test_a_run_is_cut_into_as_few_blocks_as_its_noise_demands() -> None:
     rng = np.random.default_rng(0)
 
     numbers = [
-        len(set(Stretches.of(rows_of(steps_of(rng, np.full(2000, b)), 10)).block.tolist()))
+        len(set(Segments.of(rows_of(steps_of(rng, np.full(2000, b)), 10)).block.tolist()))
         for b in (64.0, 640.0, 6400.0)
     ]
 
@@ -251,7 +251,7 @@ def test_progress_is_the_share_of_the_signal_in_the_squared_norm() -> None:
     q, s = rng.normal(0.5, 0.1, 40), rng.normal(16.0, 2.0, 40)
     history = rows_of((q, s), 8)
 
-    run = Stretches.of(history)
+    run = Segments.of(history)
 
     level, relative = q[0] + s[0] / 32, []
     for x, y in zip(q[1:], s[1:], strict=True):
@@ -298,7 +298,7 @@ def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
         confidence=0.9,
     )
 
-    run = Stretches.of(history)
+    run = Segments.of(history)
 
     share = weight / weight.sum()
     mean_s, mean_q = (share * s).sum(), (share * q).sum()
@@ -319,7 +319,7 @@ def test_rows_without_a_measured_step_count_as_their_neighbours() -> None:
         if name.startswith("increment_"):
             empty[name] = np.where(np.arange(20) % 4 == 1, 0.0, history[name])
 
-    run = Stretches.of(empty)
+    run = Segments.of(empty)
 
     assert run.measured.tolist() == [1, 0, 1, 1] * 5
     assert np.isfinite(run.progress).all()
@@ -336,7 +336,7 @@ def test_a_history_that_was_resumed_from_running_sums_uses_both() -> None:
         if name.startswith("increment_")
     }
 
-    run = Stretches.of(both)
+    run = Segments.of(both)
 
     whole = critical_batch_size_of(new)
     assert run.measured.all()
@@ -364,8 +364,8 @@ def test_batch_sizes_survive_float32_and_dropped_rows() -> None:
     history = rows_of(moments, 2)
     late = history | {"examples": history["examples"] + 2e9}
 
-    rounded = Stretches.of({name: x.astype(np.float32) for name, x in late.items()})
-    thinned = Stretches.of({name: x[1::2] for name, x in history.items()})
+    rounded = Segments.of({name: x.astype(np.float32) for name, x in late.items()})
+    thinned = Segments.of({name: x[1::2] for name, x in history.items()})
 
     assert rounded.batch_size[1:] == pytest.approx(32)
     assert thinned.batch_size == pytest.approx(32)
@@ -378,14 +378,14 @@ def test_running_sums_that_were_rounded_away_are_refused() -> None:
     history = running_sums_of(moments, 10)
     rounded = {n: x.astype(np.float32).astype(np.float64) for n, x in history.items()}
 
-    assert Stretches.of(history).resolved.mean() > 0.5
+    assert Segments.of(history).resolved.mean() > 0.5
     message = (
         "`history` must have sums that can be differenced, got running totals that were rounded to"
         " float32 by more than a row adds. Read the metrics.csv of the same run, or measure again:"
         " the monitor now logs what each row adds."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Stretches.of(rounded)
+        Segments.of(rounded)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_where_nothing_else_was_recorded_the_estimates_that_were_logged_are_take
     logged = columns(row.tolist(), noise_scale=(50 + row).tolist())
     whole = {"sum_weight": row, "sum_noise_trace": 60 * row, "sum_grad_sq_norm": row}
 
-    run = Stretches.of({**logged, **whole, **sums})
+    run = Segments.of({**logged, **whole, **sums})
 
     assert run.as_logged
     assert run.noise_scale.tolist() == (50 + row).tolist()
@@ -424,7 +424,7 @@ def test_the_noise_scale_at_a_step_is_that_of_the_row_it_belongs_to() -> None:
 
 
 def test_what_is_not_resolved_takes_the_next_value_and_keeps_its_own_bounds() -> None:
-    run = Stretches.of(
+    run = Segments.of(
         columns(
             [10, 20, 30, 40, 50, 60],
             noise_scale=[math.nan, 12, math.nan, 13, math.nan, math.nan],
@@ -441,7 +441,7 @@ def test_what_is_not_resolved_takes_the_next_value_and_keeps_its_own_bounds() ->
 
 
 def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:
-    run = Stretches.of(
+    run = Segments.of(
         columns([10, 20], noise_scale=[math.nan] * 2, low=[math.nan, 7], high=[math.nan, math.inf])
     )
 
@@ -467,4 +467,4 @@ def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:
 )
 def test_a_history_that_is_no_run_is_refused(step: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Stretches.of(columns(step, noise_scale=[5.0] * len(step)))
+        Segments.of(columns(step, noise_scale=[5.0] * len(step)))

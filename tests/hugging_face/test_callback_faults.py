@@ -23,9 +23,9 @@ def spared(module: str, name: str) -> bool:
         or hook in {"_forward_hook.<locals>.on_forward", "state"}
         or name in {"trains", "differentiable", "BackwardStart.__init__", "BackwardStart.add"}
         or name in {"BackwardStart._watch", "_on_gradient", "BackwardStart.on_gradient"}
-        or name == "tensors_in"
+        or name in {"tensors_in", "MeasuringCallback._leaving_step_out"}
         or name.startswith("_show_calls.<locals>.")
-        or module == "guard.py"
+        or module in {"guard.py", "_moved.py"}
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import brute_force
 import numpy as np
 import pytest
 import torch
@@ -51,13 +52,10 @@ CLIPPED = {"max_grad_norm": 1e-3}
 
 
 def moments(parts: list[tuple[float, np.ndarray, float]]) -> tuple[float, float]:
-    """|G|² and tr(Σ) by least squares of two equations, from weights, gradients and 1/n."""
-    w, g, inverse = (np.array(x) for x in zip(*parts, strict=True))
-    v = w**2 / sum(w**2)
-    w = w / sum(w)
-    small, big = v @ (g**2).sum(1), ((w @ g) ** 2).sum()
-    equations = np.array([[1, v @ inverse], [1, w**2 @ inverse]])
-    return tuple(np.linalg.solve(equations, [small, big]))
+    """|G|² and tr(Σ), from weights, gradients and 1/n."""
+    return brute_force.expected(
+        [brute_force.Part(w, torch.as_tensor(g).double(), inverse, w**2) for w, g, inverse in parts]
+    ).moments
 
 
 Weigh = Callable[[list[Part]], np.ndarray]

@@ -18,18 +18,20 @@ STEPS = 150
 
 
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
-CALLED_BY_LIGHTNING |= {"_begin_batch", "_count", "examples_in"}  # of which the first may fail
+CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may fail
 
 COLLECTIVE = {
-    "Measurement.step",
+    "LoggedMeter.step",
     "NoiseScaleMeter.step",
-    "NoiseScaleMeter._send_row",
-    "NoiseScaleMeter._measures",
-    "NoiseScaleMeter._open_collector",
+    "StepCapture.close_step",
+    "StepCapture._send",
+    "StepCapture._open_collector",
+    "StepCapture._spoils_step",
     "refuse_join",
-    "NoiseScaleMeter._spoils_step",
     "StepRows.add",
     "ReducedRows.add",
+    "MeasuringCallback._measuring",
+    "NoiseScaleMonitor._look_for_shared_examples",
     "SharedExamples.look",
     "SharedExamples._largest_share",
     "tensors_of",
@@ -44,9 +46,10 @@ def spared(module: str, name: str) -> bool:
     return (
         (monitor == "NoiseScaleMonitor" and hook in CALLED_BY_LIGHTNING)
         or name in COLLECTIVE
+        or name == "MeasuringCallback._leaving_step_out"
         or name == "_show_forward_passes.<locals>.on_forward"
         or name.startswith("_show_calls.<locals>.")
-        or module == "guard.py"
+        or module in {"guard.py", "_moved.py"}
     )
 
 

@@ -192,7 +192,7 @@ def measured(fitting: Any, module: Any) -> list[dict[str, Any]]:
             "left_out": m.meter.skipped_steps,
             "rows": len(m.history["step"]),
         }
-        for m in monitor._measurements
+        for m in monitor._meters
     ]
 
 

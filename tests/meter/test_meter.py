@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from brute_force import expected, micro_batch
 from fits import data, loss_of, network
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import noisescale.meter.meter as meter_module
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.ddp import DdpCollector
+from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.gradient_norms import GradientNorms
 
 
@@ -157,7 +158,7 @@ def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         for step in range(8):
             meter.backward(loss_of(model, batch(step)), local_batch_size=8)
             meter.step()
-            waiting.append(len(meter._rows))
+            waiting.append(len(meter._capture.unread))
         return waiting
 
     assert on_ranks(2, pending) == [[1, 2, 3, 4, 5, 0, 1, 2]] * 2
@@ -229,7 +230,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 def test_one_process_compares_its_micro_batches() -> None:
-    """Against the moments written out, with unequal micro-batches and a short last window."""
+    """With unequal micro-batches and a short last window."""
     model, window = network(), 100
     meter = NoiseScaleMeter(model, window=window)
     x, y = data(60).tensors
@@ -245,12 +246,9 @@ def test_one_process_compares_its_micro_batches() -> None:
             meter.backward(loss_of(model, (x[:size], y[:size])) / 3, local_batch_size=size)
             x, y = x[size:], y[size:]
         meter.step(loss_divisor=3)
-        small = np.mean([g.square().sum() for g in gradients])
-        big = torch.stack(gradients).mean(0).square().sum().item()
-        a = np.mean([1 / n for n in sizes])
-        c = a / len(sizes)
-        noises.append((small - big) / (a - c))
-        signals.append((a * big - c * small) / (a - c))
+        signal, noise = expected(list(map(micro_batch, gradients, sizes))).moments
+        noises.append(noise)
+        signals.append(signal)
         weights.append(sum(sizes))
     decayed = np.array(weights) * ((window - 1) / (window + 1)) ** np.arange(3)[::-1]
 
@@ -314,9 +312,8 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
         meter.step()
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    by_hooks = meter._collector._capture_by_hooks
-    assert not by_hooks
-    return [(row[0].item(), row[1].item()) for row, _ in meter._rows._rows._waiting]
+    assert meter._capture._collector.phase is Phase.AT_BACKWARD_END
+    return [(row[0].item(), row[1].item()) for row, _ in meter._capture.unread._rows._waiting]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +341,7 @@ def test_local_norms_are_captured_before_the_averages_are_written(
 
 
 def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
-    """Against the two expectations written out; weights matter up to a common factor only."""
+    """Weights matter up to a common factor only."""
     model = network()
     x, y = data(24).tensors
     sizes, weights = [4, 12, 8], [1.0, 5.0, 2.0]
@@ -369,12 +366,7 @@ def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
 
     on_host, on_device = measured(0.1), measured(7)
 
-    w, g = torch.tensor(weights).double(), torch.stack(gradients)
-    v, n = w**2 / (w**2).sum(), torch.tensor(sizes)
-    small, big = v @ g.square().sum(1), (w @ g / w.sum()).square().sum()
-    equations = torch.stack([torch.ones(2), torch.stack([v @ (1 / n.double()), (w**2 / n).sum()])])
-    equations[1, 1] /= w.sum() ** 2
-    signal, trace = torch.linalg.solve(equations.double().T, torch.stack([small, big])).tolist()
+    signal, trace = expected(list(map(micro_batch, gradients, sizes, weights))).moments
     for got in (on_host, on_device):
         assert got == (pytest.approx(signal, rel=1e-5), pytest.approx(trace, rel=1e-5))
 

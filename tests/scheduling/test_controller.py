@@ -17,7 +17,7 @@ from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import BatchSizeController, GradientMoments, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import Gate, Given, Progress, RatioRule
+from noisescale.scheduling import Gate, Given, Policy, Progress, RatioRule
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 
@@ -263,7 +263,7 @@ def test_all_of_the_state_is_loaded() -> None:
     controller.step()
     controller.decide(NoiseScale(math.nan, 40.0, math.inf, math.nan, math.nan, 9.0), average)
     controller.clock.advance(1.5)
-    controller.max_device_batch_size = 48
+    controller.lower_max_device_batch_size(48)
     saved, before = controller.state_dict(), fresh.state_dict()
     fresh.load_state_dict(saved)
 
@@ -323,6 +323,50 @@ def test_another_policy_begins_without_the_state_of_the_first() -> None:
     assert same.settings.policy.asked == 1
     assert other.settings.policy.state_dict() == {"batch_size": None}
     assert (other.steps, other.examples) == (1, 32.0)
+
+
+class Ramp(Policy):
+    """A policy of a user's own that says all that there is to say."""
+
+    needs_noise_scale = True
+    by_reduced_values = True
+
+    def __init__(self, checksum: int | None = None) -> None:
+        self.checksum = checksum
+        self.seen: list[float] = []
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> float:
+        self.seen.append(noise_scale.value)
+        return 64.0
+
+
+def test_a_policy_of_ones_own_is_asked_as_it_says() -> None:
+    policy = Ramp()
+    controller = BatchSizeController(Plan(8, 4), sgd(), policy)
+    for _ in range(8):
+        controller.step()
+        if controller.due:
+            controller.decide(KNOWN)
+
+    assert controller.settings.policy is controller.settings.asked is policy
+    assert policy.seen == [500.0] * 5  # after 4, 5, 6, 7 and 8 steps
+    assert controller.plan.batch_size == 64
+    assert controller.state_dict()["policy"] is None
+    assert controller.state_dict()["policy_kind"] == "Ramp"
+
+
+@pytest.mark.parametrize(("says", "needs", "takes"), [(True, 1, 1), (False, 0, 0), (None, 0, 1)])
+def test_a_function_says_by_an_attribute_whether_it_needs_the_noise_scale(
+    says: bool | None, needs: bool, takes: bool
+) -> None:
+    def policy(*_: Any) -> float:
+        return 32.0
+
+    if says is not None:
+        policy.needs_noise_scale = says  # type: ignore[attr-defined]
+    settings = BatchSizeController(Plan(8, 4), sgd(), policy, lr_scaling="sqrt").settings
+
+    assert (settings.needs_noise_scale, settings.takes_noise_scale) == (needs, takes)
 
 
 def test_half_and_half_is_a_whole_run() -> None:
@@ -463,6 +507,30 @@ def test_a_policy_that_fails_leaves_no_rank_waiting(failing: list[int]) -> None:
         if len(failing) == 2
         else ["RuntimeError ZeroDivisionError('mine')", "RuntimeError None"]
     )
+
+
+def test_a_learning_rate_that_fails_leaves_no_rank_waiting() -> None:
+    def told() -> str:
+        def scaling(*_: float) -> float:
+            return 1.0 if dist.get_rank() else 0.0
+
+        plan = Plan(8, 1, devices=2)
+        controller = BatchSizeController(plan, sgd(), lambda *_: 32.0, lr_scaling=scaling)
+        try:
+            controller.update()
+        except (RuntimeError, ValueError) as error:
+            return f"{type(error).__name__} {type(error.__context__).__name__}"
+        return "agreed"
+
+    assert on_ranks(2, told) == ["RuntimeError ValueError", "RuntimeError NoneType"]
+
+
+def test_what_a_controller_tells_is_read_alone() -> None:
+    controller = BatchSizeController(Plan(8, 4), sgd())
+
+    for name in ("plan", "wanted", "steps", "examples", "gain", "max_device_batch_size"):
+        with pytest.raises(AttributeError):
+            setattr(controller, name, getattr(controller, name))
 
 
 def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step_differs() -> None:

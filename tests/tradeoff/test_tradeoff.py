@@ -65,7 +65,7 @@ def test_changes_of_the_batch_size_within_a_run_are_counted() -> None:
     assert changed.min_examples == pytest.approx(fixed.min_examples)
 
 
-def test_stretches_not_measured_take_the_next_value_and_the_last_one_at_the_end() -> None:
+def test_segments_not_measured_take_the_next_value_and_the_last_one_at_the_end() -> None:
     gaps = Tradeoff.from_run(
         [math.nan, 10, math.nan, 30, math.nan], np.full(5, 32), np.array([1, 2, 3, 4, 5])
     )
@@ -117,7 +117,7 @@ def test_gamma_of_a_noise_scale_that_grows_as_the_root_is_24_25ths() -> None:
 
 
 def test_gamma_is_what_following_the_noise_scale_saves() -> None:
-    """Two stretches of 100 noise-free steps at b = 10 and 90, batches √(r·b), summed by hand."""
+    """Two segments of 100 noise-free steps at b = 10 and 90, batches √(r·b), summed by hand."""
     run = Tradeoff.from_run([10, 90], batch_size=[30, 30], steps=[100 * 4 / 3, 100 * 4])
     r = 40.0
     batches = [math.sqrt(r * 10), math.sqrt(r * 90)]
@@ -141,17 +141,17 @@ def test_gamma_is_what_following_the_noise_scale_saves() -> None:
         (
             ([10, 20], [32], [1, 1]),
             "`noise_scale`, `batch_size` and `steps` must be one-dimensional and equally long, got"
-            " shapes (2,), (1,) and (2,). Give one value for each stretch of the run.",
+            " shapes (2,), (1,) and (2,). Give one value for each segment of the run.",
         ),
         (
             ([10, -20], [32, 32], [1, 1]),
             "`noise_scale` must be finite and not negative, got -20.0 at position 1."
-            " Leave that stretch out.",
+            " Leave that segment out.",
         ),
         (
             ([10, 20], [0, 32], [1, 1]),
             "`batch_size` must be finite and positive, got 0.0 at position 0."
-            " Leave that stretch out.",
+            " Leave that segment out.",
         ),
         (
             ([0, 0], [32, 32], [1, 1]),
@@ -160,7 +160,7 @@ def test_gamma_is_what_following_the_noise_scale_saves() -> None:
         ),
         (
             ([10, 20], [32, 32], [1, math.inf]),
-            "`steps` must be finite and positive, got inf at position 1. Leave that stretch out.",
+            "`steps` must be finite and positive, got inf at position 1. Leave that segment out.",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,11 +29,42 @@ from torch.nn import Parameter
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.fsdp.units import Unit, units_of
 from noisescale.collectors.fsdp.units import is_sharded as is_sharded
-from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout, mean_inverse
 from noisescale.collectors.squared_norms import scaled
 from noisescale.guard import RefusalError, keeps_errors
+
+
+@dataclass
+class _Pass:
+    """A backward pass under way."""
+
+    capture_average: bool
+    reduced: set[Unit] = field(default_factory=set)
+
+
+@dataclass
+class _Step:
+    """The rounds since the last reset, and the norms of their gradients."""
+
+    captured: Norms
+    passes: int = 0
+    rounds: list[int] = field(default_factory=list)
+    """For each the passes up to its end."""
+    scattered_only: bool = False
+    """Whether the last round's gradients are still to be summed over replicas."""
+    in_parts: bool = False
+    """Whether some round may have shown a gradient in parts."""
+    shard: Tensor | None = None
+    """What `big_sq_norms` was at the end of the last pass, where that was to be captured."""
+    streams: set[torch.Stream] = field(default_factory=set)
+    """Those on which norms were taken."""
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the last pass ended a round."""
+        return self.rounds[-1:] == [self.passes]
 
 
 class FsdpCollector(Collector):
@@ -63,38 +95,29 @@ class FsdpCollector(Collector):
         self.norms.device = units[0].device
         self._replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
         self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
-        self._armed = False
-        self._capture_average = False
-        self._shard: Tensor | None = None
-        self._passes = 0
-        self._rounds: list[int] = []  # for each the passes up to its end
-        self._reduced: set[Unit] = set()  # in the current pass
-        self._scattered_only = False
-        self._in_parts = False
-        self._captured = self.norms.none()
-        self._streams: set[torch.Stream] = set()
+        self._step = _Step(self.norms.none())
+        self._live: _Pass | None = None
 
     @property
     def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last round: the window starts anew.
+        """Whether `zero_grad` was called since the last round: the step starts anew.
 
         Before the first round `p.grad` is None anyhow: what passes add to is unsharded.
         """
-        return bool(self._rounds) and not self._scattered_only and not self.norms.any_gradient()
+        step = self._step
+        return bool(step.rounds) and not step.scattered_only and not self.norms.any_gradient()
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
-        self._passes += 1
-        self._reduced.clear()
-        self._armed = loss.requires_grad
-        self._capture_average = capture_average
-        self._shard = None
-        if self._armed:
+        self._step.passes += 1
+        self._step.shard = None
+        self._live = _Pass(capture_average) if loss.requires_grad else None
+        if loss.requires_grad:
             loss.register_hook(self._on_backward_start)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every round is a part: the mean over its micro-batches, equally many in all rounds."""
-        passes, rounds = len(sizes), len(self._rounds)
+        passes, rounds = len(sizes), len(self._step.rounds)
         inverse_size = mean_inverse(sizes) / max(passes, 1)
         if not passes or not rounds:
             return WindowLayout(math.nan, math.nan, math.nan, inverse_size)
@@ -114,43 +137,37 @@ class FsdpCollector(Collector):
 
     def small_sq_norms(self) -> Tensor | None:
         """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""
-        for part in (self, *self._units):
-            part.raise_error_of_hook()
-        passes_in_round = {end - start for start, end in pairwise([0, *self._rounds])}
-        unfinished = self._scattered_only or self._rounds[-1:] != [self._passes]
+        for hooked in (self, *self._units):
+            hooked.raise_error_of_hook()
+        step = self._step
+        passes_in_round = {end - start for start, end in pairwise([0, *step.rounds])}
+        unfinished = step.scattered_only or not step.is_reduced
         unknown = any(unit.waiting is not None for unit in self._units)
-        if len(passes_in_round) != 1 or unfinished or unknown or self._in_parts:
+        if len(passes_in_round) != 1 or unfinished or unknown or step.in_parts:
             return None
-        for stream in self._streams:
+        for stream in step.streams:
             current = torch.accelerator.current_stream(self.device)
             current.wait_stream(stream)
-            for norms in self._captured:
+            for norms in step.captured:
                 for norm in norms:
                     if isinstance(norm, Tensor):
                         norm.record_stream(current)
-        return self.norms.sums(self._captured)
+        return self.norms.sums(step.captured)
 
     def big_sq_norms(self) -> Tensor:
         """|g|² of this rank's shard, shared out among the replicas that all hold it."""
-        return self._shard_sq_norms() if self._shard is None else self._shard
+        return self._shard_sq_norms() if self._step.shard is None else self._step.shard
 
     @property
     def average_captured(self) -> bool:
         """Whether the step's gradient was taken at the end of a backward pass."""
-        return self._shard is not None
+        return self._step.shard is not None
 
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
-        self._armed = False
-        self._shard = None
-        self._passes = 0
-        self._rounds = []
-        self._reduced = set()
-        self._scattered_only = False
-        self._in_parts = False
-        self._captured = self.norms.none()
-        self._streams = set()
+        self._live = None
+        self._step = _Step(self.norms.none())
         for unit in self._units:
             unit.reset()
 
@@ -163,7 +180,7 @@ class FsdpCollector(Collector):
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
-        if self._armed:
+        if self._live is not None:
             # FSDP queues a callback in the pass that reduces what is left and waits for it all:
             # one that is queued by a callback comes after.
             queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -171,30 +188,31 @@ class FsdpCollector(Collector):
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        self._armed = False
-        if self._capture_average and self._rounds[-1:] == [self._passes]:
-            self._shard = self._shard_sq_norms()
+        live, self._live = self._live, None
+        if live is not None and live.capture_average and self._step.is_reduced:
+            self._step.shard = self._shard_sq_norms()
 
     @keeps_errors
     def _on_reduce(self, unit: Unit, buffer: Tensor) -> None:
-        if not self._armed:
+        live, step = self._live, self._step
+        if live is None:
             return
-        if not self._reduced:
-            self._rounds.append(self._passes)
-            self._scattered_only = not all(u.reduces_over_replicas for u in self._units)
+        if not live.reduced:
+            step.rounds.append(step.passes)
+            step.scattered_only = not all(u.reduces_over_replicas for u in self._units)
             # Units that reduce in different passes have no rounds in common.
-            self._in_parts |= not all(u.reduces for u in self._units)
-        self._in_parts |= unit in self._reduced or unit.waiting is not None
-        self._reduced.add(unit)
+            step.in_parts |= not all(u.reduces for u in self._units)
+        step.in_parts |= unit in live.reduced or unit.waiting is not None
+        live.reduced.add(unit)
         unit.cut(buffer, partial(self._add, unit.factor * unit.divided_by(buffer.dtype)))
 
     @keeps_errors
     def _add(self, factor: float, pieces: list[Piece]) -> None:
         """Add the norms of a buffer: `factor` makes them those of what p.grad is the mean of."""
-        for captured, norms in zip(self._captured, self.norms.of(pieces), strict=True):
+        for captured, norms in zip(self._step.captured, self.norms.of(pieces), strict=True):
             captured.extend(norms if factor == 1 else scaled(norms, factor))
         if self.device.type != "cpu":
-            self._streams.add(torch.accelerator.current_stream(self.device))
+            self._step.streams.add(torch.accelerator.current_stream(self.device))
 
     def _shard_sq_norms(self) -> Tensor:
         pieces = [

@@ -47,6 +47,16 @@ class Halves(NamedTuple):
     """Of the step's backward passes."""
 
 
+class _Batch(NamedTuple):
+    """What is known of a batch before its backward pass."""
+
+    size: float
+    """Examples, as they are counted."""
+    rows: int
+    which: int
+    """Of the step's backward passes."""
+
+
 class HalvesCollector(MicroBatchCollector):
     """Squared norms of a step's gradient and of its halves, or of its micro-batches.
 
@@ -74,8 +84,6 @@ class HalvesCollector(MicroBatchCollector):
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
-        self._compares = False
-        self._which = 0
         self._rows: int | None = None
         self._last: bool | None = None
         watch()
@@ -101,7 +109,8 @@ class HalvesCollector(MicroBatchCollector):
     def takes_a_pass(self) -> bool:
         """Whether the next measured step is likely to have a backward pass more, of ours.
 
-        As the last steps had a batch alone. One such step may be the short last window of an epoch.
+        As the last steps had a batch alone. One such step may be the short last window of an
+        epoch's accumulation.
         """
         return self._lone_steps >= _LONE_STEPS
 
@@ -116,18 +125,15 @@ class HalvesCollector(MicroBatchCollector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
-        alone = not any(self._reached)
         likely = self.takes_a_pass if self._last is None else self._last
-        self._compares = False
-        self._which = len(self._reached)
-        if alone:
+        if self._none_before:
             self._halves = None
             rows = int(size) if self._rows is None else self._rows
+            batch = _Batch(size, rows, len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
-                self._measure(get_gradient_edge(loss), torch.ones_like(loss), size, rows)
+                self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
             elif likely and loss.requires_grad:  # the pass begins at one of several tensors
-                loss.register_hook(partial(self._measure_from, loss, size, rows))
-        self._compares = alone
+                loss.register_hook(partial(self._measure_from, loss, batch))
         self._rows = self._last = None
         super().before_backward(loss, size, capture_average=capture_average)
 
@@ -137,17 +143,12 @@ class HalvesCollector(MicroBatchCollector):
         Of one batch it is |g|² + |g_s|², the mean of both halves'.
         """
         small = super().small_sq_norms()
-        if sum(self._reached) > 1:
+        if sum(self.reached) > 1:
             return small
-        reliable = self._cuts.settle()
-        if (
-            not reliable
-            or small is None
-            or self._halves is None
-            or not self._reached[self._halves.which]
-        ):
+        proved, halves = self._cuts.settle(), self._halves
+        if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
-        return small + self._halves.sq_norms
+        return small + halves.sq_norms
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Say what the norms are of: see `halves_of_a_batch`, or every micro-batch is a part."""
@@ -163,8 +164,8 @@ class HalvesCollector(MicroBatchCollector):
 
     def reset(self) -> None:
         """Begin another step."""
-        if self._reached:
-            self._lone_steps = self._lone_steps + 1 if sum(self._reached) == 1 else 0
+        if reached := self.reached:
+            self._lone_steps = self._lone_steps + 1 if sum(reached) == 1 else 0
         self._halves = None
         self._cuts.forget()
         super().reset()
@@ -184,8 +185,13 @@ class HalvesCollector(MicroBatchCollector):
         self._draws = state.get("draws", 0)
         self._lone_steps = state.get("lone_steps", _LONE_STEPS)
 
+    @property
+    def _none_before(self) -> bool:
+        """Whether no earlier pass of the step came to a measured parameter."""
+        return not any(self.reached)
+
     @keeps_errors
-    def _measure_from(self, start: Any, size: float, rows: int, gradient: Tensor) -> None:
+    def _measure_from(self, start: Any, batch: _Batch, gradient: Tensor) -> None:
         if start.edge is None:
             return
         if gradient.dim():
@@ -194,10 +200,11 @@ class HalvesCollector(MicroBatchCollector):
                 " noise scale is right if rows do not act on each other there, as they do in"
                 " contrastive losses." + INSTEAD
             )
-        self._measure(start.edge, gradient, size, rows)
+        self._measure(start.edge, gradient, batch)
 
     @keeps_errors
-    def _measure(self, loss: GradientEdge, gradient: Tensor, size: float, rows: int) -> None:
+    def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
+        size, rows, which = batch
         if rows > size > 0:
             raise RefusalError(
                 "The size that is counted must be at least the rows of the batch, got"
@@ -224,10 +231,10 @@ class HalvesCollector(MicroBatchCollector):
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
             )
-        self._halves = Halves(self.norms.sums(norms), rows, self._which)
+        self._halves = Halves(self.norms.sums(norms), rows, which)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         super()._on_gradient(index, gradient)
-        if self._armed and self._compares and not measuring():
+        if self._live is not None and self._none_before and not measuring():
             self._cuts.compare(index, gradient)

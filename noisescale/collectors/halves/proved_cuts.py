@@ -147,17 +147,9 @@ class ProvedCuts:
             self._calls.forget()
 
     def _search(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
-        """Find a cut, and go back once with the factor ½; the training's own pass has to agree."""
-        if self._names is not None and not self._calls.any:
-            raise RefusalError(
-                "`cut` must name modules whose outputs the loss is made of, got"
-                f" {list(self._names)!r}: none of them was called. Leave it out."
-            )
+        """Find a cut, and begin its proof: the training's own pass has to agree."""
         graph = Graph(loss)
-        outputs = self._calls.outputs_in(graph)
-        if self._compiled:
-            outputs = dict.fromkeys(compiled_outputs(graph), 0)
-        cut = find_cut(graph, rows, outputs, self._index_of, scalars=self._scalars)
+        cut = find_cut(graph, rows, self._outputs_in(graph), self._index_of, scalars=self._scalars)
         kind = _Kind(cut.pattern, self._training())
         if kind in self._refused:
             return None
@@ -175,15 +167,45 @@ class ProvedCuts:
             raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
         self._name_others_hooks()
         self._tell_of_positions(graph, cut, rows)
+        left_out = self._few_past(graph, cut)
+        self._leave_out(left_out)
+        proof = Proof(self._norms.names, left_out)
+        self._take_halved(proof, graph, cut, loss, gradient, rows)
+        once = len(left_out) == len(cut.outside)
+        self._proving = _Proving(proof, kind, left_out, once)
+        return cut.edges
+
+    def _outputs_in(self, graph: Graph) -> dict[Output, int]:
+        """What modules gave that is in the graph, and how deep each was called within others."""
+        if self._names is not None and not self._calls.any:
+            raise RefusalError(
+                "`cut` must name modules whose outputs the loss is made of, got"
+                f" {list(self._names)!r}: none of them was called. Leave it out."
+            )
+        if self._compiled:
+            return dict.fromkeys(compiled_outputs(graph), 0)
+        return self._calls.outputs_in(graph)
+
+    def _few_past(self, graph: Graph, cut: Cut) -> tuple[int, ...]:
+        """The parameters of few numbers that are reached past the cut, and not through it too."""
         behind = graph.behind([edge.output[0] for edge in cut.region.stops])
         through = {id(node.variable) for node in behind if hasattr(node, "variable")}
-        left_out = tuple(
+        return tuple(
             i
             for i in cut.outside
             if i in self._few and id(self._norms.parameters[i]) not in through
         )
-        self._leave_out(left_out)
-        proof = Proof(self._norms.names, left_out)
+
+    def _take_halved(
+        self,
+        proof: Proof,
+        graph: Graph,
+        cut: Cut,
+        loss: GradientEdge,
+        gradient: Tensor,
+        rows: int,
+    ) -> None:
+        """Go back once with the factor ½ at the cut, and show the proof the gradients."""
         with (
             self.nothing_else_changed(first=True),
             random_numbers_kept(gradient.device),
@@ -212,9 +234,6 @@ class ProvedCuts:
                 "`model` must leave alone what its Functions save for the backward pass, as a"
                 f" measured step has two, got {', '.join(sorted(set(changed)))}." + INSTEAD
             )
-        once = len(left_out) == len(cut.outside)
-        self._proving = _Proving(proof, kind, left_out, once)
-        return cut.edges
 
     def compare(self, index: int, gradient: Tensor) -> None:
         """Take in a gradient of the training's own pass, where a cut is being proved."""
@@ -237,13 +256,11 @@ class ProvedCuts:
             return False
         share = proof.share()
         if share <= LARGEST_ERROR:
-            if not once:
-                self._searching = True
-                return True
-            self._known[kind] = left_out
-            while len(self._known) > _MOST_PATTERNS:
-                del self._known[next(iter(self._known))]
-            self._searching = False
+            if once:
+                self._known[kind] = left_out
+                while len(self._known) > _MOST_PATTERNS:
+                    del self._known[next(iter(self._known))]
+            self._searching = not once
             return True
         if share > LARGEST_ERROR:
             self._refused.add(kind)

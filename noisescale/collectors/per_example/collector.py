@@ -2,11 +2,11 @@
 """Norms of every single example's gradient: the smallest small batch, and the least noisy.
 
 No example's gradient is ever made. A forward hook keeps what a layer read; when the backward pass
-brings the gradient of what it gave, the squared norms follow from the two (`examples.norms`), for
+brings the gradient of what it gave, the squared norms follow from the two (`layers`, `norms`), for
 about the cost of a quarter of the backward pass, or next to nothing with the normalization layers
 alone, which in transformers show the same noise scale (Gray et al. 2024).
 
-The first measured step is a probe (`examples.probe`): it finds the parameters for which this is
+The first measured step is a probe (`probe`): it finds the parameters for which this is
 exact, warns about the others, and is not measured itself. Where some gradients are zero in it (a
 head or a gate that starts at zero) the next steps are probes, too. From then on the noise scale,
 big batch included, is that of the parameters that are left.
@@ -166,7 +166,7 @@ class PerExampleCollector(Collector):
         return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
 
     def reset(self) -> None:
-        """Begin another window."""
+        """Begin another step."""
         self._passes = []
         self._live = None
         self._hooks._error = None
@@ -276,9 +276,9 @@ class PerExampleCollector(Collector):
             self._warn(message)
 
     def _raise_errors_of_hooks(self) -> None:
-        for part in (self, self._hooks, self._probe):
-            if part is not None:
-                part.raise_error_of_hook()
+        for hooked in (self, self._hooks, self._probe):
+            if hooked is not None:
+                hooked.raise_error_of_hook()
 
     def _check_some_measured(self, verdicts: Sequence[Verdict]) -> None:
         check_some_measured(self.norms.names, verdicts, normalization_only=self._normalization_only)

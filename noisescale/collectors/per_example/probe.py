@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from noisescale.collectors.per_example.exclusions import LOOKS, Verdict
 from noisescale.collectors.per_example.hooks import Use
-from noisescale.collectors.per_example.layers import ConvLayer, GroupNormLayer, Layer
+from noisescale.collectors.per_example.layers import Layer
 from noisescale.guard import HookErrors, keeps_errors
 
 # Of the gradient's norm. The hooks' sums and autograd's differ by rounding alone; a second use of
@@ -101,8 +101,7 @@ class Probe(HookErrors):
         """Take in what a layer read and got back; its parameters' gradients are to come."""
         layer, names = use.layer, use.names
         again = any(seen.layer is layer for seen in self._seen)
-        channels_first = isinstance(layer, (ConvLayer, GroupNormLayer))
-        positions = 0 if channels_first else math.prod(d.shape[:-1])
+        positions = math.prod(d.shape[:-1]) if layer.features_last else 0
         self._seen.append(Seen(layer, d.shape, positions, use.constant))
         noise = max(1e-3, 4 * torch.finfo(d.dtype).eps)  # rounding to 16 bits, under autocast
         for name in names:

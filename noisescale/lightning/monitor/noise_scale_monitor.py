@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,23 +13,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.estimation.estimator import NoiseScale, NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, RefusalError, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
-from noisescale.lightning.monitor.measurements import (
+from noisescale.lightning.monitor.meters import (
     ids_of_trained,
-    measurements_for,
+    meters_for,
     warn_that_nothing_is_measured,
     warn_that_one_is_not_measured,
 )
+from noisescale.lightning.monitor.publishing import log_reading, publish_news
 from noisescale.lightning.monitor.reporting import report_run
 from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
 from noisescale.lightning.supported import (
@@ -36,14 +39,30 @@ from noisescale.lightning.supported import (
     refuse_namesakes,
     refuse_several_gradients_a_step,
 )
-from noisescale.meter.logged_meter import Measurement, checked_options, nothing_measured
-from noisescale.meter.meter import check_batch_size
+from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter.measuring_callback import MeasuringCallback
+from noisescale.meter.options import MeterOptions
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 
-class NoiseScaleMonitor(trainer_access.Callback):
+@dataclass
+class _Fit:
+    """What is known of a fit, from batch to batch."""
+
+    counter: trainer_access.BatchCounter = field(default_factory=trainer_access.BatchCounter)
+    trained: set[int] = field(default_factory=set)
+    layouts: ExitStack = field(default_factory=ExitStack)
+    batch_idx: int = 0
+    local_batch_size: float = 0
+    rows_of_batch: int | None = None
+    """Where the size that is counted is another."""
+    stepped: bool = False
+    """Whether an optimizer has stepped since the batch began."""
+
+
+class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     """Measure the simple gradient noise scale during training and log it.
 
     Add it to the callbacks of a Trainer, of `lightning` or of `pytorch_lightning`:
@@ -143,7 +162,6 @@ class NoiseScaleMonitor(trainer_access.Callback):
         report: bool = False,
         name: str | None = None,
     ) -> None:
-        super().__init__()
         if name is not None:
             check_monitor_name(name)
         if batch_size_fn is not None and not callable(batch_size_fn):
@@ -151,7 +169,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
                 " Pass a function from a batch to the number of examples in it."
             )
-        self._options = checked_options(
+        options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
             unit=unit,
@@ -162,27 +180,14 @@ class NoiseScaleMonitor(trainer_access.Callback):
             preconditioned=preconditioned,
             cut=cut,
         )
-        self._nothing_measured = NoiseScaleEstimator(window, confidence, unit).estimate()
-        self._preconditioned = preconditioned
+        super().__init__(options, trainer_access.MisconfigurationException)
+        self._batch_size_fn = batch_size_fn
         self._name = name
         self._report = report
         self._follow: float | None = None
-        self._batch_size_fn = batch_size_fn
-        self._counter = trainer_access.BatchCounter()
-        self._measurements: list[Measurement] = []
-        self._refused: set[int] = set()  # of them, by index
-        self._measuring = False
+        self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
-        self._local_batch_size: float = 0
-        self._rows: int | None = None
-        self._batch_idx = 0
-        self._trained: set[int] = set()
-        self._shared: SharedExamples | None = None
-        self._stepped = False
-        self._counted = False
-        self._layouts = ExitStack()
-        self._guard = Guard(trainer_access.MisconfigurationException)
 
     @property
     def name(self) -> str | None:
@@ -196,26 +201,9 @@ class NoiseScaleMonitor(trainer_access.Callback):
         return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
     @property
-    def noise_scale(self) -> NoiseScale:
-        """The latest estimate, during the fit and after it. Reads the device."""
-        return self.noise_scales[0]
-
-    @property
     def noise_scales(self) -> list[NoiseScale]:
         """Those of all optimizers, where several are used under manual optimization."""
-        return [m.meter.noise_scale for m in self._measurements] or [self._nothing_measured]
-
-    @property
-    def group_noise_scales(self) -> dict[str, NoiseScale]:
-        """The latest estimate for each of `groups`, of the first optimizer."""
-        return self._measurements[0].meter.group_noise_scales if self._measurements else {}
-
-    @property
-    def preconditioned_noise_scale(self) -> NoiseScale | None:
-        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
-        if not self._measurements:
-            return None
-        return self._measurements[0].meter.preconditioned_noise_scale
+        return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
     def follow(self, confidence: float = 0.95) -> None:
         """Keep the last steps of fits to come, for `recent_noise_scale`."""
@@ -224,35 +212,29 @@ class NoiseScaleMonitor(trainer_access.Callback):
     @property
     def recent_noise_scale(self) -> NoiseScale:
         """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
-        if not self._measurements:
-            return self._nothing_measured
-        return self._measurements[0].meter.recent_noise_scale
+        first = self._first
+        return self._options.before_first_step if first is None else first.meter.recent_noise_scale
 
     @property
     def average_moments(self) -> GradientMoments | None:
         """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
-        return self._measurements[0].meter.average_moments if self._measurements else None
+        return None if self._first is None else self._first.meter.average_moments
 
     @property
     def least_micro_batches(self) -> int:
         """Micro-batches that a step needs to be measured; 2 where one process compares them."""
-        return self._measurements[0].meter.least_micro_batches if self._measurements else 1
+        return 1 if self._first is None else self._first.meter.least_micro_batches
 
     def examples_in(self, batch: Any) -> float:
         """What `batch_size_fn` counts in a batch."""
-        size = (self._batch_size_fn or self._counter)(batch)
+        size = (self._batch_size_fn or self._fit.counter)(batch)
         check_batch_size(size, "What `batch_size_fn` returns")
         return float(size)
 
     @property
-    def history(self) -> History:
-        """The noise scale along the run, one row for each log step; see `histories`."""
-        return self.histories[0]
-
-    @property
     def histories(self) -> list[History]:
         """Those of all optimizers, where several are used under manual optimization."""
-        return [m.history for m in self._measurements] or [History()]
+        return [logged.history for logged in self._meters] or [self.history]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A fit that goes on (from a checkpoint, or on this Trainer) continues the averages.
@@ -261,45 +243,42 @@ class NoiseScaleMonitor(trainer_access.Callback):
             state = self.state_dict() if trainer.global_step else {}
         self._loaded = None
         self._handed_on = state
-        self._counter = trainer_access.BatchCounter(trainer)
+        self._fit = _Fit(trainer_access.BatchCounter(trainer))
         self._counted = False
         self._guard = Guard(trainer_access.MisconfigurationException)
-        self._measurements, self._refused = [], set()
+        self._meters = []
         check_supported(trainer)
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
         refuse_namesakes([monitor.name for monitor in monitors])
-        self._measurements = measurements_for(
-            trainer, self._options, preconditioned=self._preconditioned, name=self._name
-        )
-        for measurement in self._measurements:
-            measurement.meter.pause()  # from batch to batch, see `on_train_batch_end`
+        self._meters = meters_for(trainer, self._options, name=self._name)
+        for logged in self._meters:
+            logged.meter.pause()  # from batch to batch, see `on_train_batch_end`
             if self._follow is not None:
-                measurement.meter.follow(self._follow)
+                logged.meter.follow(self._follow)
         with self._guard("The averages of before were not restored, they begin anew"):
-            for measurement, of_it in zip(
-                self._measurements, state.get("optimizers", ()), strict=False
-            ):
-                measurement.resume(of_it)
-        self._measuring = bool(self._measurements)
-        self._trained = ids_of_trained(trainer)
+            for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
+                logged.resume(saved)
+        self._fit.trained = ids_of_trained(trainer)
         self._shared = None
         if trainer.world_size > 1:
             self._shared = SharedExamples(
-                trainer.strategy.root_device, trainer.accumulate_grad_batches
+                trainer.strategy.root_device,
+                trainer.accumulate_grad_batches,
+                trainer_access.rank_zero_warn,
             )
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for measurement in self._measurements:
-            measurement.start()
+        for logged in self._meters:
+            logged.start()
         self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
                     if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
-                        self._layouts.enter_context(
+                        self._fit.layouts.enter_context(
                             merged_into(writer, self._charts(), self._guard)
                         )
 
@@ -307,27 +286,26 @@ class NoiseScaleMonitor(trainer_access.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._measuring:
-            self._count(batch)
+            with self._leaving_step_out():
+                self._fit.local_batch_size = self.examples_in(batch)
+            self._counted = True
             self._begin_batch(trainer, batch, batch_idx)
 
     @beside_training
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        if self._measuring:
-            for which, measurement in enumerate(self._measurements):
-                if which in self._refused:
-                    continue
-                measurement.meter.before_backward(
+        automatic = pl_module.automatic_optimization
+        for logged in self._meters:
+            if logged.measuring:
+                logged.meter.before_backward(
                     loss,
-                    self._local_batch_size,
+                    self._fit.local_batch_size,
                     # By hand gradients are clipped before the optimizer's hook, if at all.
-                    capture_average=not pl_module.automatic_optimization,
-                    batch=None if pl_module.automatic_optimization else self._batch_idx,
-                    rows=self._rows,
-                    last=trainer_access.steps_now(trainer)
-                    if pl_module.automatic_optimization
-                    else None,
+                    capture_average=not automatic,
+                    batch=None if automatic else self._fit.batch_idx,
+                    rows=self._fit.rows_of_batch,
+                    last=trainer_access.steps_now(trainer) if automatic else None,
                 )
 
     @beside_training
@@ -337,31 +315,29 @@ class NoiseScaleMonitor(trainer_access.Callback):
         if not self._measuring:
             return
         automatic = pl_module.automatic_optimization
-        if automatic and self._stepped:
+        if automatic and self._fit.stepped:
             refuse_several_gradients_a_step(optimizer)
-        self._stepped = True
-        which = 0 if len(self._measurements) == 1 else trainer.optimizers.index(optimizer)
-        measurement = self._measurements[which]
-        if which in self._refused:
+        self._fit.stepped = True
+        which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
+        logged = self._meters[which]
+        if not logged.measuring:
             return
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
         try:
-            measurement.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
+            logged.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
         except RefusalError as reason:
-            # Halves were our choice, and turn out not to be comparable.
-            if self._options["small_batch"] != "auto" or self._options["cut"] is not None:
+            if not self._options.leaves_choice:
                 raise
-            self._refused.add(which)
-            if len(self._refused) < len(self._measurements):
+            logged.close()
+            if self._measuring:
                 warn_that_one_is_not_measured(which, reason)
-                measurement.close()
                 return
             warn_that_nothing_is_measured(reason)
             self._stop(interrupted=False)
-            self._measurements = []
+            self._meters = []
             return
         if trainer_access.should_log(trainer):
-            self._log(trainer, measurement, trainer_access.log_step(trainer))
+            self._log(trainer, logged, trainer_access.log_step(trainer))
 
     @beside_training
     def on_train_batch_end(
@@ -372,8 +348,8 @@ class NoiseScaleMonitor(trainer_access.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        for measurement in self._measurements:
-            measurement.meter.pause()
+        for logged in self._meters:
+            logged.meter.pause()
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
             trainer, self._prefix
         ):
@@ -401,9 +377,9 @@ class NoiseScaleMonitor(trainer_access.Callback):
 
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for measurement in self._measurements:
-            if self._measuring and measurement.advanced:
-                self._log(trainer, measurement, max(trainer_access.log_step(trainer) - 1, 0))
+        for logged in self._meters:
+            if logged.measuring and logged.advanced:
+                self._log(trainer, logged, max(trainer_access.log_step(trainer) - 1, 0))
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -414,7 +390,7 @@ class NoiseScaleMonitor(trainer_access.Callback):
     @beside_training
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
-        self._counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
+        self._fit.counter = trainer_access.BatchCounter()  # nor does this one keep the Trainer
         self._stop(interrupted=False)
 
     @beside_training
@@ -424,25 +400,16 @@ class NoiseScaleMonitor(trainer_access.Callback):
         self._stop(interrupted=True)
 
     def state_dict(self) -> dict[str, Any]:
-        if not self._measurements:
+        if not self._meters:
             return self._handed_on
-        return {"optimizers": [m.state_dict() for m in self._measurements]}
+        return {"optimizers": [logged.state_dict() for logged in self._meters]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(self, trainer: pl.Trainer, measurement: Measurement, step: int) -> None:
-        reading = measurement.read()
-        if trainer_access.has_log_steps(trainer):
-            for logger in trainer.loggers:
-                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
-                    logger.log_metrics(reading.known, step=step)
-        # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
-        # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
-        # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
-        # that stays would pass for a new measurement.
-        trainer_access.publish(trainer, reading.all)
-        if measurement is self._measurements[0]:
+    def _log(self, trainer: pl.Trainer, logged: LoggedMeter, step: int) -> None:
+        reading = log_reading(trainer, logged, step, self._guard)
+        if logged is self._first:
             trainer_access.show_in_progress_bar(
                 trainer, self._prefix.rstrip("/"), reading.estimate.short()
             )
@@ -453,39 +420,18 @@ class NoiseScaleMonitor(trainer_access.Callback):
         return prefix_of(0, self._name)
 
     def _publish(self, trainer: pl.Trainer) -> None:
-        """Put the metrics where early stopping, checkpoints and schedules are about to look.
-
-        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and
-        the history keep to that. Reads the device where there is something new.
-        """
-        if not self._measurements:
-            trainer_access.publish(trainer, nothing_measured(self._prefix))
-        for measurement in self._measurements:
-            if measurement.has_news:
-                trainer_access.publish(trainer, measurement.look())
-
-    def _count(self, batch: Any) -> None:
-        """Count the examples in a batch. What cannot be counted is told at the first one."""
-        try:
-            self._local_batch_size = self.examples_in(batch)
-        except Exception as error:
-            if not self._counted:
-                raise
-            for measurement in self._measurements:
-                measurement.meter.leave_step_out(error)
-        self._counted = True
+        publish_news(trainer, self._meters, self._prefix)
 
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
-        self._batch_idx = batch_idx
-        self._rows = None
+        fit = self._fit
+        fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, None, False
         if self._batch_size_fn is not None:
-            self._rows = rows_in(batch, partial(trainer_access.count_examples, trainer))
-        self._stepped = False
-        for measurement in self._measurements:
-            measurement.meter.resume()
-        if batch_idx == 0 and not self._trained.issuperset(trained := ids_of_trained(trainer)):
-            self._trained |= trained
+            fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
+        for logged in self._meters:
+            logged.meter.resume()
+        if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
+            fit.trained |= trained
             trainer_access.rank_zero_warn(
                 "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
                 " measuring those that were trained then. Resume from a checkpoint to measure"
@@ -494,34 +440,21 @@ class NoiseScaleMonitor(trainer_access.Callback):
         self._look_for_shared_examples(batch)
 
     def _look_for_shared_examples(self, batch: Any) -> None:
-        """Say once a fit if ranks have the same ones. Costs the first batches alone."""
-        shared, self._shared = self._shared, None
-        if shared is None:
-            return
-        with self._guard("Whether ranks share examples was not looked at"):
-            if (message := shared.look(trainer_access.tensors_of(batch))) is not None:
-                trainer_access.rank_zero_warn(message)
-            if not shared.over:
-                self._shared = shared
-
-    def _interrupt(self) -> None:
-        for measurement in self._measurements:
-            measurement.interrupt()
+        if self._shared is not None and not self._shared.over:
+            self._shared.look(trainer_access.tensors_of(batch))
 
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model and the loggers."""
-        self._measuring = False
         with self._guard("The charts of the noise scale were not closed"):
-            self._layouts.close()
-        for measurement in reversed(self._measurements):  # as what they wrap was wrapped
-            measurement.close(interrupted=interrupted)
+            self._fit.layouts.close()
+        self._close_meters(interrupted=interrupted)
 
     def _charts(self) -> dict[str, Any]:
-        groups = any(m.meter.group_noise_scales for m in self._measurements)
+        groups = any(logged.meter.group_noise_scales for logged in self._meters)
         return charts(
-            self._options["unit"],
-            self._options["confidence"],
+            self._options.unit,
+            self._options.confidence,
             groups=groups,
-            preconditioned=self._preconditioned,
+            preconditioned=self._options.preconditioned,
             monitor=self._name,
         )

@@ -25,8 +25,8 @@ def report_run(
 
     The page is `noise_scale.html` in the run's own folder (see `run_folder`), of a monitor with a
     name `noise_scale_<name>.html`, of further optimizers `..._optimizer_1.html` and so on. W&B and
-    MLflow get a copy, with the run. A run that says nothing is told by a warning. `guard` keeps
-    one that fails from the others.
+    MLflow get a copy, with the run. Where nothing can be predicted, a warning says why. `guard`
+    keeps one that fails from the others.
     """
     if not trainer.is_global_zero:
         return

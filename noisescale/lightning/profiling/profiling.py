@@ -3,23 +3,13 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import logging
 import math
-import statistics
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_error
-from pytorch_lightning.utilities.seed import isolate_rng
-
-from noisescale.lightning.resized_loaders import batches_of, examples_in
-from noisescale.lightning.trainer_access import Callback, publish, rank_zero_info
+from noisescale.lightning.profiling.timed_fit import BLOCKS, quiet, timed_fit
+from noisescale.lightning.resized_loaders import examples_in
+from noisescale.lightning.trainer_access import isolate_rng, rank_zero_info
 from noisescale.step_time import StepTiming
 
 if TYPE_CHECKING:
@@ -27,11 +17,6 @@ if TYPE_CHECKING:
 
 ENOUGH_GROWTH = 1.05
 """The ladder ends where two doublings bring no more than 5 % more examples a second."""
-
-BLOCKS = 5
-"""Stretches that are timed by themselves. Their median is taken, so that a hiccup is left out."""
-
-_METRIC = "profiled_seconds"
 
 
 def profile_step_times(
@@ -97,17 +82,23 @@ def profile_step_times(
     if device_batch_sizes is not None:
         _check_counts("device_batch_sizes", device_batch_sizes)
         ladder = sorted(set(device_batch_sizes))
-    with _quiet(), isolate_rng():
+    with quiet(), isolate_rng():
         for size, micro_batches in ((b, k) for b in ladder for k in sorted(set(accumulation))):
-            trainer = _trainer(module, micro_batches, steps, warm_up, trainer_options)
-            if not _fits_in_memory(trainer, module, data, size):
+            timing = timed_fit(
+                module,
+                data,
+                size,
+                micro_batches,
+                steps=steps,
+                warm_up=warm_up,
+                trainer_options=trainer_options,
+            )
+            if timing is None:
                 why.append(f"A device batch size of {size} does not fit in memory.")
                 break
-            seconds = _seconds(trainer)
-            devices, nodes = trainer.world_size, trainer.num_nodes
-            timings.append(StepTiming(size, micro_batches, devices, nodes, seconds))
+            timings.append(timing)
             if on_timing is not None:
-                on_timing(timings[-1])
+                on_timing(timing)
     for sentence in why:
         on_stop(sentence)
     return timings
@@ -120,16 +111,7 @@ def examples_per_second(timing: StepTiming) -> float:
         >>> examples_per_second(StepTiming(8, 2, devices=4, nodes=1, seconds=0.5))
         128.0
     """
-    return timing.device_batch_size * timing.accumulation * timing.devices / timing.seconds
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the host, had no more memory to give."""
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError)
-        or is_oom_error(error)
-        or (isinstance(error, RuntimeError) and "out of memory" in str(error))
-    )
+    return timing.plan.batch_size / timing.seconds
 
 
 def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[int]:
@@ -144,117 +126,6 @@ def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[
             return
         size *= 2
     why.append(f"A device batch size of {size} would be more than all data ({most:g} examples).")
-
-
-class _Clock(Callback):
-    """Publishes the seconds of a step: the median over blocks of steps, after a warm-up.
-
-    A step is `accumulation` batches, whatever the module does in them.
-    """
-
-    def __init__(self, accumulation: int, steps: int, warm_up: int) -> None:
-        self._bounds = {
-            (warm_up + steps * block // BLOCKS) * accumulation for block in range(BLOCKS + 1)
-        }
-        self._accumulation = accumulation
-        self._ends: list[tuple[int, float]] = []
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        batches = trainer.fit_loop.total_batch_idx + 1
-        if batches in self._bounds:
-            device = trainer.strategy.root_device
-            if device.type != "cpu":
-                getattr(torch, device.type).synchronize()
-            self._ends.append((batches // self._accumulation, time.perf_counter()))
-
-    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        pairs = zip(self._ends[:-1], self._ends[1:], strict=True)
-        means = [(end - start) / (last - first) for (first, start), (last, end) in pairs]
-        seconds = statistics.median(means) if len(means) == BLOCKS else math.nan
-        # All ranks have to take the same decisions, so all take those of rank 0.
-        publish(trainer, {_METRIC: trainer.strategy.broadcast(seconds)})
-
-
-def _trainer(
-    module: pl.LightningModule,
-    accumulation: int,
-    steps: int,
-    warm_up: int,
-    options: dict[str, Any],
-) -> pl.Trainer:
-    """A Trainer of the package the module is from, that does nothing but train."""
-    bases = [kind.__module__ for kind in type(module).__mro__]
-    ours = any(base.startswith("lightning.pytorch") for base in bases)
-    package = "lightning.pytorch" if ours else "pytorch_lightning"
-    logger = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
-    defaults: dict[str, Any] = {
-        "devices": 1,
-        "max_epochs": 1,
-        "limit_train_batches": (warm_up + steps) * accumulation,
-        "limit_val_batches": 0,
-        "num_sanity_val_steps": 0,
-        "accumulate_grad_batches": accumulation,
-        "use_distributed_sampler": False,
-        "logger": logger,  # takes everything and keeps nothing
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "callbacks": [_Clock(accumulation, steps, warm_up)],
-    }
-    trainer: pl.Trainer = importlib.import_module(package).Trainer(**{**defaults, **options})
-    return trainer
-
-
-def _fits_in_memory(trainer: pl.Trainer, module: pl.LightningModule, data: Any, size: int) -> bool:
-    """Train a copy of the module; whether memory was enough for it."""
-    # A trainer it was in before is no part of it, and may be large.
-    trained = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
-    trained.configure_callbacks = list  # type: ignore[method-assign]
-    enough = True
-    with batches_of(data, size, int(trainer.limit_train_batches)) as batches:
-        try:
-            trainer.fit(trained, **batches)
-        except Exception as error:
-            if trainer.world_size > 1 or not is_out_of_memory(error):
-                raise
-            enough = False
-    if not enough:  # only now is the error gone, with all that its frames held
-        garbage_collection_cuda()
-    return enough
-
-
-def _seconds(trainer: pl.Trainer) -> float:
-    seconds = float(trainer.callback_metrics[_METRIC])
-    if math.isnan(seconds):
-        raise ValueError(
-            f"`data` must last for {trainer.limit_train_batches} batches, got"
-            f" {trainer.fit_loop.total_batch_idx + 1}. Take fewer `steps`, or more data."
-        )
-    return seconds
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning's lines for every Trainer are of no use here, nor is its advice on loaders."""
-    loggers = [
-        logging.getLogger(name)
-        for name in (
-            "lightning.pytorch",
-            "pytorch_lightning",
-            "lightning.fabric",
-            "lightning_fabric",
-        )
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"(pytorch_)?lightning")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _check_counts(name: str, counts: Sequence[int], least: int = 1) -> None:

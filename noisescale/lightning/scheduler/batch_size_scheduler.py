@@ -6,19 +6,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale.estimation.estimator import check_confidence
-from noisescale.estimation.moments import GradientMoments
+from noisescale.checks import check_confidence
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
-from noisescale.lightning.scheduler.accumulation import Accumulation
-from noisescale.lightning.scheduler.device_batches import ResizedLoaders, check_resizable
-from noisescale.lightning.scheduler.memory_trial import fits
-from noisescale.lightning.scheduler.schedulable import check_may_resize, check_schedulable
+from noisescale.lightning.scheduler.device_batches import check_resizable
+from noisescale.lightning.scheduler.schedulable import check_schedulable
+from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover
 from noisescale.lightning.scheduler.schedules import (
     PROGRESS,
     ClockedSchedules,
@@ -27,7 +24,6 @@ from noisescale.lightning.scheduler.schedules import (
 )
 from noisescale.lightning.scheduler.starting import check_saved, start
 from noisescale.plan import Plan
-from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.move import Move
 from noisescale.scheduling.policies import PolicyLike
@@ -151,32 +147,21 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._needs_monitor = settings.needs_noise_scale or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
-        self._counter = trainer_access.BatchCounter()
-        self._controller: BatchSizeController | None = None
-        self._loaders: ResizedLoaders | None = None
-        self._schedules: ClockedSchedules | None = None
-        self._loaded: dict[str, Any] | None = None
-        self._goes_on: dict[str, Any] = {}
-        self._users_accumulation: int | None = None
-        self._window = Accumulation(1)
-        self._begins_anew = True
-        self._warned = False
-        self._logged_step = -1
-        self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
-        self._rows: int | None = None  # of a batch on one device, where the loader tells
-        self._largest_rows = 0
-        self._max_batch_size: float | None = None
         self._guard = Guard()
+        self._loaded: dict[str, Any] | None = None
+        self._taken: Takeover | None = None  # since a fit has started
+        self._fit: ScheduledFit | None = None  # since its first batch
+        self._warned = False
 
     @property
     def moves(self) -> list[Move]:
         """The changes of the batch size in this fit, the last thousand of them."""
-        return [] if self._controller is None else list(self._controller.moves)
+        return [] if self._fit is None else list(self._fit.controller.moves)
 
     @property
     def plan(self) -> Plan | None:
         """How a step is made up now; None before training."""
-        return None if self._controller is None else self._controller.plan
+        return None if self._fit is None else self._fit.controller.plan
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -200,26 +185,14 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # As the monitor does: from a checkpoint, or on this Trainer.
-        goes_on = self._loaded
-        if goes_on is None:
-            goes_on = self.state_dict() if trainer.global_step else {}
+        saved = self._loaded
+        if saved is None:
+            saved = self.state_dict() if trainer.global_step else {}
         self._loaded = None
-        check_saved(goes_on)
-        self._goes_on = goes_on
-        self._controller = None
-        self._counter = trainer_access.BatchCounter(trainer, "BatchSizeScheduler")
-        self._logged_step = -1
+        check_saved(saved)
+        self._taken = self._fit = None
         check_schedulable(trainer, self)
-        if self._arguments["max_device_batch_size"] is not None:
-            check_may_resize(trainer)
-            self._loaders = ResizedLoaders(trainer)
-            if goes_on and goes_on["resized"] is not None:
-                most = self._arguments["max_device_batch_size"]
-                self._loaders.change(min(goes_on["resized"], most))
-        self._users_accumulation = int(trainer.accumulate_grad_batches)
-        self._begins_anew = True
-        if goes_on:  # Lightning asks whether the last step was complete before the first batch
-            self._window = trainer.accumulate_grad_batches = Accumulation(*goes_on["window"])
+        self._taken = Takeover(trainer, self._arguments["max_device_batch_size"], saved)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)
@@ -233,33 +206,23 @@ class BatchSizeScheduler(trainer_access.Callback):
     ) -> None:
         if trainer.fit_loop._skip_backward:
             return  # averaged weights are being prepared: nothing is trained
-        if self._controller is None:
-            self._controller = self._start(trainer, batch)
-        if batch_idx == 0 and self._schedules is not None:
-            self._schedules.begin_epoch(trainer)
-        if not (self._begins_anew or batch_idx == 0 or self._window_ended(trainer, batch_idx)):
-            return
-        self._begins_anew = False
-        if self._controller.due:
-            self._decide(trainer, self._controller)
-        remaining = trainer.num_training_batches - batch_idx
-        length = int(min(self._controller.plan.accumulation, max(remaining, 1)))
-        self._window = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
+        if self._fit is None:
+            self._fit = self._begin(trainer, batch)
+        if batch_idx == 0:
+            self._fit.schedules.begin_epoch(trainer)
+        if self._fit.begins_step(trainer, batch_idx):
+            if self._fit.controller.due:
+                self._decide(trainer, self._fit)
+            self._fit.begin_step(trainer, batch_idx)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        if self._controller is None:
+        if self._fit is None:
             return
-        length, taken = trainer.accumulate_grad_batches, self._batches_taken(trainer)
-        if taken < length:  # the loader had no length to tell that this would be the last window
-            gradients = [
-                p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
-            ]
-            if gradients:
-                torch._foreach_mul_(gradients, length / taken)
+        self._fit.rescale_short_step(trainer, optimizer)
         if trainer_access.should_log(trainer):
-            self._log(trainer, self._controller, trainer_access.log_step(trainer))
+            self._log(trainer, self._fit, trainer_access.log_step(trainer))
 
     def on_train_batch_end(
         self,
@@ -269,9 +232,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        controller = self._controller
         if (
-            controller is None
+            self._fit is None
             or trainer.fit_loop._skip_backward
             or not trainer_access.steps_now(trainer)
         ):
@@ -280,85 +242,70 @@ class BatchSizeScheduler(trainer_access.Callback):
             trainer, _ROOT
         ):
             self._publish(trainer)
-        plan = controller.plan
-        examples = plan.device_batch_size * self._batches_taken(trainer) * plan.devices
-        controller.step(examples)
-        if self._schedules is not None:
-            self._schedules.advance(trainer, examples)
-        if self._loaders is None or not self._rows:
-            return
-        if self._batch is None or not trainer_access.is_last_batch(
-            trainer
-        ):  # which may be a short one
-            self._batch = batch, self._rows
+        self._fit.count_step(trainer, batch)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._loaders is not None and self._controller is not None:
-            self._resize(trainer, self._controller, self._loaders)
+        if self._fit is not None:
+            average = None if self._monitor is None else self._monitor.average_moments
+            if (changed := self._fit.resize(trainer, average)) is not None:
+                self._tell(trainer, str(changed))
         self._publish(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         step = max(trainer_access.log_step(trainer) - 1, 0)
-        if self._controller is not None and step != self._logged_step:
-            self._log(trainer, self._controller, step)
+        if self._fit is not None and step != self._fit.logged_step:
+            self._log(trainer, self._fit, step)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._loaded = None  # what validate and test load belongs to no fit
-        self._stop(trainer)
+        self._stop()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self._stop(trainer)
+        self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._controller is None or self._schedules is None:
-            return self._goes_on
-        return {
-            "controller": self._controller.state_dict(),
-            "max_batch_size": self._max_batch_size,
-            "window": [int(self._window), self._window.begin],
-            "rows": self._rows,
-            "resized": None if self._loaders is None else self._loaders.size,
-            "largest_rows": self._largest_rows,
-            "schedules": self._schedules.state_dict(),
-        }
+        if self._fit is not None:
+            return self._fit.state_dict()
+        return {} if self._taken is None else self._taken.saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _start(self, trainer: pl.Trainer, batch: Any) -> BatchSizeController:
-        assert self._users_accumulation is not None
+    def _begin(self, trainer: pl.Trainer, batch: Any) -> ScheduledFit:
+        taken = self._taken
+        assert taken is not None
         loaders = trainer.fit_loop._combined_loader
-        if self._loaders is not None and loaders is not None:
+        if taken.loaders is not None and loaders is not None:
             check_resizable(loaders.flattened)
-        least, examples = 1, self._examples_in(batch)
+        least, examples = 1, self._examples_in(trainer, batch)
         if self._needs_monitor and self._monitor is not None:
             one_has_halves = trainer.world_size > 1 or examples > 1
             needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
-            least = min(needed, self._users_accumulation)
-        controller, self._rows, self._max_batch_size = start(
+            least = min(needed, taken.accumulation)
+        begun = start(
             trainer,
             examples,
             self._arguments,
-            accumulation=self._users_accumulation,
+            accumulation=taken.accumulation,
             min_accumulation=least,
-            saved=self._goes_on,
+            saved=taken.saved,
         )
-        self._largest_rows = max(self._rows or 0, self._goes_on.get("largest_rows", 0))
         by_gain = self._arguments["lr_scaling"] == "adascale"
-        self._schedules = ClockedSchedules(
+        schedules = ClockedSchedules(
             trainer,
-            controller,
+            begun.controller,
             self._progress
-            or default_progress(self._goes_on, by_gain=by_gain, measured=self._needs_monitor),
-            accumulation=self._users_accumulation,
-            saved=self._goes_on,
+            or default_progress(taken.saved, by_gain=by_gain, measured=self._needs_monitor),
+            accumulation=taken.accumulation,
+            saved=taken.saved,
         )
-        return controller
+        return ScheduledFit(begun, schedules, taken)
 
-    def _decide(self, trainer: pl.Trainer, controller: BatchSizeController) -> None:
+    def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
+        controller = fit.controller
         follows = self._needs_monitor or controller.settings.takes_noise_scale
         measured = self._monitor if follows else None
         move = controller.decide(
@@ -367,9 +314,8 @@ class BatchSizeScheduler(trainer_access.Callback):
             device_batch_size=controller.plan.device_batch_size,
         )
         if move is not None:
-            self._tell(trainer, str(move), controller)
-            drifts = self._schedules is not None and self._schedules.drifts(trainer)
-            if drifts and not self._warned:
+            self._tell(trainer, str(move))
+            if fit.schedules.drifts(trainer) and not self._warned:
                 self._warned = True
                 trainer_access.rank_zero_warn(
                     "The learning-rate schedule counts optimizer steps, of which there are now"
@@ -377,47 +323,17 @@ class BatchSizeScheduler(trainer_access.Callback):
                     " BatchSizeScheduler to keep it on track."
                 )
 
-    def _resize(
-        self, trainer: pl.Trainer, controller: BatchSizeController, loaders: ResizedLoaders
-    ) -> None:
-        """Make up the wanted batch anew, with the loader's batches as large as they may be.
-
-        What does not fit halves the way from the most rows that do, so that a few epochs end it.
-        """
-        assert self._rows is not None
-        controller.settle()  # a larger batch is tried on all ranks or on none
-        plan = controller.plan_for(controller.wanted)
-        rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
-        if rows == self._rows or self._batch is None:
-            return
-        batch, of_batch = self._batch
-        if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
-            controller.max_device_batch_size = (self._largest_rows + rows) // 2
-            self._tell(
-                trainer,
-                f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
-                f" size stays {controller.plan}, next time at most"
-                f" {controller.max_device_batch_size} rows: {why}",
-                controller,
-            )
-            return
-        self._largest_rows = max(self._largest_rows, rows)
-        loaders.change(rows)
-        self._rows = rows
-        move = controller.adopt(plan, "micro-batches of another size", self._average_moments)
-        if move is not None:
-            self._tell(trainer, str(move), controller)
-
-    def _log(self, trainer: pl.Trainer, controller: BatchSizeController, step: int) -> None:
-        metrics = self._metrics(controller)
-        self._logged_step = step
+    def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int) -> None:
+        metrics = self._metrics(fit)
+        fit.logged_step = step
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} was not given the batch size"):
                     logger.log_metrics(metrics, step=step)
         self._publish(trainer)
 
-    def _metrics(self, controller: BatchSizeController) -> dict[str, float]:
+    def _metrics(self, fit: ScheduledFit) -> dict[str, float]:
+        controller = fit.controller
         metrics = {
             _ROOT + "wanted": controller.wanted,
             _ROOT + "given": float(controller.plan.batch_size),
@@ -432,10 +348,10 @@ class BatchSizeScheduler(trainer_access.Callback):
         with self._guard("The batch size is not in `callback_metrics`"):
             names = ("wanted", "given", "lr_factor", *(["noise_scale"] if self._monitor else []))
             unknown = dict.fromkeys((_ROOT + name for name in names), math.nan)
-            known = {} if self._controller is None else self._metrics(self._controller)
+            known = {} if self._fit is None else self._metrics(self._fit)
             trainer_access.publish(trainer, unknown | known)
 
-    def _tell(self, trainer: pl.Trainer, text: str, controller: BatchSizeController) -> None:
+    def _tell(self, trainer: pl.Trainer, text: str) -> None:
         trainer.lightning_module.print(f"BatchSizeScheduler: {text}")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
@@ -444,32 +360,13 @@ class BatchSizeScheduler(trainer_access.Callback):
                     if isinstance(writer, SummaryWriter):
                         writer.add_text("batch_size/moves", text, trainer_access.log_step(trainer))
 
-    @property
-    def _average_moments(self) -> GradientMoments | None:
-        return None if self._monitor is None else self._monitor.average_moments
-
-    def _examples_in(self, batch: Any) -> float:
+    def _examples_in(self, trainer: pl.Trainer, batch: Any) -> float:
         if self._monitor is None:
-            return float(self._counter(batch))
+            return float(trainer_access.BatchCounter(trainer, "BatchSizeScheduler")(batch))
         return float(self._monitor.examples_in(batch))
 
-    @staticmethod
-    def _window_ended(trainer: pl.Trainer, batch_idx: int) -> bool:
-        return batch_idx % trainer.accumulate_grad_batches == 0
-
-    @staticmethod
-    def _batches_taken(trainer: pl.Trainer) -> int:
-        """Batches in the window so far, the one under way included."""
-        window = trainer.accumulate_grad_batches
-        begin = window.begin if isinstance(window, Accumulation) else 0
-        return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin
-
-    def _stop(self, trainer: pl.Trainer) -> None:
+    def _stop(self) -> None:
         """Leave the Trainer and the optimizers as they were."""
-        if self._users_accumulation is not None:
-            trainer.accumulate_grad_batches = self._users_accumulation
-            self._users_accumulation = None
-        for part in (self._controller, self._loaders, self._schedules):
-            if part is not None:
-                part.close()
-        self._batch = None
+        for changed in (self._taken, self._fit):
+            if changed is not None:
+                changed.close()

@@ -116,17 +116,17 @@ def _copy(trainer: pl.Trainer) -> Any:
     for parameter in module.parameters():
         twin = torch.nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
         shared[id(parameter)] = twin
-    for part in module.modules():
+    for submodule in module.modules():
         # Outputs that are kept for the end of an epoch have a graph, which cannot be copied.
-        shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(part)) if not t.is_leaf}
+        shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(submodule)) if not t.is_leaf}
     made = copy.deepcopy(module, shared)
     if trainer_access.is_compiled(
         module
     ):  # its methods were replaced by compiled ones, of the original
         for name in ("forward", "training_step"):
             vars(made).pop(name, None)
-    parts: list[Any] = list(made.modules())
-    for copied in parts:
+    submodules: list[Any] = list(made.modules())
+    for copied in submodules:
         if isinstance(copied, torch.nn.SyncBatchNorm):
             # A sibling of the same state, which type checkers cannot know.
             copied.__class__ = _LocalBatchNorm  # type: ignore[assignment]

@@ -245,10 +245,10 @@ def _is_over(schedule: Any) -> bool:
     """Whether a schedule has no further step: OneCycleLR, alone or in others, raises at one."""
     if isinstance(schedule, OneCycleLR):
         return bool(schedule.last_epoch >= schedule.total_steps)
-    parts = getattr(schedule, "_schedulers", ())
+    combined = getattr(schedule, "_schedulers", ())
     if isinstance(schedule, SequentialLR):
         following = schedule.last_epoch + 1
         if following in schedule._milestones:
             return False  # the next one begins
-        return _is_over(parts[bisect_right(schedule._milestones, following)])
-    return any(map(_is_over, parts))
+        return _is_over(combined[bisect_right(schedule._milestones, following)])
+    return any(map(_is_over, combined))

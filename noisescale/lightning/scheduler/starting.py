@@ -106,9 +106,7 @@ def start(
         **{**arguments, "max_batch_size": max_batch_size},
     )
     if saved:
-        controller.load_state_dict(saved["controller"])
-        if controller.plan.device_batch_size != size:  # from what the loader gives
-            controller.plan = controller.plan_for(controller.plan.batch_size, size)
+        controller.load_state_dict(saved["controller"], device_batch_size=size)
     return Start(controller, rows, max_batch_size)
 
 

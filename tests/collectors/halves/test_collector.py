@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from noisescale import NoiseScaleMeter, measuring
 from noisescale.collectors.halves import retained
-from noisescale.collectors.halves.row_pass import signs
 from noisescale.collectors.rows.step_norms import StepNorms
 
 ROWS, WIDTH = 6, 4
@@ -75,32 +74,6 @@ class Meter(NoiseScaleMeter):
 
 def measured(model: nn.Module, **options: Any) -> Meter:
     return Meter(model, **{"small_batch": "half", "every_n_steps": 1, **options})
-
-
-@pytest.mark.parametrize("rows", [2, 5, 6])
-def test_a_batch_alone_is_measured_by_its_halves(rows: int, recorded: list[StepNorms]) -> None:
-    model = network()
-    x, y = batch(rows=rows)
-    meter = measured(model)
-
-    steps(meter, model, [(x, y)])
-    assert meter.measured_steps == 1
-
-    factors = signs(rows, 1, torch.device("cpu"))
-    halves = [(x[factors == sign], y[factors == sign]) for sign in (1, -1)]
-    plus, minus = (torch.autograd.grad(mse(model, half), model.parameters()) for half in halves)
-    signed = rows - rows % 2
-    difference = sum(
-        float(((a - b) / 2 * signed / rows).square().sum())
-        for a, b in zip(plus, minus, strict=True)
-    )
-    big = sq_norm(mse(model, (x, y)), model)
-    (got,) = recorded
-    assert got.big_sq_norm == pytest.approx(big)
-    assert got.small_sq_norm == pytest.approx(big + difference)
-    assert (got.small_batch, got.big_batch) == pytest.approx((rows / (1 + signed / rows), rows))
-    trace = difference * rows * rows / signed
-    assert got.moments().noise_trace == pytest.approx(trace)
 
 
 def test_windows_of_several_are_measured_by_micro_batches(recorded: list[StepNorms]) -> None:

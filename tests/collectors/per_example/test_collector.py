@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the per-example collector captures, against torch.func's per-example gradients."""
+"""What the per-example collector captures of layers of all kinds, what it leaves out and why."""
 
 import copy
 import pickle
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from brute_force import Expected, columns_of, examples_of, expected, gradients_of_examples
 from ranks import on_ranks
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
@@ -38,22 +38,14 @@ def loss_of(output: Tensor, y: Tensor) -> Tensor:
 
 def oracle(
     model: nn.Module, batches: Sequence[Batch], names: Sequence[str] | None = None
-) -> dict[str, tuple[float, Tensor]]:
-    """For every parameter mean_j mean_i |g_ij|² and the mean gradient, without hooks or graph."""
-    model = copy.deepcopy(model)
-    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(functional_call(model, parameters, (x.unsqueeze(0),)), y.unsqueeze(0))
-
-    found = {n: (0.0, torch.zeros_like(p)) for n, p in parameters.items()}
-    for x, y in batches:
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="error")(parameters, x, y)
-        for name, g in gradients.items():
-            small, big = found[name]
-            small += g.flatten(1).abs().square().sum(1).mean().item() / len(batches)
-            found[name] = small, big + g.mean(0) / len(batches)
-    return {n: found[n] for n in names or found}
+) -> Expected:
+    """What a step shows; of some parameters, or of all that are trained."""
+    parts = [
+        part
+        for batch in batches
+        for part in examples_of(gradients_of_examples(model, batch, loss_of))
+    ]
+    return expected(parts, None if names is None else columns_of(model, names.__contains__))
 
 
 def collector_of(model: nn.Module, **options: Any) -> PerExampleCollector:
@@ -109,11 +101,10 @@ def check(
 ) -> None:
     """Assert that a step's norms are those of the oracle, over the measured parameters."""
     small, big = step(model, collector, batches, **options)
-    expected = oracle(model, batches, collector.norms.names)
+    want = oracle(model, batches, collector.norms.names)
     assert small is not None
-    assert small.sum().item() == pytest.approx(sum(s for s, _ in expected.values()), rel=rtol)
-    g_sq_norm = sum(g.abs().double().square().sum().item() for _, g in expected.values())
-    assert big.sum().item() == pytest.approx(g_sq_norm, rel=rtol)
+    assert small.sum().item() == pytest.approx(want.small_sq_norm, rel=rtol)
+    assert big.sum().item() == pytest.approx(want.big_sq_norm, rel=rtol)
 
 
 def numbers(rows: int, *shape: int, outputs: int = 3, seed: int = 0) -> Batch:
@@ -203,61 +194,37 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch]]] =
 }
 
 
-def plain(model: nn.Module) -> nn.Module:
-    """What torch.func can go through."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, Transformer):
-            module.checkpointing = ""
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
-    return model
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("micros", [(4,), (4, 7, 2)])
 @pytest.mark.parametrize("case", MODELS)
-def test_norms_are_those_of_single_gradients(
-    case: str, micros: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_norms_are_those_of_single_gradients(case: str, dtype: torch.dtype) -> None:
     make_model, make_batch = MODELS[case]
     model = make_model().to(dtype)
-    batches = [make_batch(rows, seed) for seed, rows in enumerate(micros)]
+    batches = [make_batch(rows, seed) for seed, rows in enumerate((4, 7, 2))]
     batches = [
         (x.to(dtype) if x.is_floating_point() else x, y.to(dtype) if y.is_floating_point() else y)
         for x, y in batches
     ]
-    rtol = 1e-5 if dtype == torch.float32 else 1e-10
     collector = probed(model, batches)
 
-    small, big = step(model, collector, batches)
-    expected = oracle(plain(model), batches, collector.norms.names)
-
+    check(model, collector, batches, rtol=1e-5 if dtype == torch.float32 else 1e-10)
     everything = [n for n, _ in model.named_parameters() if not n.startswith("wpe")]
     assert collector.norms.names == everything
-    assert small is not None
-    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=rtol)
-    g_sq_norm = sum(g.abs().double().square().sum().item() for _, g in expected.values())
-    assert big.item() == pytest.approx(g_sq_norm, rel=rtol)
 
 
-def test_every_parameter_counts_in_its_group() -> None:
+def test_a_group_of_which_nothing_can_be_measured_has_no_norm() -> None:
     model, batches = Transformer(), [tokens(4), tokens(3, seed=1)]
-    groups = {"norms": r"norm", "first": r"blocks\.0", "positions": r"wpe"}
-    collector = probed(model, batches, groups=groups)
+    collector = probed(model, batches, groups={"norms": r"norm", "positions": r"wpe"})
 
     small, big = step(model, collector, batches)
 
-    expected = oracle(model, batches, collector.norms.names)
-    norms = {n for n in expected if "norm" in n}
-    first = {n for n in expected if "blocks.0" in n} - norms
-    rest = expected.keys() - norms - first
-    assert collector.norms.group_names == ("positions", "norms", "first")
+    norms = [n for n in collector.norms.names if "norm" in n]
+    others = [n for n in collector.norms.names if "norm" not in n]
+    assert collector.norms.group_names == ("positions", "norms")
     assert small is not None
-    for entry, names in enumerate([set(), norms, first, rest]):
-        assert small[entry].item() == pytest.approx(sum(expected[n][0] for n in names), rel=1e-5)
-        g_sq_norm = sum(expected[n][1].square().sum().item() for n in names)
-        assert big[entry].item() == pytest.approx(g_sq_norm, rel=1e-5)
+    for entry, names in enumerate([[], norms, others]):
+        want = oracle(model, batches, names)
+        assert small[entry].item() == pytest.approx(want.small_sq_norm, rel=1e-5)
+        assert big[entry].item() == pytest.approx(want.big_sq_norm, rel=1e-5)
 
 
 def test_normalization_layers_alone() -> None:
@@ -269,39 +236,11 @@ def test_normalization_layers_alone() -> None:
     small, big = step(model, collector, batches)
 
     norms = [n for n, _ in model.named_parameters() if "norm" in n]
-    expected = oracle(model, batches, norms)
+    want = oracle(model, batches, norms)
     assert collector.norms.names == norms
     assert small is not None
-    assert small.tolist() == pytest.approx([0, sum(s for s, _ in expected.values())], rel=1e-5)
-    assert big.tolist() == pytest.approx(
-        [0, sum(g.square().sum().item() for _, g in expected.values())], rel=1e-5
-    )
-
-
-def test_losses_may_be_divided_by_more_than_the_passes() -> None:
-    model, batches = mlp(), [numbers(4, 6)]
-    collector = probed(model, batches)
-
-    check(model, collector, batches, divisor=4)
-
-
-def test_a_layout_counts_rows_and_their_sizes() -> None:
-    model, batches = Transformer(), [tokens(4), tokens(2)]
-    collector = probed(model, batches)
-
-    for sizes, per_row in [([4, 2], 1.0), ([20, 10], 1 / 5), ([20, 16], (1 / 5 + 1 / 8) / 2)]:
-        model.zero_grad()
-        for batch, size in zip(batches, sizes, strict=True):
-            loss = mean_loss(model, batch)
-            collector.before_backward(loss, size)
-            loss.backward()
-        layout = collector.layout(sizes, 1)
-        assert collector.small_sq_norms() is not None
-        collector.reset()
-        assert layout.small_scale == 1 / 2
-        assert layout.big_scale == 1 / 4
-        assert layout.inverse_part_size == pytest.approx(per_row)
-        assert layout.inverse_size == pytest.approx((1 / sizes[0] + 1 / sizes[1]) / 4)
+    assert small.tolist() == pytest.approx([0, want.small_sq_norm], rel=1e-5)
+    assert big.tolist() == pytest.approx([0, want.big_sq_norm], rel=1e-5)
 
 
 def test_more_rows_than_examples_are_refused() -> None:
@@ -876,17 +815,6 @@ def test_the_coverage_is_the_share_of_the_squared_gradient() -> None:
 # ---- ways of training
 
 
-@pytest.mark.parametrize("frozen", ["weight", "bias"])
-def test_half_frozen_layers(frozen: str) -> None:
-    model, batch = Transformer(), tokens(4)
-    for name, p in model.named_parameters():
-        p.requires_grad_(not name.endswith(frozen))
-    collector = probed(model, [batch])
-
-    check(model, collector, [batch])
-    assert not any(name.endswith(frozen) for name in collector.norms.names)
-
-
 def test_parameters_frozen_on_the_way_no_longer_count() -> None:
     model, batch = mlp(), numbers(4, 6)
     collector = probed(model, [batch])
@@ -894,13 +822,10 @@ def test_parameters_frozen_on_the_way_no_longer_count() -> None:
 
     small, big = step(model, collector, [batch])
 
-    expected = oracle(model, [batch])
-    assert expected.keys() == {"2.weight", "2.bias"}
+    want = oracle(model, [batch])  # of what is trained: 2.weight and 2.bias
     assert small is not None
-    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=1e-5)
-    assert big.item() == pytest.approx(
-        sum(g.square().sum().item() for _, g in expected.values()), rel=1e-5
-    )
+    assert small.item() == pytest.approx(want.small_sq_norm, rel=1e-5)
+    assert big.item() == pytest.approx(want.big_sq_norm, rel=1e-5)
 
 
 def test_an_input_changed_in_place_costs_the_step_and_no_error() -> None:
@@ -935,9 +860,9 @@ def test_autocast_is_measured_to_its_precision(dtype: torch.dtype) -> None:
         step(model, collector, [batch], loss=loss)
     small, _ = step(model, collector, [batch], loss=loss)
 
-    expected = sum(s for s, _ in oracle(model, [batch], collector.norms.names).values())
+    want = oracle(model, [batch], collector.norms.names)
     assert small is not None
-    assert small.item() / 256**2 == pytest.approx(expected, rel=0.02)
+    assert small.item() / 256**2 == pytest.approx(want.small_sq_norm, rel=0.02)
 
 
 def test_passes_that_are_not_announced_do_not_count() -> None:
@@ -1007,8 +932,7 @@ def test_checkpointing_still_frees_what_it_computes_again() -> None:
     loss.backward()
     small = collector.small_sq_norms()
     assert small is not None
-    expected = oracle(mlp(), [(x, y)])
-    assert small.item() == pytest.approx(sum(s for s, _ in expected.values()), rel=1e-5)
+    assert small.item() == pytest.approx(oracle(mlp(), [(x, y)]).small_sq_norm, rel=1e-5)
 
 
 def test_inputs_by_keyword_and_torch_func_are_no_obstacle() -> None:
@@ -1082,23 +1006,6 @@ def test_a_copy_of_the_model_is_free_of_the_collector_and_closing_frees_the_mode
     assert not any(p._backward_hooks for p in model.parameters())
 
 
-def test_the_average_can_be_taken_before_it_is_clipped() -> None:
-    model, batch = mlp(), numbers(4, 6)
-    collector = probed(model, [batch])
-    model.zero_grad()
-    loss = mean_loss(model, batch)
-    collector.before_backward(loss, 4, capture_average=True)
-
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-
-    assert collector.average_captured
-    expected = oracle(model, [batch])
-    assert collector.big_sq_norms().item() == pytest.approx(
-        sum(g.square().sum().item() for _, g in expected.values()), rel=1e-5
-    )
-
-
 # ---- several ranks
 
 
@@ -1106,42 +1013,38 @@ def rows_on(rank: int) -> list[Batch]:
     return [tokens(3 + 2 * rank, seed=rank), tokens(2 + rank, seed=10 + rank)]
 
 
-def on_one_rank(tied: bool, options: dict[str, Any]) -> dict[str, Any]:
-    rank = dist.get_rank()
-    ddp = DistributedDataParallel(Transformer(tied), **options)
-    collector = collector_of(ddp, group=dist.group.WORLD)
-    messages = []
-    for _ in range(2):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            small, share = step(ddp, collector, rows_on(rank))
-            messages += [str(w.message) for w in caught]
-    dist.all_reduce(share)
-    assert small is not None
-    return {
-        "names": collector.norms.names,
-        "small": small.item(),
-        "big": share.item(),
-        "messages": messages,
-    }
+def test_ranks_share_the_average_and_one_warns() -> None:
+    """For models without tied weights see the contract of all collectors."""
 
+    def on_one_rank() -> dict[str, Any]:
+        rank = dist.get_rank()
+        ddp = DistributedDataParallel(Transformer(tied=True))
+        collector = collector_of(ddp, group=dist.group.WORLD)
+        messages = []
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                small, share = step(ddp, collector, rows_on(rank))
+                messages += [str(w.message) for w in caught]
+        dist.all_reduce(share)
+        assert small is not None
+        return {
+            "names": collector.norms.names,
+            "small": small.item(),
+            "big": share.item(),
+            "messages": messages,
+        }
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-@pytest.mark.parametrize(("ranks", "tied"), [(2, False), (3, True)])
-def test_ranks_measure_their_own_rows_and_share_the_average(
-    ranks: int, tied: bool, options: dict[str, Any]
-) -> None:
-    results = on_ranks(ranks, on_one_rank, tied, options)
+    results = on_ranks(3, on_one_rank)
 
-    model, names = Transformer(tied), results[0]["names"]
-    expected = [oracle(model, rows_on(rank), names) for rank in range(ranks)]
-    mean = [torch.stack([of_rank[n][1] for of_rank in expected]).mean(0) for n in names]
-    big = sum(g.square().sum().item() for g in mean)
-    assert ("wte.weight" in names) is not tied
-    for result, of_rank in zip(results, expected, strict=True):
+    model, names = Transformer(tied=True), results[0]["names"]
+    assert "wte.weight" not in names
+    big = oracle(model, [batch for rank in range(3) for batch in rows_on(rank)], names)
+    for rank, result in enumerate(results):
         assert result["names"] == names
-        assert result["small"] == pytest.approx(sum(s for s, _ in of_rank.values()), rel=1e-5)
-        assert result["big"] == pytest.approx(big, rel=1e-5)
+        small = oracle(model, rows_on(rank), names).small_sq_norm
+        assert result["small"] == pytest.approx(small, rel=1e-5)
+        assert result["big"] == pytest.approx(big.big_sq_norm, rel=1e-5)
     assert len(results[0]["messages"]) == 1
     assert not any(result["messages"] for result in results[1:])
 

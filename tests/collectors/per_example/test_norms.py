@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas for per-example norms, layer by layer, against torch.func's per-example gradients."""
+"""Formulas for per-example norms, layer by layer, against gradients taken one by one."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from brute_force import columns_of, gradients_of_examples
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from noisescale.collectors.per_example import norms as example_norms
 from noisescale.collectors.per_example.layers import kind_of
@@ -16,14 +16,10 @@ from noisescale.collectors.per_example.norms import Outer
 B = 5
 
 
-def by_vmap(module: nn.Module, x: Tensor, d: Tensor) -> dict[str, Tensor]:
-    """Per-example gradients of Σ d·y, shape (b, *parameter)."""
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor], x_i: Tensor, d_i: Tensor) -> Tensor:
-        return (functional_call(module, parameters, (x_i.unsqueeze(0),)) * d_i).sum()
-
-    return vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, d)
+def one_by_one(module: nn.Module, x: Tensor, d: Tensor) -> dict[str, Tensor]:
+    """Gradients of Σ d·y of every example, shape (b, numbers of the parameter)."""
+    rows = torch.stack(gradients_of_examples(module, (x, d), lambda y, d: (y * d).sum()))
+    return {name: rows[:, columns_of(module, name.__eq__)] for name, _ in module.named_parameters()}
 
 
 def numbers(*shape: int) -> Callable[[], Tensor]:
@@ -107,8 +103,12 @@ def test_norms_and_sums_are_those_of_single_gradients(
     x = x.to(dtype) if x.is_floating_point() else x
     d = torch.randn_like(module(x))
     monkeypatch.setattr(example_norms, "TEMPORARY_BYTES", temporary_bytes)
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.TEMPORARY_BYTES", temporary_bytes)
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.NormLayer.bytes_on_cpu", None)
+    monkeypatch.setattr(
+        "noisescale.collectors.per_example.layers.layer.TEMPORARY_BYTES", temporary_bytes
+    )
+    monkeypatch.setattr(
+        "noisescale.collectors.per_example.layers.normalization.NormLayer.bytes_on_cpu", None
+    )
 
     names = [name for name, _ in module.named_parameters()]
     kind = kind_of(module)
@@ -121,15 +121,15 @@ def test_norms_and_sums_are_those_of_single_gradients(
         chunks = list(layer.in_chunks(x, d, names, statistics))
 
     rtol = 1e-5 if dtype == torch.float32 else 1e-10
-    for name, expected in by_vmap(module, x, d).items():
+    for name, expected in one_by_one(module, x, d).items():
         parts = [chunk[name] for chunk in chunks]
         sq_norms = torch.cat([part.sq_norms() for part in parts])
-        total = torch.stack([part.total() for part in parts]).sum(0).view(expected.shape[1:])
+        total = torch.stack([part.total() for part in parts]).sum(0).flatten()
         spread = torch.stack([part.spread() for part in parts]).sum()
         torch.testing.assert_close(
-            sq_norms, expected.flatten(1).square().sum(1), rtol=rtol, atol=0, msg=name
+            sq_norms.double(), expected.square().sum(1), rtol=rtol, atol=0, msg=name
         )
-        torch.testing.assert_close(total, expected.sum(0), rtol=rtol, atol=1e-5, msg=name)
+        torch.testing.assert_close(total.double(), expected.sum(0), rtol=rtol, atol=1e-5, msg=name)
         assert spread > 0
 
 
@@ -168,7 +168,7 @@ def test_patches_are_made_of_as_many_examples_as_fit(monkeypatch: pytest.MonkeyP
     x, d = torch.randn(6, 2, 5, 5), torch.randn(6, 2, 3, 3)
     one_example = 9 * (2 * 9) * 4
     at_most = 2 * one_example + 1
-    monkeypatch.setattr("noisescale.collectors.per_example.layers.TEMPORARY_BYTES", at_most)
+    monkeypatch.setattr("noisescale.collectors.per_example.layers.layer.TEMPORARY_BYTES", at_most)
     kind = kind_of(conv)
     assert kind is not None
 

@@ -109,7 +109,7 @@ def test_gradients_that_are_zeroed_in_place_count_as_a_mix() -> None:
 
     def skipped(fitting: Any, module: Any) -> list[float]:
         (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-        return [m.meter.skipped_steps for m in monitor._measurements]
+        return [m.meter.skipped_steps for m in monitor._meters]
 
     with pytest.raises(Exception, match="averaged over ranks more than once in one step"):
         fit(

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, Model
 from lightning.pytorch.loggers import CSVLogger
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
-from noisescale.meter.logged_meter import Measurement
+from noisescale.meter.logged_meter import LoggedMeter
 
 LOW = "noise_scale/lower_bound"
 
@@ -164,13 +164,13 @@ def test_the_device_is_read_once_an_epoch_and_rows_stay_at_log_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[float] = []
-    look = Measurement.look
+    look = LoggedMeter.look
 
-    def counted(measurement: Measurement) -> dict[str, float]:
+    def counted(measurement: LoggedMeter) -> dict[str, float]:
         reads.append(measurement.meter.last_measured_step)
         return look(measurement)
 
-    monkeypatch.setattr(Measurement, "look", counted)
+    monkeypatch.setattr(LoggedMeter, "look", counted)
     monitor = NoiseScaleMonitor()
 
     run(monitor, log_every_n_steps=4, max_epochs=3, logger=CSVLogger(tmp_path, "", ""))

@@ -15,7 +15,7 @@ from fits import CLASSES, FEATURES, data, loss_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from noisescale.lightning.profiling import profiling
+from noisescale.lightning.profiling import timed_fit
 from noisescale.lightning.profiling.profiling import profile_step_times
 from noisescale.step_time import StepTiming
 
@@ -59,7 +59,7 @@ NOW = [0.0]
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on in training steps alone: times are exact on the busiest machine."""
-    monkeypatch.setattr(profiling, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
+    monkeypatch.setattr(timed_fit, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
 
 
 def sizes(timings: list[StepTiming]) -> list[float]:

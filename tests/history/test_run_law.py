@@ -6,20 +6,20 @@ import pytest
 
 from noisescale import Tradeoff
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Stretches
-from noisescale.prediction.run_law import RunLaw
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Segments
 
 ONE = Bounded(1.0, 1.0, 1.0)
 
 
 def run(
     value: list[float], low: list[float], high: list[float], *, independent: bool = False
-) -> Stretches:
+) -> Segments:
     count = len(value)
     steps = np.arange(1.0, count + 1) * 100
     block = np.arange(count) if independent else np.zeros(count, dtype=int)
     bands = (np.array(x) for x in (value, low, high))
-    return Stretches.within(steps, np.full(count, 64.0), *bands, block)
+    return Segments.within(steps, np.full(count, 64.0), *bands, block)
 
 
 def test_the_middle_is_the_tradeoff_of_the_run() -> None:
@@ -54,7 +54,7 @@ def test_every_noise_scale_within_the_interval_gives_steps_within_the_bounds(
     assert examples.high == pytest.approx(batch_size * bounds.steps(batch_size).high)
 
 
-def test_stretches_without_an_upper_end_are_bounded_by_perfect_scaling() -> None:
+def test_segments_without_an_upper_end_are_bounded_by_perfect_scaling() -> None:
     """100 steps at b = 20 and 200 at b >= 30: at best the latter scale perfectly."""
     law = RunLaw.of(run([20, 35], [20, 30], [20, math.inf], independent=True), ONE)
 
@@ -109,8 +109,8 @@ def test_a_calibration_multiplies_the_noise_scale_and_widens_the_bounds() -> Non
     assert law.high == pytest.approx(RunLaw.of(run(*high), ONE).high, rel=1e-12)
 
 
-def test_the_error_of_a_calibration_is_common_to_all_stretches() -> None:
-    """Twelve exact stretches of b = 50: B_crit is kappa·b, whatever kappa is within its bounds."""
+def test_the_error_of_a_calibration_is_common_to_all_segments() -> None:
+    """Twelve exact segments of b = 50: B_crit is kappa·b, whatever kappa is within its bounds."""
     law = RunLaw.of(run([50.0] * 12, [50.0] * 12, [50.0] * 12, independent=True), Bounded(2, 1, 4))
 
     critical, steps = law.critical_batch_size, law.steps(640)
@@ -133,7 +133,7 @@ def test_a_calibration_without_bounds_leaves_none() -> None:
 
 
 def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_ones_do() -> None:
-    """By drawing kappa and two stretches' noise scales, all log-normal, 20,000 times."""
+    """By drawing kappa and two segments' noise scales, all log-normal, 20,000 times."""
     rng = np.random.default_rng(0)
     spread, middle, quantile = 0.15, np.array([40.0, 90.0]), 1.96
     kappas = 2 * np.exp(spread * rng.standard_normal((20_000, 1)))
@@ -151,11 +151,11 @@ def test_errors_of_the_calibration_and_of_the_noise_scale_add_as_independent_one
     assert 0.94 < np.mean((band.low <= steps) & (steps <= band.high)) < 0.96
 
 
-def test_errors_of_independent_stretches_partly_cancel() -> None:
-    """Two alike stretches: half-widths of their sum are √2, not 2, times those of one."""
-    alike = Stretches.within(*(np.array(x) for x in (
+def test_errors_of_independent_segments_partly_cancel() -> None:
+    """Two alike segments: half-widths of their sum are √2, not 2, times those of one."""
+    alike = Segments.within(*(np.array(x) for x in (
         [100.0] * 2, [64.0] * 2, [40.0] * 2, [30.0] * 2, [60.0] * 2, [0, 1])))  # fmt: skip
-    one = Stretches.within(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0])))
+    one = Segments.within(*(np.array(x) for x in ([100.0], [64.0], [40.0], [30.0], [60.0], [0])))
 
     two, single = (RunLaw.of(x, ONE).steps(640) for x in (alike, one))
 
@@ -166,7 +166,7 @@ def test_errors_of_independent_stretches_partly_cancel() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_values_lie_within_their_bounds_where_the_batch_size_changes(seed: int) -> None:
-    """Of stretches of unlike batches some gain and some lose steps at a batch size between."""
+    """Of segments of unlike batches some gain and some lose steps at a batch size between."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 9))
     size = rng.choice([32.0, 512.0, 4096.0], count)
@@ -174,7 +174,7 @@ def test_values_lie_within_their_bounds_where_the_batch_size_changes(seed: int) 
     spread = rng.uniform(1.05, 3, count)
     steps = rng.uniform(10, 500, count)
     law = RunLaw.of(
-        Stretches.within(steps, size, value, value / spread, value * spread, np.arange(count)), ONE
+        Segments.within(steps, size, value, value / spread, value * spread, np.arange(count)), ONE
     )
 
     for batch_size in (16, 64, 200, 1024, 9999):

@@ -7,41 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
-from noisescale.history.segments import Array, Stretches
+from noisescale.history.segments import Array, Segments
+from noisescale.tradeoff.run_sums import Parts, Sums
 from noisescale.tradeoff.tradeoff import Tradeoff
-
-
-class Sums(NamedTuple):
-    """S_min and E_min of a run, at one of the ends of its noise scale."""
-
-    min_steps: float
-    min_examples: float
-
-    def steps(self, batch_size: float) -> float:
-        """S(B) = S_min + E_min/B."""
-        return self.min_steps + self.min_examples / batch_size
-
-    @property
-    def critical_batch_size(self) -> float:
-        """E_min/S_min; infinite where no step makes progress of its own."""
-        return self.min_examples / self.min_steps if self.min_steps else math.inf
-
-
-class _Parts(NamedTuple):
-    """What the blocks of a run contribute to S_min and to E_min, at one end of their interval."""
-
-    min_steps: Array
-    min_examples: Array
-
-    @property
-    def sums(self) -> Sums:
-        return Sums(float(self.min_steps.sum()), float(self.min_examples.sum()))
 
 
 @dataclass(frozen=True)
@@ -69,35 +42,39 @@ class RunLaw:
         confidence limits about effect measures", Statistics in Medicine 27.
     """
 
-    _middle: _Parts
-    _low: _Parts
-    _high: _Parts
-    _noise_scale_ends: tuple[_Parts, _Parts]
+    _middle: Parts
+    _low: Parts
+    _high: Parts
+    _noise_scale_ends: tuple[Parts, Parts]
     """With the noise scale at its ends, and kappa at its value."""
-    _kappa_ends: tuple[_Parts, _Parts]
+    _kappa_ends: tuple[Parts, Parts]
     """With kappa at its ends, and the noise scale at its value."""
-    _extremes: tuple[_Parts, _Parts]
+    _extremes: tuple[Parts, Parts]
     """Without any noise, and without any progress; of each batch size, not of blocks."""
     gamma: float
     """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
 
     @classmethod
-    def of(cls, run: Stretches, kappa: Bounded) -> RunLaw:
-        """Sum over the stretches of a run whose noise scale is multiplied by kappa."""
+    def of(cls, run: Segments, kappa: Bounded) -> RunLaw:
+        """Sum over the segments of a run whose noise scale is multiplied by kappa."""
 
-        def parts(progress: Array, factor: float) -> _Parts:
-            return _parts(run, _calibrated(progress, factor) + shift)
+        def of_blocks(progress: Array) -> Parts:
+            return Parts.at_progress(progress, run.batch_size, run.steps).of_blocks(run.block)
+
+        def parts(progress: Array, factor: float) -> Parts:
+            return of_blocks(_calibrated(progress, factor) + shift)
 
         # At all ends together progress is a share.
         low, high = (end.clip(0.0, 1.0) for end in (run.progress_high, run.progress_low))
         shift = _curvature(run, kappa.value)
         middle = _calibrated(run.progress, kappa.value) + shift
         of_b = parts(run.progress_high, kappa.value), parts(run.progress_low, kappa.value)
-        if float((run.steps * run.batch_size * (1 - middle)).sum()) <= 0:
+        value = of_blocks(middle)
+        if value.sums.min_examples <= 0:
             middle = np.ones_like(middle)  # no noise, but for the error of measuring it
-        elif not _resolved(run, middle, of_b[1]):
+        elif not run.as_logged and _maybe_zero(value, at_low_end=of_b[1]):
             middle, high = np.full_like(middle, math.nan), np.zeros_like(high)
-        value = _parts(run, middle)
+        value = of_blocks(middle)
         of_kappa = value, value
         sizes, which = np.unique(run.batch_size, return_inverse=True)
         steps = np.bincount(which, weights=run.steps).astype(np.float64)
@@ -105,12 +82,12 @@ class RunLaw:
             of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
         return cls(
             value,
-            _parts(run, _calibrated(low, kappa.low)),
-            _parts(run, _calibrated(high, kappa.high)),
+            of_blocks(_calibrated(low, kappa.low)),
+            of_blocks(_calibrated(high, kappa.high)),
             of_b,
             of_kappa,
-            (_Parts(steps, np.zeros_like(steps)), _Parts(np.zeros_like(steps), steps * sizes)),
-            _gamma(run, middle.clip(0.0, 1.0)),
+            (Parts(steps, np.zeros_like(steps)), Parts(np.zeros_like(steps), steps * sizes)),
+            Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.steps).gamma,
         )
 
     @property
@@ -159,13 +136,13 @@ class RunLaw:
 
     def steps(self, batch_size: float) -> Bounded:
         """Optimizer steps at a global batch of `batch_size` examples."""
-        return self._band(lambda part: part.min_steps + part.min_examples / batch_size)
+        return self._band(lambda part: part.steps(batch_size))
 
     def examples(self, batch_size: float) -> Bounded:
         """Examples processed at a global batch of `batch_size` examples."""
         return self.steps(batch_size) * batch_size
 
-    def _band(self, of: Callable[[_Parts], Array]) -> Bounded:
+    def _band(self, of: Callable[[Parts], Array]) -> Bounded:
         middle = of(self._middle)
         value = float(middle.sum())
         if math.isnan(value):
@@ -185,7 +162,7 @@ class RunLaw:
         return Bounded(value, low, min(value + math.sqrt(up @ up), most))
 
 
-def tradeoff_of(run: Stretches) -> Tradeoff:
+def tradeoff_of(run: Segments) -> Tradeoff:
     """Return the trade-off of a run by the uncalibrated theory.
 
     Raises:
@@ -201,11 +178,6 @@ def tradeoff_of(run: Stretches) -> Tradeoff:
             " or at a larger batch size."
         )
     return law.tradeoff
-
-
-def _parts(run: Stretches, progress: Array) -> _Parts:
-    contributed = (run.steps * progress, run.steps * run.batch_size * (1 - progress))
-    return _Parts(*(np.bincount(run.block, weights=x).astype(np.float64) for x in contributed))
 
 
 def _calibrated(progress: Array, kappa: float) -> Array:
@@ -225,7 +197,7 @@ def _calibrated(progress: Array, kappa: float) -> Array:
     return np.asarray(share / (share + kappa * noise) + below / kappa + above * kappa)
 
 
-def _curvature(run: Stretches, kappa: float) -> Array:
+def _curvature(run: Segments, kappa: float) -> Array:
     """What errors of progress take off its calibrated mean, -g''(p)·error²/2; zero at kappa = 1.
 
     g(p) = p/(p + kappa·(1 - p)) bends most at p = 0. It is taken at one error above that at least.
@@ -237,22 +209,10 @@ def _curvature(run: Stretches, kappa: float) -> Array:
     return np.asarray(bend * run.progress_error**2 / 2)
 
 
-def _resolved(run: Stretches, middle: Array, at_low_end: _Parts) -> bool:
-    """Whether S_min is above 0 at the lower end of the progress, too."""
-    if run.as_logged or np.isnan(middle).any():
-        return True  # told by the stretches themselves
-    value = _parts(run, middle).min_steps
-    below = value - at_low_end.min_steps
-    return float(value.sum()) > math.sqrt(float(below @ below))
-
-
-def _gamma(run: Stretches, progress: Array) -> float:
-    """(Σ steps·p·√b)²/(S_min·E_min), with b = B·(1 - p)/p."""
-    root = run.steps * np.sqrt(run.batch_size * progress * (1 - progress))
-    product = _parts(run, progress).sums
-    size = product.min_steps * product.min_examples
-    # At most 1, by Cauchy-Schwarz, but for rounding.
-    return min(float(root.sum()) ** 2 / size, 1.0) if size > 0 else math.nan
+def _maybe_zero(value: Parts, at_low_end: Parts) -> bool:
+    """Whether S_min reaches 0 at the lower end of the progress; not where it is NaN."""
+    below = value.min_steps - at_low_end.min_steps
+    return value.sums.min_steps <= math.sqrt(float(below @ below))
 
 
 def _zero(falling: Callable[[float], float], start: float, factor: float) -> float:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scale with its interval, as a record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from noisescale.estimation.ratio_interval import WeightedMeans
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """The simple gradient noise scale B_simple = tr(Σ)/|G|² and how sure it is.
+
+    Example:
+        >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
+        19.1 examples (95 % 15.2 to 24.8, 200 steps)
+        >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))
+        above 310 examples (not resolved at 95 % after 50 steps)
+    """
+
+    value: float
+    """B_simple in `unit`, within its interval; NaN while the averaged |G|² is not positive."""
+    low: float
+    """Lower end of the confidence interval, in `unit`."""
+    high: float
+    """Upper end of the confidence interval; infinite while the noise hides the gradient."""
+    grad_sq_norm: float
+    """|G|², averaged over steps; may be negative while not resolved."""
+    noise_trace: float
+    """tr(Σ), averaged over steps; may be negative where it is small."""
+    steps: float
+    """Effective number of measured steps in the averages, 1/Σw² of their weights."""
+    confidence: float = 0.95
+    unit: str = "examples"
+
+    @classmethod
+    def of(cls, means: WeightedMeans[float], confidence: float, unit: str) -> Self:
+        """Return the noise scale of averaged moments. These stay signed."""
+        return cls(
+            *means.ratio_interval(confidence),
+            grad_sq_norm=float(means.grad_sq_norm),
+            noise_trace=float(means.noise_trace),
+            steps=1 / float(means.sq_share),
+            confidence=confidence,
+            unit=unit,
+        )
+
+    @classmethod
+    def unknown(cls, confidence: float = 0.95, unit: str = "examples", steps: float = 0.0) -> Self:
+        """Return what is known of it before two steps are measured: nothing."""
+        return cls(math.nan, 0.0, math.inf, math.nan, math.nan, steps, confidence, unit)
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval has an upper end. Without one only `low` is knowledge."""
+        return math.isfinite(self.high)
+
+    def efficiency(self, batch_size: float) -> float:
+        """Return the progress per example at `batch_size` against that of tiny batches.
+
+        B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
+        """
+        if self.value == batch_size == 0:
+            return math.nan
+        return self.value / (self.value + batch_size)
+
+    def short(self) -> str:
+        """Return a few characters for a progress bar: "19.1", ">310" or "?"."""
+        if self.resolved:
+            return three_digits(self.value)
+        return f">{three_digits(self.low)}" if self.low > 0 else "?"
+
+    def __str__(self) -> str:
+        level = f"{self.confidence * 100:.3g} %"
+        steps = f"{self.steps:.0f} step{'' if round(self.steps) == 1 else 's'}"
+        if self.resolved:
+            return (
+                f"{three_digits(self.value)} {self.unit}"
+                f" ({level} {three_digits(self.low)} to {three_digits(self.high)}, {steps})"
+            )
+        if self.steps == 0:
+            return "not measured yet"
+        bound = f"above {three_digits(self.low)} {self.unit} " if self.low > 0 else ""
+        text = f"{bound}(not resolved at {level} after {steps})"
+        return text if bound else text.strip("()")
+
+
+def three_digits(value: float) -> str:
+    """Return a number as people read it: 19.1 or 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fit whose steps change in size: what it takes over of its Trainer, and how far it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from noisescale.estimation.moments import GradientMoments
+from noisescale.lightning import trainer_access
+from noisescale.lightning.scheduler.accumulation import Accumulation
+from noisescale.lightning.scheduler.device_batches import ResizedLoaders
+from noisescale.lightning.scheduler.memory_trial import fits
+from noisescale.lightning.scheduler.schedulable import check_may_resize
+from noisescale.lightning.scheduler.schedules import ClockedSchedules
+from noisescale.lightning.scheduler.starting import Start
+from noisescale.scheduling.move import Move
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+class Takeover:
+    """What a fit takes over of its Trainer, until it ends.
+
+    Args:
+        trainer: About to fit.
+        max_device_batch_size: Largest batch of the loader, in rows; None: batches stay.
+        saved: State of the callback to go on from; empty for a new run.
+
+    Raises:
+        MisconfigurationException: If batches cannot change under this Trainer.
+    """
+
+    def __init__(
+        self, trainer: pl.Trainer, max_device_batch_size: int | None, saved: dict[str, Any]
+    ) -> None:
+        self.saved = saved
+        self.accumulation = int(trainer.accumulate_grad_batches)
+        """The Trainer's own."""
+        self.loaders: ResizedLoaders | None = None
+        """Where its batches come from, if they may change."""
+        self.under_way = Accumulation(*saved.get("window", (1,)))
+        """The batches of the step that was under way."""
+        self._trainer: pl.Trainer | None = trainer
+        if max_device_batch_size is not None:
+            check_may_resize(trainer)
+            self.loaders = ResizedLoaders(trainer)
+            if saved and saved["resized"] is not None:
+                self.loaders.change(min(saved["resized"], max_device_batch_size))
+        if saved:  # Lightning asks whether the last step was complete before the first batch
+            trainer.accumulate_grad_batches = self.under_way
+
+    def close(self) -> None:
+        """Leave the Trainer as it was, once."""
+        if self._trainer is not None:
+            self._trainer.accumulate_grad_batches = self.accumulation
+            self._trainer = None
+        if self.loaders is not None:
+            self.loaders.close()
+
+
+class ScheduledFit:
+    """A fit from its first batch on.
+
+    Args:
+        start: What it starts with.
+        schedules: Of its Trainer.
+        taken: What was taken over of that.
+    """
+
+    def __init__(self, start: Start, schedules: ClockedSchedules, taken: Takeover) -> None:
+        self.controller = start.controller
+        self.schedules = schedules
+        self.logged_step = -1
+        """The step that was logged last."""
+        self._max_batch_size = start.max_batch_size
+        self._loaders = taken.loaders
+        self._rows = start.rows  # of a batch on one device, where the loader tells
+        self._largest_rows = max(start.rows or 0, taken.saved.get("largest_rows", 0))
+        self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
+        self._under_way = taken.under_way
+        self._begins_anew = True
+
+    def begins_step(self, trainer: pl.Trainer, batch_idx: int) -> bool:
+        """Whether a batch is the first one of a step."""
+        ended = batch_idx % trainer.accumulate_grad_batches == 0
+        return self._begins_anew or batch_idx == 0 or ended
+
+    def begin_step(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        """Let the step that begins with a batch take as many as the plan has, or are left."""
+        remaining = trainer.num_training_batches - batch_idx
+        length = int(min(self.controller.plan.accumulation, max(remaining, 1)))
+        self._under_way = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
+        self._begins_anew = False
+
+    def rescale_short_step(self, trainer: pl.Trainer, optimizer: Optimizer) -> None:
+        """Mend the mean of an epoch's last step, where the loader had no length to tell it by."""
+        length, taken = trainer.accumulate_grad_batches, _batches_taken(trainer)
+        if taken < length:
+            gradients = [
+                p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+            ]
+            if gradients:
+                torch._foreach_mul_(gradients, length / taken)
+
+    def count_step(self, trainer: pl.Trainer, batch: Any) -> None:
+        """Count the step that ended with a batch, and step the schedules that are due by it."""
+        plan = self.controller.plan
+        examples = plan.device_batch_size * _batches_taken(trainer) * plan.devices
+        self.controller.step(examples)
+        self.schedules.advance(trainer, examples)
+        may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
+        if self._loaders is not None and self._rows and not may_be_short:
+            self._batch = batch, self._rows
+
+    def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
+        """Make up the wanted batch anew, with the loader's batches as large as they may be.
+
+        What does not fit halves the way from the most rows that do, so that a few epochs end it.
+
+        Args:
+            trainer: Between two epochs.
+            average: Moments averaged over the run, for the learning rate.
+
+        Returns:
+            The move, or why there is none; None if everything stays.
+        """
+        if self._loaders is None:
+            return None
+        assert self._rows is not None
+        controller = self.controller
+        controller.settle()  # a larger batch is tried on all ranks or on none
+        plan = controller.plan_for(controller.wanted)
+        rows = round(self._rows * plan.device_batch_size / controller.plan.device_batch_size)
+        if rows == self._rows or self._batch is None:
+            return None
+        batch, of_batch = self._batch
+        if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
+            controller.lower_max_device_batch_size((self._largest_rows + rows) // 2)
+            return (
+                f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
+                f" size stays {controller.plan}, next time at most"
+                f" {controller.max_device_batch_size} rows: {why}"
+            )
+        self._largest_rows = max(self._largest_rows, rows)
+        self._loaders.change(rows)
+        self._rows = rows
+        return controller.adopt(plan, "micro-batches of another size", average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a fit goes on from, in builtins."""
+        return {
+            "controller": self.controller.state_dict(),
+            "max_batch_size": self._max_batch_size,
+            "window": [int(self._under_way), self._under_way.begin],
+            "rows": self._rows,
+            "resized": None if self._loaders is None else self._loaders.size,
+            "largest_rows": self._largest_rows,
+            "schedules": self.schedules.state_dict(),
+        }
+
+    def close(self) -> None:
+        """Leave optimizers and schedules as they were."""
+        self.controller.close()
+        self.schedules.close()
+        self._batch = None
+
+
+def _batches_taken(trainer: pl.Trainer) -> int:
+    """Batches in the step so far, the one under way included."""
+    of_step = trainer.accumulate_grad_batches
+    begin = of_step.begin if isinstance(of_step, Accumulation) else 0
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MeterOptions: how a `NoiseScaleMeter` measures, checked before there is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
+from noisescale.collectors.groups import Groups, check_groups
+from noisescale.collectors.per_example.collector import Layers
+from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.meter.cadence import checked_every_n_steps
+
+
+@dataclass(frozen=True)
+class MeterOptions:
+    """The arguments of a `NoiseScaleMeter` that are no part of the model. See there.
+
+    Raises:
+        ValueError: If one is out of its range, or they contradict each other.
+        TypeError: If `groups` has a wrong type.
+
+    Example:
+        >>> options = MeterOptions(layers="normalization", every_n_steps=5)
+        >>> options.small_batch, options.leaves_choice
+        ('example', False)
+    """
+
+    window: int | Literal["auto"] = "auto"
+    every_n_steps: int | Literal["auto"] = "auto"
+    unit: str = "examples"
+    groups: Groups | None = None
+    confidence: float = 0.95
+    small_batch: SmallBatch = "auto"
+    layers: Layers = "all"
+    preconditioned: bool = False
+    """Whether the preconditioned noise scale is measured too."""
+    cut: Sequence[str] | None = None
+    before_first_step: NoiseScale = field(init=False, repr=False, compare=False)
+    """The estimate while nothing has been measured."""
+
+    def __post_init__(self) -> None:
+        every_n_steps = checked_every_n_steps(self.every_n_steps)
+        before_first_step = self.new_estimator().estimate()
+        small_batch = checked_small_batch(self.small_batch, self.layers, self.preconditioned)
+        check_groups(self.groups)
+        checked = {
+            "every_n_steps": every_n_steps,
+            "small_batch": small_batch,
+            "cut": checked_cut(self.cut, small_batch),
+            "before_first_step": before_first_step,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def new_estimator(self) -> NoiseScaleEstimator:
+        """Return an estimator that has seen no step."""
+        return NoiseScaleEstimator(self.window, self.confidence, self.unit)
+
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether what is compared is left to us.
+
+        Halves of a batch that turn out not to be comparable are then no error of the user's.
+        """
+        return self.small_batch == "auto" and self.cut is None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them by name, as the callbacks take them."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}

@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every collector keeps, in every way of training; in each the ranks are forked once.
+
+The weights stand still, so that each example has one gradient in each step: see `brute_force`.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from brute_force import (
+    Expected,
+    columns_of,
+    examples_of,
+    expected,
+    gradients_of_examples,
+    halvings,
+    micro_batch,
+    whole,
+)
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from ways import WAYS, Net, Way, batch, half_squares, not_averaging, sharded
+
+from noisescale.collectors.choosing import choose_collector
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.collectors.rows.window_layout import UNKNOWN
+from noisescale.guard import RefusalError
+
+STEPS = 4  # by then DDP's hooks have given way to the end of the backward pass
+
+ACCIDENTS = {
+    3: "no pass",
+    5: "not finite",
+    7: "not announced",
+    9: "not wanted",
+    11: "a hook fails",
+    13: "zero_grad",
+}
+"""What happens at which step. At all but the last there is nothing to measure."""
+
+SPOILED = (
+    "noisescale.collectors.gradient_norms.norms_of",
+    "noisescale.collectors.gradient_norms.norms_of_one",
+    "noisescale.collectors.per_example.norms._squares",
+)
+"""What hooks call."""
+
+
+class Case(NamedTuple):
+    """A training of some steps."""
+
+    rows: tuple[tuple[int, ...], ...]
+    """In each micro-batch of each rank."""
+    size: Callable[[int], float] = lambda micro: 1.0
+    """What a row of a micro-batch counts."""
+    weights: tuple[tuple[float, ...], ...] = ()
+    divisor: float | None = None
+    """What each loss is divided by; None: the micro-batches of a step."""
+    frozen: tuple[str, ...] = ()
+    only: str = ""
+    """Part of the names of the parameters that are asked for."""
+    groups: Any = None
+    branch: Callable[[int, int], bool] = lambda rank, micro: True
+    """Whether a micro-batch goes through `side`."""
+    clipped: bool = False
+    """Whether the step's gradient has to be taken before `backward` is over."""
+    accidents: bool = False
+
+    def steps(self) -> range:
+        return range(max(ACCIDENTS) + 2 if self.accidents else STEPS)
+
+
+UNEQUAL = ((3, 6, 2), (5, 1, 4), (2, 2, 7))
+CASES = {
+    "one batch": Case(((5,), (3,), (6,))),
+    "unequal micro-batches, in groups": Case(
+        UNEQUAL, groups={"ends": ["^first", "^last"], "norms": "norm"}
+    ),
+    "counted in tokens": Case(UNEQUAL, size=lambda micro: 4.5 + micro),
+    "losses with weights": Case(UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1))),
+    "a short last window": Case(((3, 6), (5, 1), (4, 4)), divisor=3),
+    "some are frozen": Case(UNEQUAL, frozen=("first.bias", "norm.weight", "last.weight")),
+    "some are asked for": Case(UNEQUAL, only="weight"),
+    "some are unused": Case(UNEQUAL, branch=lambda rank, micro: False),
+    "some are unused in some passes": Case(UNEQUAL, branch=lambda rank, micro: micro == 1),
+    "some are unused on some ranks": Case(UNEQUAL, branch=lambda rank, micro: rank + micro == 0),
+    "clipped": Case(UNEQUAL, clipped=True),
+    "one batch, clipped": Case(((6,), (4,), (3,)), clipped=True),
+    "accidents": Case(UNEQUAL, accidents=True),
+    "accidents of one batch": Case(((2,), (4,), (3,)), accidents=True),
+}
+
+
+def cases_of(way: Way) -> list[str]:
+    """All but those that have nothing to compare, and what FSDP cannot reduce."""
+    least = 2 if way.part == "micro_batch" and way.ranks == 1 else 1
+    return [
+        name
+        for name, case in CASES.items()
+        if len(case.rows[0]) >= least
+        and not (way.wrapped is sharded and name == "some are unused on some ranks")
+    ]
+
+
+class Measured(NamedTuple):
+    """What a rank saw of a case."""
+
+    names: list[str]
+    group_names: tuple[str, ...]
+    steps: list[MeasuredStep | None]
+    accidents: list[str]
+    """What was seen of them."""
+
+
+class Facts(NamedTuple):
+    """What a rank saw of a way of training."""
+
+    cases: dict[str, Measured]
+    refused_weights: str
+    equal_gradients: list[bool]
+    hooks: list[list[str]]
+    """Before there is a collector, with one, and after it was closed."""
+    resumed: list[list[MeasuredStep]]
+    """The same steps, of the run that went on and of the one that was resumed."""
+
+
+class Training:
+    """One rank of a case."""
+
+    def __init__(self, way: Way, case: Case, *, measured: bool = True) -> None:
+        self.way, self.case = way, case
+        self.rank = dist.get_rank() if way.ranks > 1 else 0
+        unused = not all(case.branch(r, m) for r in range(way.ranks) for m in range(3))
+        self.model = way.wrapped(Net(case.frozen), unused=unused)
+        self.collector = self.new_collector() if measured else None
+        self.accidents: list[str] = []
+
+    def new_collector(self) -> Collector:
+        parameters = [p for n, p in self.model.named_parameters() if self.case.only in n]
+        return choose_collector(
+            self.model,
+            small_batch=self.way.small_batch,  # type: ignore[arg-type]
+            parameters=parameters,
+            groups=self.case.groups,
+        )
+
+    def step(self, step: int) -> MeasuredStep | None:
+        """Train for one step, as the meter does."""
+        accident = ACCIDENTS.get(step, "") if self.case.accidents else ""
+        collector, sizes = self.collector, []
+        self.model.zero_grad()
+        rows = [] if accident == "no pass" else self.case.rows[self.rank]
+        if collector is not None:
+            collector.wanted = accident not in ("not wanted", "not announced")
+        with spoiled(accident == "a hook fails" and self.rank == 0):
+            for micro, n in enumerate(rows):
+                last, size = micro == len(rows) - 1, n * self.case.size(micro)
+                x, y = batch(step, self.rank, micro, n)
+                if accident == "not finite" and self.rank == 0 and last:
+                    x = x * torch.inf
+                if accident == "zero_grad" and last and collector is not None:
+                    self.model.zero_grad()
+                    self._drop(collector, step)
+                    sizes = []
+                with not_averaging(self.model, self.way, last=last):
+                    output = self.model(x, self.case.branch(self.rank, micro))
+                    loss = half_squares(output, y) * self._factor(micro, accident)
+                    if collector is not None and collector.wanted:
+                        collector.expect(rows=n, last=last)
+                        collector.before_backward(
+                            loss, size, capture_average=last and self.case.clipped
+                        )
+                        sizes.append(size)
+                    loss.backward()
+        return None if collector is None else self._closed(collector, sizes)
+
+    def _drop(self, collector: Collector, step: int) -> None:
+        """Have a pass before the last that averages, and drop what it gave."""
+        collector.reset()
+        with not_averaging(self.model, self.way, last=True):
+            x, y = batch(step, self.rank, 7, 4)
+            loss = half_squares(self.model(x), y)
+            collector.expect(rows=4, last=False)
+            collector.before_backward(loss, 4)
+            loss.backward()
+        before = collector.gradients_dropped
+        self.model.zero_grad()
+        self.accidents.append(f"dropped {before} {collector.gradients_dropped}")
+        collector.reset()
+
+    def _factor(self, micro: int, accident: str) -> float:
+        case, ranks = self.case, self.way.ranks
+        if accident == "zero_grad":
+            return 1.0
+        if case.weights:
+            return ranks * case.weights[self.rank][micro] / sum(map(sum, case.weights[:ranks]))
+        return 1 / (case.divisor or len(case.rows[0]))
+
+    def _closed(self, collector: Collector, sizes: list[float]) -> MeasuredStep:
+        if self.case.clipped:
+            assert collector.average_captured
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(0.1)
+        small, layout = None, UNKNOWN
+        try:
+            small = collector.small_sq_norms()
+        except ZeroDivisionError as error:
+            self.accidents.append(f"raised {error}")
+        big = collector.big_sq_norms()
+        if self.case.weights:
+            layout = collector.weighted_layout(sizes, self.case.weights[self.rank])
+        else:
+            layout = collector.layout(sizes, self.case.divisor or len(sizes))
+        queue = StepRows(collector.norms, collector.group)
+        queue.add(small, big, layout, examples=sum(sizes), unmeasured_examples=0)
+        (measured,) = queue.read()
+        collector.reset()
+        return measured
+
+
+@contextmanager
+def spoiled(really: bool) -> Iterator[None]:
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("in a hook")
+
+    if not really:
+        yield
+        return
+    first, second, third = (patch(name, fails) for name in SPOILED)
+    with first, second, third:
+        yield
+
+
+def facts_of(way: Way) -> Facts:
+    """Go through all of it on one rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # examples: which parameters are left out
+        measured, refused = {}, ""
+        for name in cases_of(way):
+            training = Training(way, CASES[name])
+            collector = training.collector
+            assert collector is not None
+            try:
+                steps = [training.step(step) for step in CASES[name].steps()]
+            except RefusalError as error:
+                assert CASES[name].weights
+                refused = str(error)
+                continue
+            measured[name] = Measured(
+                collector.norms.names, collector.norms.group_names, steps, training.accidents
+            )
+            collector.close()
+        return Facts(measured, refused, equal_gradients(way), hooks(way), resumed(way))
+
+
+def equal_gradients(way: Way) -> list[bool]:
+    """Of each step with a collector and without."""
+
+    def trained(*, measured: bool) -> Iterator[Tensor]:
+        training = Training(way, CASES[cases_of(way)[0]], measured=measured)
+        for step in range(STEPS):
+            training.step(step)
+            for p in training.model.parameters():
+                if p.grad is not None:
+                    yield p.grad.clone()
+            yield torch.get_rng_state()
+        if training.collector is not None:
+            training.collector.close()
+
+    pairs = zip(trained(measured=True), trained(measured=False), strict=True)
+    return [torch.equal(getattr(a, "_local_tensor", a), getattr(b, "_local_tensor", b))
+            for a, b in pairs]  # fmt: skip
+
+
+def hooks(way: Way) -> list[list[str]]:
+    training = Training(way, CASES[cases_of(way)[0]], measured=False)
+    before = hooks_of(training.model)
+    training.collector = training.new_collector()
+    training.step(0)
+    training.collector.wanted = True
+    during = hooks_of(training.model)
+    for step in range(1, STEPS):
+        training.step(step)
+    training.collector.close()
+    return [before, during, hooks_of(training.model)]
+
+
+def hooks_of(model: nn.Module) -> list[str]:
+    """Everything that looks at a model, by name."""
+    found = [f"module {key}" for key in torch_modules._global_forward_hooks]
+    found += [f"module {key}" for key in torch_modules._global_forward_pre_hooks]
+    found += ["retain_grad"] * ("retain_grad" in vars(Tensor))
+    for name, module in model.named_modules():
+        found += [f"{name} {key}" for key in (*module._forward_hooks, *module._backward_hooks)]
+        if hasattr(module, "_get_fsdp_state"):
+            state = module._get_fsdp_state()
+            unit = (getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group])[0]
+            found.append(f"{name} {type(unit._reduce_scatter_comm).__module__}")
+    for name, p in model.named_parameters():
+        for some in (p._backward_hooks, p._post_accumulate_grad_hooks):
+            found += [f"{name} {key}" for key in some or ()]
+    return found
+
+
+def resumed(way: Way) -> list[list[MeasuredStep]]:
+    case = CASES[cases_of(way)[0]]
+    runs: list[list[Any]] = []
+    state: dict[str, Any] = {}
+    for goes_on in (True, False):
+        training = Training(way, case)
+        assert training.collector is not None
+        training.collector.load_state_dict({})  # of a run that was not measured
+        if goes_on:
+            for step in range(STEPS):
+                training.step(step)
+            state = json.loads(json.dumps(training.collector.state_dict()))
+        else:
+            training.collector.load_state_dict(state)
+        runs.append([training.step(step) for step in range(STEPS, 2 * STEPS)])
+        training.collector.close()
+    return runs
+
+
+@cache
+def facts_or_error(way: str) -> list[Facts] | Exception:
+    try:
+        if WAYS[way].ranks == 1:
+            return [facts_of(WAYS[way])]
+        return on_ranks(WAYS[way].ranks, facts_of, WAYS[way])
+    except Exception as error:
+        return error
+
+
+def facts(way: str) -> list[Facts]:
+    """Of every rank, found out once."""
+    found = facts_or_error(way)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+# ---- what is expected
+
+
+@cache
+def gradients(
+    frozen: tuple[str, ...], branch: bool, step: int, rank: int, micro: int, rows: int
+) -> list[Tensor]:
+    """Of the rows of one micro-batch."""
+
+    class Branched(Net):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, branch)
+
+    return gradients_of_examples(Branched(frozen), batch(step, rank, micro, rows), half_squares)
+
+
+def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> list[Expected]:
+    """What a step may show: one thing, but by halves one for each way to halve the batch."""
+    parts = []
+    for rank in range(way.ranks):
+        mine, single = [], []
+        micros = list(enumerate(case.rows[rank]))
+        if case.accidents and ACCIDENTS.get(step) == "zero_grad":
+            micros = micros[-1:]
+        for micro, rows in micros:
+            weight = case.weights[rank][micro] if case.weights else 1.0
+            branch = case.branch(rank, micro)
+            single = gradients(case.frozen, branch, step, rank, micro, rows)
+            if way.part == "example":
+                mine += examples_of(single, weight, rows * case.size(micro))
+            else:
+                mean = torch.stack(single).mean(0)
+                mine.append(micro_batch(mean, rows * case.size(micro), weight))
+        if way.part == "half" and len(micros) == 1:
+            return halvings(single, columns)
+        parts += [whole(mine)] if way.part == "rank" else mine
+    return [expected(parts, columns)] if len(parts) > 1 else []
+
+
+def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
+    signal, trace = got.moments()
+    close = pytest.approx(tuple(want), rel=tolerance)
+    solved = pytest.approx(want.moments, rel=1e-3, abs=1e-3 * want.small_sq_norm)
+    return bool(got[:4] == close and (signal, trace) == solved)
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [(way, name) for way in WAYS for name in cases_of(WAYS[way])]
+)
+def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> None:
+    """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
+    case, tolerance = CASES[name], 1e-5
+    if case.weights and facts(way)[0].refused_weights:
+        assert (
+            "`weight` must be left out where gradients are sharded" in facts(way)[0].refused_weights
+        )
+        return
+    first, *others = (one.cases[name] for one in facts(way))
+
+    assert all(repr(other.steps) == repr(first.steps) for other in others)  # NaN is NaN
+    compared = 0
+    for step, measured in zip(case.steps(), first.steps, strict=True):
+        assert measured is not None
+        accident = ACCIDENTS.get(step, "") if case.accidents else ""
+        probes = WAYS[way].part == "example" and step == 0
+        if probes or accident not in ("", "zero_grad"):
+            assert not measured.norms.comparable
+            continue
+        columns = columns_of(Net(case.frozen), first.names.__contains__)
+        wanted = expectations(WAYS[way], case, step, columns)
+        if not wanted:  # one micro-batch is left of the step
+            assert not measured.norms.comparable
+            continue
+        compared += 1
+        assert any(agree(measured.norms, want, tolerance) for want in wanted), (step, wanted)
+        for entry, group in enumerate((*first.group_names, None)):
+            names = [n for n in first.names if group_of(n, case) == group]
+            of_group = columns_of(Net(case.frozen), names.__contains__)
+            choices = expectations(WAYS[way], case, step, of_group)
+            got = measured.entries[entry]
+            assert any(agree(got, want, tolerance) for want in choices), (step, group)
+    assert compared >= STEPS - 1
+
+
+def group_of(name: str, case: Case) -> str | None:
+    """Those of the one case with groups, written out."""
+    if not case.groups:
+        return None
+    return {"first": "ends", "last": "ends", "norm": "norms"}.get(name.split(".")[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_measured_is_what_is_trained_and_asked_for(way: str) -> None:
+    """By example also what had a gradient on every rank in the first step."""
+    everything = [n for n, p in Net().named_parameters() if p.requires_grad]
+    for one in facts(way):
+        for name, measured in one.cases.items():
+            case = CASES[name]
+            by_example = WAYS[way].part == "example"
+            left_out = ["side.weight"] * (by_example and not all(used_on_ranks(WAYS[way], case)))
+            assert measured.names == [
+                n for n in everything if case.only in n and n not in (*case.frozen, *left_out)
+            ]
+
+
+def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:
+    for rank in range(way.ranks):
+        yield any(case.branch(rank, micro) for micro in range(len(case.rows[rank])))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str) -> None:
+    """So do gradients that were dropped begin the step anew."""
+    for rank, one in enumerate(facts(way)):
+        for name, measured in one.cases.items():
+            if CASES[name].accidents:
+                raised = ["raised in a hook"] if rank == 0 else []
+                assert measured.accidents == [*raised, "dropped False True"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> None:
+    for one in facts(way):
+        assert len(one.equal_gradients) > STEPS
+        assert all(one.equal_gradients)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_closing_removes_every_hook(way: str) -> None:
+    for one in facts(way):
+        before, during, after = one.hooks
+        assert during != before
+        assert after == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_measures_what_the_one_that_goes_on_does(way: str) -> None:
+    for one in facts(way):
+        went_on, resumed = one.resumed
+        assert all(step.norms.comparable for step in went_on)
+        if WAYS[way].ranks < 3:
+            assert went_on == resumed
+        else:  # DDP adds up three gradients in the order of its buckets
+            for a, b in zip(went_on, resumed, strict=True):
+                assert a.norms == pytest.approx(b.norms, rel=1e-6)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a meter are checked when they are made."""
+
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+from noisescale.meter.options import MeterOptions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"window": 1}, ValueError, "`window` must be"),
+        ({"confidence": 1.0}, ValueError, "`confidence` must lie"),
+        ({"unit": ""}, ValueError, "`unit` must be a word"),
+        ({"every_n_steps": 0}, ValueError, "`every_n_steps` must be at least 1"),
+        ({"small_batch": "whole"}, ValueError, "`small_batch` must be one of"),
+        ({"layers": "some"}, ValueError, "`layers` must be one of"),
+        ({"groups": 3}, TypeError, "`groups` must be a mapping or a function"),
+        ({"cut": []}, ValueError, "`cut` must be names of modules"),
+        ({"small_batch": "rank", "cut": ["net"]}, ValueError, "`cut` must be None"),
+        ({"layers": "normalization", "preconditioned": True}, ValueError, "A preconditioner must"),
+    ],
+)
+def test_a_wrong_option_is_refused_also_where_others_are_replaced(
+    wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MeterOptions(**wrong)
+    with pytest.raises(error, match=message):
+        replace(MeterOptions(), **wrong)
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        MeterOptions().window = 3  # type: ignore[misc]
+
+
+def test_only_what_is_left_to_us_is_our_choice() -> None:
+    asked_for: list[dict[str, Any]] = [
+        {"small_batch": "half"},
+        {"cut": ["net"]},
+        {"layers": "normalization"},
+    ]
+
+    assert MeterOptions().leaves_choice
+    assert not any(MeterOptions(**options).leaves_choice for options in asked_for)

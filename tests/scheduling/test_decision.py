@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions change no state that they are given; states are whole in builtins."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+
+from noisescale import GradientMoments, NoiseScale, Plan
+from noisescale.scheduling.decision import Terms, adopted, decision, informed, resumed
+from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.policy import Wanted
+from noisescale.scheduling.settings import Settings
+from noisescale.scheduling.state import ControllerState
+
+KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
+START = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
+LATER = replace(START, steps=9, examples=288.0)
+
+
+def terms(max_device_batch_size: int | None = None, max_batch_size: float | None = None) -> Terms:
+    settings = Settings.checked(
+        policy="ratio",
+        lr_scaling="linear",
+        min_batch_size=None,
+        max_batch_size=max_batch_size,
+        max_device_batch_size=max_device_batch_size,
+        decide_every_n_steps=8,
+    )
+    return Terms.checked(settings, START, min_accumulation=1, examples_per_row=1.0)
+
+
+def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
+    before = copy.deepcopy(LATER.state_dict())
+
+    informed_once, informed_twice = (informed(terms(), LATER, KNOWN, 0.1) for _ in range(2))
+    first, again = (decision(terms(), informed_once, Wanted(64, "why")) for _ in range(2))
+
+    assert LATER.state_dict() == before
+    assert informed_once.state_dict() == informed_twice.state_dict() != before
+    assert first[0].state_dict() == again[0].state_dict()
+    assert first[1] == again[1] is not None
+
+
+def test_a_decision_has_the_plan_the_factor_and_when_it_moved() -> None:
+    state, move = decision(
+        terms(max_batch_size=100), LATER, Wanted(640, "why"), GradientMoments(1.0, 100.0)
+    )
+
+    assert move is not None
+    assert move.reason == "why, `max_batch_size` is 100"
+    assert (state.wanted, state.plan, state.examples_at_move) == (640, Plan(8, 12), 288.0)
+    assert state.factors == Factors(3.0)
+    assert replace(state, plan=LATER.plan).progress(0.1).examples_since_move == 0
+
+
+def test_a_plan_that_is_adopted_again_is_no_move() -> None:
+    state, move = adopted(terms(), LATER, LATER.plan, "why")
+
+    assert move is None
+    assert state.examples_at_move == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("now", "device_batch_size", "expected"),
+    [
+        (Plan(8, 1), None, Plan(8, 12)),
+        (Plan(8, 1, devices=2), None, Plan(8, 6, devices=2)),
+        (Plan(8, 1, devices=2), 16.0, Plan(16, 3, devices=2)),
+        (Plan(8, 1), 16.0, Plan(16, 6)),
+        (Plan(8, 1, devices=2, nodes=2), None, Plan(8, 6, devices=2, nodes=2)),
+    ],
+)
+def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(
+    now: Plan, device_batch_size: float | None, expected: Plan
+) -> None:
+    saved = replace(LATER, plan=Plan(8, 12))
+
+    assert resumed(terms(), now, saved, device_batch_size).plan == expected
+
+
+@pytest.mark.parametrize(
+    ("most", "lowered_to", "expected"),
+    [(64, 48, 48), (32, 48, 32), (64, None, 64), (None, 8, None)],
+)
+def test_what_memory_suffices_for_goes_on_below_what_the_user_says(
+    most: int | None, lowered_to: int | None, expected: int | None
+) -> None:
+    bounds = terms(max_device_batch_size=most)
+
+    state = resumed(bounds, START.plan, replace(LATER, lowered_to=lowered_to))
+
+    assert bounds.max_device_batch_size(state) == expected
+    assert state.lowered_to == (None if expected == most else expected)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way of training that a collector is for, and a model that stands still in all of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo  # which FSDP2 imports, here once and not in every fork
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+FEATURES, OUTPUTS = 5, 3
+
+
+class Net(nn.Module):
+    """Something frozen, a branch that need not be taken, and layers with formulas."""
+
+    def __init__(self, frozen: Sequence[str] = ()) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 7)
+        self.norm = nn.LayerNorm(7)
+        self.side = nn.Linear(7, 7, bias=False)
+        self.last = nn.Linear(7, OUTPUTS)
+        self.unused = nn.Linear(2, 2).requires_grad_(False)
+        for name in frozen:
+            self.get_parameter(name).requires_grad_(False)
+
+    def forward(self, x: Tensor, branch: bool = True) -> Tensor:
+        h = self.norm(self.first(x)).tanh()
+        return self.last(h + self.side(h) if branch else h)
+
+
+def half_squares(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).square().mean() / 2
+
+
+def batch(step: int, rank: int, micro: int, rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * rank + micro)
+    x = torch.randn(rows, FEATURES, generator=generator)
+    return x, torch.randn(rows, OUTPUTS, generator=generator)
+
+
+class Way(NamedTuple):
+    """A way of training."""
+
+    ranks: int
+    part: str
+    """What is compared: "rank", "micro_batch", "example" or "half"."""
+    small_batch: str
+    wrapped: Callable[..., Any]
+    """Called with the model, and `unused` where some parameter gets no gradient."""
+    every_pass_reduces: bool = False
+
+
+def ddp(model: nn.Module, *, unused: bool, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, find_unused_parameters=unused, **options)
+
+
+@cache
+def mesh(ranks: int) -> Any:
+    return init_device_mesh("cpu", (ranks,))
+
+
+def sharded(model: Net, *, unused: bool) -> Any:
+    fully_shard(model.first, mesh=mesh(2))
+    return fully_shard(model, mesh=mesh(2))
+
+
+def alone(model: nn.Module, *, unused: bool) -> nn.Module:
+    return model
+
+
+WAYS: Mapping[str, Way] = {
+    "micro-batches": Way(1, "micro_batch", "micro_batch", alone),
+    "halves": Way(1, "half", "half", alone),
+    "examples": Way(1, "example", "example", alone),
+    "DDP": Way(2, "rank", "rank", ddp),
+    "DDP of three ranks": Way(3, "rank", "rank", partial(ddp, bucket_cap_mb=1e-4)),
+    "DDP, bucket views": Way(2, "rank", "rank", partial(ddp, gradient_as_bucket_view=True)),
+    "DDP, micro-batches": Way(2, "micro_batch", "micro_batch", ddp),
+    "DDP, examples": Way(2, "example", "example", partial(ddp, gradient_as_bucket_view=True)),
+    "FSDP2": Way(2, "micro_batch", "rank", sharded, every_pass_reduces=True),
+    "FSDP2, reduced once": Way(2, "rank", "rank", sharded),
+}
+
+
+def not_averaging(model: nn.Module, way: Way, *, last: bool) -> AbstractContextManager[None]:
+    """For a pass that is not the last of its step: where gradients are only added up."""
+    averages = last or way.every_pass_reduces
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(averages)
+    elif isinstance(model, DistributedDataParallel) and not averages:
+        return model.no_sync()
+    return nullcontext()
