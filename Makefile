@@ -2,8 +2,17 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+LINT_ENV := build/lint
 WHEEL_ENV := build/wheel
 OLDEST_ENV := build/oldest
+
+# Of the packages little is ever imported: that is compiled when it first is, for all later processes.
+PIP := -m pip -q --disable-pip-version-check
+INSTALL := install --no-compile
+export PYTHONDONTWRITEBYTECODE :=
+
+# Tests of several ranks start two to four processes each.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-oldest lint wheel-test clean
 
@@ -11,24 +20,28 @@ demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
 
 test: .venv/ready ## run all tests
-	$(BIN)/pytest
+	$(BIN)/pytest $(WORKERS)
 
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
-	$(OLDEST_ENV)/bin/pytest
+	$(OLDEST_ENV)/bin/pytest $(WORKERS)
 
-lint: .venv/ready ## check format, lint and types
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	$(BIN)/mypy
+lint: .venv/ready $(LINT_ENV)/ready ## check format, lint and types
+	$(LINT_ENV)/bin/ruff format --check
+	$(LINT_ENV)/bin/ruff check
+	$(LINT_ENV)/bin/mypy --python-executable $(BIN)/python
 
+# What the wheel needs is in .venv already: its folder of packages is named, and so is none of the
+# sources, which .venv finds by a file in that folder. What the wheel asks for beyond is installed.
 wheel-test: .venv/ready ## run all tests against the built wheel, out of reach of the sources
 	rm -rf dist $(WHEEL_ENV)
-	$(BIN)/python -m build --wheel --outdir dist
-	$(PYTHON) -m venv $(WHEEL_ENV)/venv
-	$(WHEEL_ENV)/venv/bin/python -m pip install -q -c constraints.txt \
+	$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv --without-pip $(WHEEL_ENV)/venv
+	$(BIN)/python -c "import site; print(*site.getsitepackages(), sep='\n')" \
+		> $$(echo $(WHEEL_ENV)/venv/lib/python*/site-packages)/packages.pth
+	$(BIN)/python $(PIP) --python $(WHEEL_ENV)/venv/bin/python $(INSTALL) -c constraints.txt \
 		"noisescale[test] @ file://$$(ls $(CURDIR)/dist/*.whl)"
 	cp -R tests examples benchmarks docs Makefile pyproject.toml constraints-oldest.txt *.md LICENSE CITATION.cff $(WHEEL_ENV)
-	cd $(WHEEL_ENV) && venv/bin/pytest tests --pyargs noisescale
+	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) tests --pyargs noisescale
 
 clean:
 	rm -rf .venv build dist lightning_logs
@@ -39,7 +52,14 @@ clean:
 			"make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Setting up .venv with tested versions (once; a minute or more) ..."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(BIN)/python $(PIP) install -c constraints.txt pip
+	@$(BIN)/python $(PIP) $(INSTALL) -c constraints.txt -e ".[test]"
+	@touch $@
+
+# Beside .venv: what these tools bring along is nothing that the package may count on.
+$(LINT_ENV)/ready: .venv/ready
+	@$(BIN)/python -m venv --without-pip $(LINT_ENV)
+	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt mypy ruff
 	@touch $@
 
 $(OLDEST_ENV)/ready: pyproject.toml constraints-oldest.txt
@@ -47,6 +67,6 @@ $(OLDEST_ENV)/ready: pyproject.toml constraints-oldest.txt
 		echo "The oldest versions need Python 3.11, $(PYTHON) is another. Name it:" \
 			"make test-oldest PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(OLDEST_ENV)
-	@$(OLDEST_ENV)/bin/python -m pip install -q --disable-pip-version-check \
-		-c constraints-oldest.txt -e ".[test]"
+	@$(OLDEST_ENV)/bin/python $(PIP) install -c constraints.txt pip
+	@$(OLDEST_ENV)/bin/python $(PIP) $(INSTALL) -c constraints-oldest.txt -e ".[test]"
 	@touch $@

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -26,7 +27,7 @@ from noisescale.prediction.costing import FAR, Hardware, devices_of, recommended
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.printable import printable
-from noisescale.step_time import StepTimeModel, assume_step_time, fit_step_time
+from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -146,7 +147,7 @@ def predict(
     per_node = devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
-        step_time = fit_step_time(timings) if len(timings) > 1 else assume_step_time(timings[0])
+        step_time = _step_time_of(tuple(timings))
     check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = own_batch_size(history, run)
     sizes = batch_sizes_from(batch_sizes, run, law, own)
@@ -187,3 +188,9 @@ def predict(
         warnings=warnings_about(history, run, law, rows, recommended, chosen, unit),
         assumptions=assumptions_of(history, run, chosen, hardware, unit),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
+    """Fitted once: pages and reports ask for the same run again and again."""
+    return fit_step_time(timings)

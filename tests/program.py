@@ -1,24 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line in a process of its own."""
+"""The command line, called in this process as its script calls it."""
 
-import subprocess
+import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest import mock
 
-PROGRAM = "import sys; from noisescale.cli import main; main()"
+import pytest
+
+from noisescale.cli import main
 
 
-def run(*arguments: Any, code: int = 0) -> tuple[str, str]:
-    """The program's output and errors."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
+def ended(*arguments: Any) -> tuple[int, str, str]:
+    """The program's exit code, output and errors."""
+    words = ["noisescale", *map(str, arguments)]
+    with (
+        mock.patch.object(sys, "argv", words),
+        redirect_stdout(io.StringIO()) as output,
+        redirect_stderr(io.StringIO()) as errors,
+        pytest.raises(SystemExit) as exited,
+    ):
+        main()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code, output.getvalue(), errors.getvalue()
+
+
+def run(*arguments: Any) -> str:
+    """The output of a command that succeeds and says nothing else."""
+    code, output, errors = ended(*arguments)
+    assert (code, errors) == (0, "")
+    return output
 
 
 def refused(*arguments: Any) -> str:
     """The one line that a refusal ends with."""
-    output, errors = run(*arguments, code=2)
-    assert output == ""
-    assert errors.count("\n") == 1, errors
-    return errors.removeprefix("noisescale: ").rstrip("\n")
+    code, output, errors = ended(*arguments)
+    assert (code, output) == (2, "")
+    assert errors.startswith("noisescale: ")
+    assert errors.endswith("\n")
+    assert errors[:-1].isprintable()
+    return errors.removeprefix("noisescale: ")[:-1]

@@ -4,14 +4,13 @@
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import program
 import pytest
 from logged_runs import log_run
 
-from noisescale.cli import main
 from noisescale.cli.fit import fit_sweep
 from noisescale.cli.predict import predict_run
 from noisescale.cli.profile import profile_steps
@@ -76,9 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The one line that a refusal ends with, in a folder where nothing changes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,20 +90,11 @@ def refused(
 
     def refuse(*arguments: str) -> str:
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-        words = [str(run) if word == "RUN" else word for word in arguments]
-        monkeypatch.setattr(sys, "argv", ["noisescale", *words])
-        with pytest.raises(SystemExit) as exited:
-            main()
-        out, err = capsys.readouterr()
+        said = program.refused(*(run if word == "RUN" else word for word in arguments))
         after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
         written = {path for path in after if "__pycache__" not in path.parts} - {*before}
-        assert exited.value.code == 2
-        assert out == ""
         assert written == set()
-        assert err.startswith("noisescale: ")
-        assert err.count("\n") == 1
-        assert err[:-1].isprintable()
-        return err.removeprefix("noisescale: ")[:-1]
+        return said
 
     return refuse
 
@@ -297,35 +285,17 @@ def test_bad_input_is_one_line_in_the_words_of_who_typed_it(
         assert not named & (options | {"kappa", "history", "step_time", "path"})
 
 
-def shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> str:
-    """The output of a command that succeeds."""
-    monkeypatch.setattr(sys, "argv", ["noisescale", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exited:
-        main()
-    out, err = capsys.readouterr()
-    assert (exited.value.code, err) == (0, "")
-    return out
-
-
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
 def test_names_that_are_no_plain_text_are_shown_escaped(
-    as_json: list[str],
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    as_json: list[str], run: Path, tmp_path: Path
 ) -> None:
     curves = tmp_path / "curves.csv"
     rows = "".join(f'"{HOSTILE}",{row}\n' for row in SWEEP.splitlines()[1:])
     curves.write_text(f"model,batch_size,steps\n{rows}", encoding="utf-8")
     page = tmp_path / f"{HOSTILE.replace('/', '')}.html"
 
-    fitted = shown(monkeypatch, capsys, "fit", curves, "--by", "model", "--unit", HOSTILE, *as_json)
-    predicted = shown(
-        monkeypatch, capsys, "predict", run, "--unit", HOSTILE, "--html", page, *as_json
-    )
+    fitted = program.run("fit", curves, "--by", "model", "--unit", HOSTILE, *as_json)
+    predicted = program.run("predict", run, "--unit", HOSTILE, "--html", page, *as_json)
 
     for said in (fitted, predicted):
         assert all(line.isprintable() for line in said.splitlines())
@@ -336,12 +306,10 @@ def test_names_that_are_no_plain_text_are_shown_escaped(
     assert page.exists()
 
 
-def test_a_unit_is_text_on_the_page(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_unit_is_text_on_the_page(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 
-    shown(monkeypatch, capsys, "predict", run, "--unit", "<script>alert(1)", "--html", page)
+    program.run("predict", run, "--unit", "<script>alert(1)", "--html", page)
 
     text = page.read_text()
     assert "<script>alert(1)" not in text
@@ -366,9 +334,7 @@ def test_a_unit_is_text_on_the_page(
     ],
     ids=lambda words: " ".join(words)[:40],
 )
-def test_the_most_that_is_allowed_is_predicted(
-    words: list[str], run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = json.loads(shown(monkeypatch, capsys, "predict", run, *words, "--json"))
+def test_the_most_that_is_allowed_is_predicted(words: list[str], run: Path) -> None:
+    found = json.loads(program.run("predict", run, *words, "--json"))
 
     assert 0 < len(found["rows"]) <= 64 * 64

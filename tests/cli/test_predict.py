@@ -2,6 +2,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,16 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent
 
 
-def test_tables_of_a_run_are_printed(logged: Path) -> None:
-    output, errors = run("predict", logged, "--price-per-device-hour", 2, "--hour-worth", 30)
+def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> None:
+    script = Path(sys.executable).with_name("noisescale")
+    options = ["--price-per-device-hour", "2", "--hour-worth", "30"]
 
-    assert errors == ""
+    done = subprocess.run(
+        [script, "predict", logged, *options], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    output = done.stdout
     assert re.search(r"Critical batch size +192 examples \(95 % interval 154 to 250\)", output)
     assert "On the run's own 2 devices" in output
     assert "waiting" in output
@@ -33,7 +41,7 @@ def test_tables_of_a_run_are_printed(logged: Path) -> None:
 
 
 def test_json_is_what_the_package_predicts(logged: Path) -> None:
-    output, _ = run("predict", logged, "--batch-sizes", "64,512", "--devices", "1,2", "--json")
+    output = run("predict", logged, "--batch-sizes", "64,512", "--devices", "1,2", "--json")
 
     expected = predict(read_run(logged), [64, 512], [1, 2])
     assert json.loads(output) == json.loads(expected.to_json())
@@ -61,14 +69,14 @@ def test_every_option_reaches_the_prediction(tmp_path: Path) -> None:
         )
     ]
 
-    output, _ = run("predict", tmp_path, "--monitor", "wide", "--optimizer", 1, *words, "--json")
+    output = run("predict", tmp_path, "--monitor", "wide", "--optimizer", 1, *words, "--json")
 
     expected = predict(read_run(tmp_path, optimizer=1, monitor="wide"), **options)  # type: ignore[arg-type]
     assert json.loads(output) == json.loads(expected.to_json())
 
 
 def test_a_report_with_figures_is_written(logged: Path, tmp_path: Path) -> None:
-    output, _ = run("predict", logged, "--html", tmp_path / "report.html", "--unit", "sequences")
+    output = run("predict", logged, "--html", tmp_path / "report.html", "--unit", "sequences")
 
     assert f"Report: {tmp_path}/report.html" in output
     page = (tmp_path / "report.html").read_text()
@@ -81,7 +89,7 @@ def test_step_times_of_a_profile_replace_those_of_the_run(logged: Path, tmp_path
         tmp_path / "times.csv", [StepTiming(b, 1, 2, 1, 0.01 + b / 1000) for b in (16, 32, 64, 256)]
     )
 
-    output, _ = run("predict", logged, "--step-times", times, "--batch-sizes", 512, "--json")
+    output = run("predict", logged, "--step-times", times, "--batch-sizes", 512, "--json")
 
     row = next(row for row in json.loads(output)["rows"] if row["devices"] == 2)
     assert (row["device_batch_size"], row["accumulation"]) == (256, 1)
@@ -94,8 +102,8 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     sweep.write_text("batch_size,steps\n" + "\n".join(rows))
     branches.write_text("batch_size,loss\n64,2.5\n128,2.49\n256,2.495\n512,2.6\n")
 
-    fitted, _ = run("predict", logged, "--sweep", sweep, "--json")
-    branched, _ = run("predict", logged, "--branches", branches, "--branch-step", 500, "--json")
+    fitted = run("predict", logged, "--sweep", sweep, "--json")
+    branched = run("predict", logged, "--branches", branches, "--branch-step", 500, "--json")
 
     assert json.loads(fitted)["critical_batch_size"]["value"] == pytest.approx(400)
     assert "fitted to a sweep of 5 batch sizes" in json.loads(fitted)["assumptions"][1]
@@ -189,7 +197,7 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
     assert "must be a folder or a file" in refused("predict", tmp_path / "gone")
-    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated")[0]
+    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated")
 
 
 def test_the_page_of_a_folder_that_is_not_there_is_one_line(logged: Path, tmp_path: Path) -> None:

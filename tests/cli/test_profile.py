@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from program import ended
 
-from noisescale.cli import main
 from noisescale.step_time import StepTiming, read_timings, write_timings
 
 MODEL = """
@@ -75,14 +75,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def profile(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of the command."""
-    command = ["noisescale", "profile", "--accelerator", "cpu", "--steps", "5", *arguments]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as exited:
-        main()
-    assert isinstance(exited.value.code, int)
-    return exited.value.code
+def profile(*arguments: str) -> tuple[int, str, str]:
+    """The command's exit code, output and errors."""
+    return ended("profile", "--accelerator", "cpu", "--steps", 5, *arguments)
 
 
 def sizes(path: str) -> list[tuple[float, int]]:
@@ -99,37 +94,27 @@ def sizes(path: str) -> list[tuple[float, int]]:
     ],
     ids=" ".join,
 )
-def test_a_model_is_found_and_timed(
-    target: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = profile(monkeypatch, *target, "--device-batch-sizes", "4,2", "--accumulation", "1,3")
+def test_a_model_is_found_and_timed(target: list[str]) -> None:
+    code, out, err = profile(*target, "--device-batch-sizes", "4,2", "--accumulation", "1,3")
 
-    out, err = capsys.readouterr()
     assert code == 0, err
     assert sizes("step_times.csv") == [(2, 1), (2, 3), (4, 1), (4, 3)]
     assert re.search(r"│ +4 │ +3 │ +1 │ +30 │ +400 │", out)
     assert "Next: noisescale predict RUN --step-times step_times.csv" in err
 
 
-def test_the_knee_is_marked_where_more_bring_little(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = profile(
-        monkeypatch, "own_model:saturated", "--device-batch-sizes", "1,16,24", "--accumulation", "1"
-    )
+def test_the_knee_is_marked_where_more_bring_little() -> None:
+    options = ("--device-batch-sizes", "1,16,24", "--accumulation", "1")
+    code, out, err = profile("own_model:saturated", *options)
 
-    out, err = capsys.readouterr()
     assert code == 0, err
     assert [line.split()[1] for line in out.splitlines() if "knee │" in line] == ["16"]
     assert "knee: 90% of the most examples/s, or more" in out
 
 
-def test_out_of_memory_ends_it_cleanly_and_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = profile(monkeypatch, "own_model:small", "--accumulation", "1", "--json")
+def test_out_of_memory_ends_it_cleanly_and_is_told() -> None:
+    code, out, err = profile("own_model:small", "--accumulation", "1", "--json")
 
-    out, err = capsys.readouterr()
     assert code == 0, err
     told = json.loads(out)
     assert [row["device_batch_size"] for row in told["step_times"]] == [1, 2, 4]
@@ -139,12 +124,11 @@ def test_out_of_memory_ends_it_cleanly_and_is_told(
     assert "A device batch size of 8 does not fit in memory." in err
 
 
-def test_runs_add_up_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_add_up_in_one_file() -> None:
     earlier = StepTiming(8, 1, devices=4, nodes=2, seconds=0.5)
     write_timings("all.csv", [earlier])
 
-    code = profile(
-        monkeypatch,
+    code, _, _ = profile(
         *("own_model:both", "--device-batch-sizes", "2", "--accumulation", "1"),
         *("--output", "all.csv"),
     )
@@ -177,12 +161,9 @@ def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder
     assert finished.stdout.count("Step times") == 1
 
 
-def test_a_mistake_in_the_model_shows_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = profile(monkeypatch, "own_model:Wrong", "--data", "own_model:examples")
+def test_a_mistake_in_the_model_shows_where_it_is() -> None:
+    code, _, err = profile("own_model:Wrong", "--data", "own_model:examples")
 
-    err = capsys.readouterr().err
     assert code == 1
     assert 'own_model.py", line' in err
     assert err.endswith("ValueError: mistake of the user's\n")
@@ -239,33 +220,26 @@ def test_a_mistake_in_the_model_shows_where_it_is(
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(
-    arguments: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    folder: Path,
+    arguments: str, message: str, folder: Path
 ) -> None:
-    code = profile(monkeypatch, *arguments.split())
+    code, _, err = profile(*arguments.split())
 
-    err = capsys.readouterr().err
     assert code == 2
     assert f"noisescale: {message}" in err
     assert "Traceback" not in err
     assert not list(folder.glob("*.csv"))
 
 
-def test_another_file_is_not_overwritten(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_another_file_is_not_overwritten(folder: Path) -> None:
     other = folder / "results.csv"
     other.write_text("epoch,loss\n1,0.5\n")
 
-    code = profile(  # it would fail in training, if it came to that
-        monkeypatch, "own_model:Wrong", "--data", "own_model:Data", "--output", "results.csv"
+    code, _, err = profile(  # it would fail in training, if it came to that
+        "own_model:Wrong", "--data", "own_model:Data", "--output", "results.csv"
     )
 
     assert code == 2
-    assert "`results.csv` must have the columns device_batch_size" in capsys.readouterr().err
+    assert "`results.csv` must have the columns device_batch_size" in err
     assert other.read_text() == "epoch,loss\n1,0.5\n"
 
 

@@ -51,9 +51,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(logs: Path) -> None:
-    plugin = plugin_of(logs)
+@pytest.fixture(scope="module")
+def plugin(logs: Path) -> NoiseScalePlugin:
+    return plugin_of(logs)
 
+
+def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(
+    plugin: NoiseScalePlugin,
+) -> None:
     assert plugin.is_active()
     assert json.loads(get(plugin, "/runs").data) == [
         {"name": "gan/version_0", "monitors": [{"name": "", "optimizers": [0, 1]}]},
@@ -70,8 +75,10 @@ def test_a_monitor_with_a_name_alone_shows_the_tab(tmp_path: Path) -> None:
     assert plugin_of(tmp_path).is_active()
 
 
-def test_a_run_is_answered_with_what_the_package_predicts(logs: Path) -> None:
-    answer = json.loads(get(plugin_of(logs), "/prediction", run="one", price=2, worth=30).data)
+def test_a_run_is_answered_with_what_the_package_predicts(
+    logs: Path, plugin: NoiseScalePlugin
+) -> None:
+    answer = json.loads(get(plugin, "/prediction", run="one", price=2, worth=30).data)
 
     expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
     assert f"{expected.recommended_batch_size:.0f} examples on" in answer["headline"][0][1]
@@ -82,9 +89,7 @@ def test_a_run_is_answered_with_what_the_package_predicts(logs: Path) -> None:
     assert answer["last_step"] == 1000
 
 
-def test_controls_change_the_answer(logs: Path) -> None:
-    plugin = plugin_of(logs)
-
+def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     def critical(**query: Any) -> str:
         return str(json.loads(get(plugin, "/prediction", **query).data)["headline"][1][1])
 
@@ -176,9 +181,9 @@ def test_controls_change_the_answer(logs: Path) -> None:
     ],
 )
 def test_bad_values_are_answered_with_one_line(
-    logs: Path, query: dict[str, str], status: int, message: str
+    plugin: NoiseScalePlugin, query: dict[str, str], status: int, message: str
 ) -> None:
-    response = get(plugin_of(logs), "/prediction", **{"run": "one", **query})
+    response = get(plugin, "/prediction", **{"run": "one", **query})
 
     assert response.status_code == status
     assert json.loads(response.data) == {"error": message}
@@ -216,8 +221,8 @@ def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
     assert json.loads(get(plugin, "/runs").data) == []
 
 
-def test_plotlys_script_is_the_installed_one_compressed(logs: Path) -> None:
-    response = get(plugin_of(logs), "/plotly.js")
+def test_plotlys_script_is_the_installed_one_compressed(plugin: NoiseScalePlugin) -> None:
+    response = get(plugin, "/plotly.js")
 
     assert response.headers["Content-Encoding"] == "gzip"
     assert b"plotly.js v" in gzip.decompress(response.data)[:200]
@@ -225,8 +230,8 @@ def test_plotlys_script_is_the_installed_one_compressed(logs: Path) -> None:
 
 
 @pytest.mark.parametrize("route", ["/index.js", "/figure.js", "/style.css", "/plotly.js"])
-def test_what_a_browser_has_is_not_sent_again(logs: Path, route: str) -> None:
-    client = Client(plugin_of(logs).get_plugin_apps()[route])
+def test_what_a_browser_has_is_not_sent_again(plugin: NoiseScalePlugin, route: str) -> None:
+    client = Client(plugin.get_plugin_apps()[route])
 
     first = client.get(route)
     again = client.get(route, headers={"If-None-Match": first.headers["ETag"]})
