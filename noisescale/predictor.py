@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from noisescale.history.segments import Array
 from noisescale.prediction.arguments import (
     batch_sizes_from,
-    calibration_from,
     check_money,
     checked_law,
     checked_run,
     devices_from,
     devices_per_node_from,
-    history_from,
     own_batch_size,
     positive_or,
 )
@@ -138,12 +136,19 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    history = history_from(history_or_run_folder)
+    history = history_or_run_folder
+    if isinstance(history, (str, PathLike)):
+        from noisescale.history.reading import read_run
+
+        history = read_run(history)
     unit = printable(unit or getattr(history, "unit", "examples"))
     run = checked_run(history)
     own_devices = devices_of(history) or 1
-    chosen = calibration_from(calibration)
-    law = checked_law(run, chosen)
+    if calibration is None:
+        calibration = Calibration.theory()
+    elif not isinstance(calibration, Calibration):
+        calibration = Calibration.given(calibration)
+    law = checked_law(run, calibration)
     per_node = devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
@@ -179,14 +184,14 @@ def predict(
         own_batch_size=own if own in sizes else None,
         own_devices=own_devices,
         law=law,
-        calibration=chosen,
+        calibration=calibration,
         run=run,
         history=history,
         hardware=hardware,
         unit=unit,
         confidence=getattr(history, "confidence", 0.95),
-        warnings=warnings_about(history, run, law, rows, recommended, chosen, unit),
-        assumptions=assumptions_of(history, run, chosen, hardware, unit),
+        warnings=warnings_about(history, run, law, rows, recommended, calibration, unit),
+        assumptions=assumptions_of(history, run, calibration, hardware, unit),
     )
 
 

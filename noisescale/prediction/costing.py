@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
@@ -177,7 +176,9 @@ def timings_of(
     octaves = np.round(8 * np.log2(device_batch[timed]))
     plans = np.stack([octaves, accumulation[timed], devices[timed]], axis=1)
     timings = []
-    for plan, those in _runs_of_equal_rows(plans):
+    found, which = np.unique(plans, axis=0, return_inverse=True)
+    for k, plan in enumerate(found.tolist()):
+        those = which.ravel() == k
         if steps[timed][those].sum() >= LEAST_SHARE * steps[timed].sum():
             size, median = (float(np.median(x[timed][those])) for x in (device_batch, seconds))
             count = round(plan[2])
@@ -196,15 +197,3 @@ def devices_of(history: Mapping[str, Array]) -> int | None:
 def _recorded(history: Mapping[str, Array], column: str, otherwise: float) -> Array:
     values = history.get(column, np.full_like(history["step"], math.nan))
     return np.where(np.isfinite(values), values, otherwise)
-
-
-def _runs_of_equal_rows(rows: Array) -> Iterator[tuple[list[float], NDArray[np.intp]]]:
-    """Each distinct row with its positions; quick where rows repeat their predecessors."""
-    if not len(rows):
-        return
-    changed = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
-    starts = np.concatenate([[0], changed])
-    found, which = np.unique(rows[starts], axis=0, return_inverse=True)
-    which = np.repeat(which.ravel(), np.diff(np.append(starts, len(rows))))
-    for k, row in enumerate(found.tolist()):
-        yield row, np.flatnonzero(which == k)
