@@ -29,8 +29,7 @@ def fit_sweep(
         str | None, typer.Option(help="Default: the one that begins with steps.")
     ] = None,
     optimal_batch_size: Annotated[
-        float | None,
-        typer.Option(help="B_opt of Zhang et al., for 20 % overhead."),
+        float | None, typer.Option(help="B_opt of Zhang et al., for 20 % overhead.")
     ] = None,
     confidence: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
