@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
 
-def unsupported(callback: str, setting: str, value: str, reason: str, remedy: str) -> str:
-    """Return the error of a setting of the trainer under which there is nothing to measure."""
-    return (
-        f"`{setting}` must be one that {callback} can measure under, got {value}: {reason}."
-        f" {remedy}"
-    )
+from noisescale.checks import refuse
+
+
+def refuse_setting(
+    use: str, setting: str, value: str, reason: str, remedy: str, error: type[Exception]
+) -> NoReturn:
+    """Raise the error of a setting of the trainer; `use` is what cannot be done under it."""
+    refuse(setting, f"be one that {use} under", f"{value}: {reason}", remedy, error=error)
 
 
 def nothing_to_measure(callback: str, reason: Exception, remedy: str) -> str:
