@@ -121,11 +121,3 @@ class MeasuringCallback:
     def _close_meters(self, *, interrupted: bool) -> None:
         for logged in reversed(self._meters):  # as what they wrap was wrapped
             logged.close(interrupted=interrupted)
-
-
-def unsupported(callback: str, setting: str, value: str, reason: str, remedy: str) -> str:
-    """Return the error of a setting of the trainer under which there is nothing to measure."""
-    return (
-        f"`{setting}` must be one that {callback} can measure under, got {value}: {reason}."
-        f" {remedy}"
-    )
