@@ -24,7 +24,7 @@ def test_normalization_layers_are_compared_by_example_without_saying_so() -> Non
     assert isinstance(collector, PerExampleCollector)
     collector.close()
     for made in (NoiseScaleMonitor, NoiseScaleCallback):
-        assert made(layers="normalization")._options["small_batch"] == "example"
+        assert made(layers="normalization")._options.small_batch == "example"
 
 
 @pytest.mark.parametrize("made", [meter, NoiseScaleMonitor, NoiseScaleCallback])
