@@ -230,7 +230,8 @@ def work(rank: int, name: str, seeds: int, steps: int, folder: str) -> None:
 def row_of(name: str, seeds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = len(WAYS[name].sizes)
-        multiprocessing.spawn(work, (name, seeds, steps, folder), nprocs=ranks)
+        arguments = (name, seeds, steps, folder)
+        multiprocessing.start_processes(work, arguments, nprocs=ranks, start_method="fork")
         row: dict[str, Any] = json.loads(Path(folder, "row.json").read_text())
     return row
 

@@ -400,7 +400,8 @@ def main() -> int:
             write_results("adaptive", rows, most_steps=MOST_STEPS, quiet=True)
 
     done = True
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    start = "fork" if command.smoke else "spawn"  # a fork is there at once
+    with ProcessPoolExecutor(2, mp_context=get_context(start)) as pool:
         sweep = Sweep(rows, pool, save)
         if not command.report:
             for name in command.names:

@@ -287,7 +287,10 @@ def work(rank: int, setting: Setting, folder: str) -> None:
 
 def records_of_ranks(setting: Setting) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (setting, folder), nprocs=setting.ranks)
+        start = "spawn" if setting.claims else "fork"  # a fork is there at once
+        multiprocessing.start_processes(
+            work, (setting, folder), nprocs=setting.ranks, start_method=start
+        )
         return json.loads(Path(folder, "records.json").read_text())
 
 

@@ -262,7 +262,8 @@ def main() -> int:
         if name:
             write_results(name, rows, most_steps=MOST_STEPS, quiet=True)
 
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    start = "fork" if command.smoke else "spawn"  # a fork is there at once
+    with ProcessPoolExecutor(2, mp_context=get_context(start)) as pool:
         sweep = Sweep(rows, pool, save)
         done = command.report or work(sweep, command.names, command.deadline, MOST_STEPS)
     met = report(sweep, command.names, Console(highlight=False, width=120))

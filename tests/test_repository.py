@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a newcomer reads and runs: links, commands, code blocks, the example, the benchmarks."""
 
+import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 import tomllib
+import warnings
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -23,6 +28,30 @@ pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
+
+
+def printed(script: Path, *options: str) -> str:
+    """What a script prints, in a fork: what it imports is there already."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = get_context("fork").Process(target=as_main, args=(output, script, options))
+        process.start()
+        process.join(280)
+        process.kill()
+        process.join()
+        output.seek(0)
+        said = output.read()
+    assert process.exitcode == 0, said
+    return said
+
+
+def as_main(output: IO[str], script: Path, options: tuple[str, ...]) -> None:
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    sys.stdout, sys.stderr = output, output
+    sys.argv = [str(script), *options]
+    sys.path.insert(0, str(script.parent))
+    warnings.simplefilter("default")
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def run(*arguments: object, cwd: Path = ROOT) -> str:
@@ -240,7 +269,7 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
     ("script", "options"),
     [
         ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
-        ("step_time_coverage.py", ["--fits", "20", "--only", "six", "--processes", "1"]),
+        ("step_time_coverage.py", ["--fits", "6", "--only", "six", "--processes", "1"]),
         pytest.param(
             "accuracy.py", ["--seeds", "1", "--steps", "60"], marks=needs_measurable_shards
         ),
@@ -258,4 +287,4 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:
-    assert run(ROOT / "benchmarks" / script, *options)
+    assert printed(ROOT / "benchmarks" / script, *options)
