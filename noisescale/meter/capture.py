@@ -41,11 +41,6 @@ class StepUnderWay:
     """Whether it is left out, because nobody can say what is in it."""
 
     @property
-    def examples(self) -> float:
-        """This rank's."""
-        return float(sum(one.size for one in self.passes))
-
-    @property
     def repeats_a_batch(self) -> bool:
         """Whether several passes were of one batch."""
         batches = [one.batch for one in self.passes if one.batch is not None]
@@ -153,7 +148,7 @@ class StepCapture:
                         small,
                         big,
                         layout,
-                        examples=step.examples,
+                        examples=float(sum(one.size for one in step.passes)),
                         unmeasured_examples=unmeasured_examples,
                     )
         self._step = StepUnderWay(step.due)

@@ -219,7 +219,7 @@ class NoiseScaleMeter(MeterReadings):
         if step.due:
             counts.close_measured(len(step.passes), least=self.least_micro_batches)
         else:
-            counts.unmeasured_examples += step.examples
+            counts.unmeasured_examples += sum(one.size for one in step.passes)
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
                 self._settle()
