@@ -277,8 +277,14 @@ steps on
             RuntimeError: If the ranks do not want the same.
         """
         noise_scale = noise_scale or NOTHING_MEASURED
-        before = informed(self._terms, self._now(), noise_scale, self._scaled.learning_rate)
-        self._state = before
+        self._state = before = informed(
+            self._terms,
+            self._state,
+            noise_scale,
+            self._scaled.learning_rate,
+            steps=self._steps,
+            examples=self._examples,
+        )
         try:
             answer = self._asked_for(before, noise_scale)
             state, move = decision(self._terms, before, answer, average, device_batch_size)
@@ -286,7 +292,7 @@ steps on
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
-        stays = state.plan == before.plan and self.settings.asked.by_reduced_values
+        stays = move is None and self.settings.asked.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
         self._go_on(state, move)
         return move

@@ -45,7 +45,7 @@ class RunSoFar(NamedTuple):
         known = noise_scale.resolved and noise_scale.value > 0
         last = noise_scale.value if known else self.last
         if not last:
-            return self._replace(unknown=tuple(counts.items()))
+            return RunSoFar(self.min_steps, self.min_examples, last, tuple(counts.items()))
         b = last if known else max(last, noise_scale.low)
         worths = [worth(b, size, count) for size, count in counts.items()]
         min_steps, min_examples = map(sum, zip(*worths, strict=True))

@@ -190,14 +190,22 @@ class Terms:
 
 
 def informed(
-    terms: Terms, state: ControllerState, noise_scale: NoiseScale, learning_rate: float
+    terms: Terms,
+    state: ControllerState,
+    noise_scale: NoiseScale,
+    learning_rate: float,
+    *,
+    steps: int,
+    examples: float,
 ) -> ControllerState:
-    """Return the state that knows the noise scale and the schedule's learning rate of now."""
-    until_next = min(max(state.steps // 4, 1), terms.settings.decide_every_n_steps)
+    """Return the state at a step that knows the noise scale and the schedule's learning rate."""
+    run = _run_until(steps, state, noise_scale)
     return state._replace(
-        run=_run_until_now(state, noise_scale),
-        steps_observed=state.steps,
-        next_decision=state.steps + until_next,
+        steps=steps,
+        examples=examples,
+        run=run,
+        steps_observed=steps,
+        next_decision=steps + min(max(steps // 4, 1), terms.settings.decide_every_n_steps),
         low=noise_scale.low,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
@@ -260,7 +268,7 @@ def adopted(
     if move.changes_batch_size:
         changes["examples_at_move"] = state.examples
     # The steps of this batch size count with it, where the move comes between two decisions.
-    run = _run_until_now(state, NOTHING_MEASURED)
+    run = _run_until(state.steps, state, NOTHING_MEASURED)
     return state._replace(plan=plan, run=run, steps_observed=state.steps, **changes), move
 
 
@@ -286,8 +294,8 @@ def resumed(
     return state._replace(plan=plan)
 
 
-def _run_until_now(state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
-    steps = state.steps - state.steps_observed
+def _run_until(step: int, state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
+    steps = step - state.steps_observed
     return state.run.after(noise_scale, batch_size=state.plan.batch_size, steps=steps)
 
 
