@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.history.segments import Array
-from noisescale.prediction.arguments import (
-    batch_sizes_from,
-    check_money,
-    checked_law,
-    checked_run,
-    devices_from,
-    devices_per_node_from,
-    own_batch_size,
-    positive_or,
-)
+from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, devices_of, recommended_row, timings_of
 from noisescale.prediction.prediction import PredictionRecord
@@ -142,25 +133,35 @@ def predict(
 
         history = read_run(history)
     unit = printable(unit or getattr(history, "unit", "examples"))
-    run = checked_run(history)
+    run = arguments.checked_run(history)
     own_devices = devices_of(history) or 1
     if calibration is None:
         calibration = Calibration.theory()
     elif not isinstance(calibration, Calibration):
         calibration = Calibration.given(calibration)
-    law = checked_law(run, calibration)
-    per_node = devices_per_node_from(devices_per_node)
+    law = arguments.checked_law(run, calibration)
+    per_node = arguments.devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
+<<<<<<< HEAD
         step_time = _step_time_of(tuple(timings))
     check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = own_batch_size(history, run)
     sizes = batch_sizes_from(batch_sizes, run, law, own)
     counts = devices_from(devices, own_devices)
+=======
+        step_time = fit_step_time(timings) if len(timings) > 1 else assume_step_time(timings[0])
+    arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    own = arguments.own_batch_size(history, run)
+    sizes = arguments.batch_sizes_from(batch_sizes, run, law, own)
+    counts = arguments.devices_from(devices, own_devices)
+>>>>>>> w-lessnum
     most = step_time.max_device_batch_size if step_time else float(run.batch_size.max())
     hardware = Hardware(
         step_time=step_time,
-        max_device_batch_size=positive_or("max_device_batch_size", max_device_batch_size, most),
+        max_device_batch_size=arguments.positive_or(
+            "max_device_batch_size", max_device_batch_size, most
+        ),
         devices_per_node=per_node,
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,

@@ -85,13 +85,12 @@ class NoiseScaleEstimator:
         self.confidence = confidence
         self.unit = unit
         lengths = AUTO_WINDOWS if window == "auto" else (int(window),)
-        self._lengths = np.array(lengths, dtype=np.float64)
+        self._lengths = [float(steps) for steps in lengths]
         # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
-        decay = (self._lengths - 1) / (self._lengths + 1)
-        self._decays: list[float] = decay.tolist()
+        self._decays = [(n - 1) / (n + 1) for n in self._lengths]
         self._averages = [Average()] * len(lengths)
         self._scatter = Scatter.empty(len(lengths))
-        self._scatter_decays = Scatter.decays(decay)
+        self._scatter_decays = Scatter.decays(np.array(self._decays))
 
     def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
         """Add one step's moments.
@@ -149,7 +148,7 @@ class NoiseScaleEstimator:
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in lists and floats only."""
         return {
-            "lengths": self._lengths.tolist(),
+            "lengths": list(self._lengths),
             "unit": self.unit,
             "averages": {
                 name: np.array([getattr(average, name) for average in self._averages]).tolist()
@@ -171,7 +170,7 @@ class NoiseScaleEstimator:
 
         Then nothing is changed.
         """
-        if state["lengths"] != self._lengths.tolist():
+        if state["lengths"] != self._lengths:
             raise ValueError(
                 f"`window` must be the one the state was saved with, got {self.window!r} for"
                 f" averages over {[int(n) for n in state['lengths']]} steps."

@@ -60,15 +60,7 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is known of the devices, and what they and waiting for them cost.
-
-    Args:
-        step_time: Seconds a step, or None where nothing was timed.
-        max_device_batch_size: The most examples a device takes at once.
-        devices_per_node: More devices than these are spread over nodes.
-        price_per_device_hour: In any currency; None where it is not known.
-        hour_worth: What waiting for an hour costs, in the same.
-    """
+    """What is known of the devices, and what they and waiting for them cost, see `predict`."""
 
     step_time: StepTimeModel | None
     max_device_batch_size: float
@@ -138,10 +130,7 @@ def recommended_row(
 
 
 def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row of one number of devices with the fewest hours, and so device-hours.
-
-    Where no seconds are known it is the one with the fewest steps·examples: the balanced one.
-    """
+    """Return the row with the fewest hours; without seconds with the fewest steps·examples."""
     known = law.known
 
     def hours(row: PredictedRow) -> float:
