@@ -143,19 +143,11 @@ def predict(
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
-<<<<<<< HEAD
         step_time = _step_time_of(tuple(timings))
-    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
-    own = own_batch_size(history, run)
-    sizes = batch_sizes_from(batch_sizes, run, law, own)
-    counts = devices_from(devices, own_devices)
-=======
-        step_time = fit_step_time(timings) if len(timings) > 1 else assume_step_time(timings[0])
     arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = arguments.own_batch_size(history, run)
     sizes = arguments.batch_sizes_from(batch_sizes, run, law, own)
     counts = arguments.devices_from(devices, own_devices)
->>>>>>> w-lessnum
     most = step_time.max_device_batch_size if step_time else float(run.batch_size.max())
     hardware = Hardware(
         step_time=step_time,
