@@ -294,9 +294,11 @@ class NoiseScaleMeter(MeterReadings):
         """
         begun_anew = self._estimates.state_dict()
         try:
-            self._counts.load_state_dict(state)
-            if self._capture.collector is not None:
-                self._capture.collector.load_state_dict(state["collector"])
+            try:
+                self._counts.load_state_dict(state)
+            finally:  # which steps are due goes by what the collector knows
+                if self._capture.collector is not None:
+                    self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])
         except Exception:
             self._estimates.load_state_dict(begun_anew)
