@@ -15,7 +15,7 @@ from fits import both_loggers, fit, loader
 from noisescale import NoiseScaleMonitor
 
 STEPS, FEW = 150, 30
-"""Most functions are called at every step, of which each has one fault; the rest at a fit's ends."""
+"""Most functions are called at every step, which has one fault each; the rest at a fit's ends."""
 
 
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
