@@ -80,13 +80,10 @@ class RecordingMeter(NoiseScaleMeter):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.rows: list[StepNorms] = []
-        take = self._intake.take
 
-        def record(step: MeasuredStep, coverage: float) -> None:
-            self.rows.append(step.norms)
-            take(step, coverage)
-
-        self._intake.take = record  # type: ignore[method-assign]
+    def _take(self, step: MeasuredStep, coverage: float) -> None:
+        self.rows.append(step.norms)
+        super()._take(step, coverage)
 
 
 def digits() -> tuple[Tensor, Tensor]:

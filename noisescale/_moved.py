@@ -14,65 +14,56 @@ from typing import Any
 
 _PACKAGE = __name__.rpartition(".")[0]
 
+_KEPT_THEIR_NAMES = {
+    ("", "batches"): "batch_counter batch_size shared_examples",
+    ("", "collectors"): "own_pass",
+    ("", "estimation"): "averages estimator level moments recent",
+    ("", "history"): "event_files increments",
+    ("", "meter"): "estimates",
+    ("", "tradeoff"): "sweep_files",
+    ("collectors.examples", "collectors.per_example"): "coverage hooks layers norms probe",
+    ("lightning", "lightning.monitor"): "noise_scale_monitor reporting tensorboard_layout",
+    ("lightning", "lightning.scheduler"): "accumulation batch_size_scheduler device_batches"
+    " memory_trial schedulable schedules",
+    ("prediction", "history"): "blocks rows run_law",
+    ("scheduling", ""): "checks plan",
+    ("scheduling", "large_batch.autowu"): "auto_warm_up epoch_losses loss_minimum"
+    " warm_up_then_cosine",
+}
+"""From the room of before and that of now to the modules that went from one to the other."""
+
 _NOW = {
-    "averages": "estimation.averages",
+    f"{before}.{name}".strip("."): f"{now}.{name}".strip(".")
+    for (before, now), names in _KEPT_THEIR_NAMES.items()
+    for name in names.split()
+} | {
     "band": "bounded",
-    "batch_counter": "batches.batch_counter",
-    "batch_size": "batches.batch_size",
-    "collectors.examples.coverage": "collectors.per_example.coverage",
-    "collectors.examples.hooks": "collectors.per_example.hooks",
-    "collectors.examples.layers": "collectors.per_example.layers",
-    "collectors.examples.norms": "collectors.per_example.norms",
-    "collectors.examples.probe": "collectors.per_example.probe",
+    "collectors.comm_hooks": "collectors.ddp",
     "collectors.examples.verdicts": "collectors.per_example.exclusions",
     "collectors.fsdp_unit": "collectors.fsdp.units",
+    "collectors.halves.retained": "collectors.halves.upset",
+    "collectors.rows.reduced_rows": "collectors.rows.step_rows",
     "collectors.rows.window": "collectors.rows.window_layout",
     "csv_files": "csv_lines",
-    "estimates": "meter.estimates",
-    "estimator": "estimation.estimator",
-    "event_files": "history.event_files",
     "fieller": "estimation.ratio_interval",
     "hugging_face.host": "hugging_face.trainer_access",
-    "increments": "history.increments",
-    "level": "estimation.level",
-    "lightning.accumulation": "lightning.scheduler.accumulation",
-    "lightning.batch_size_scheduler": "lightning.scheduler.batch_size_scheduler",
     "lightning.batches": "lightning.resized_loaders",
-    "lightning.device_batches": "lightning.scheduler.device_batches",
     "lightning.host": "lightning.trainer_access",
     "lightning.measurements": "lightning.monitor.meters",
-    "lightning.memory_trial": "lightning.scheduler.memory_trial",
-    "lightning.noise_scale_monitor": "lightning.monitor.noise_scale_monitor",
-    "lightning.reporting": "lightning.monitor.reporting",
-    "lightning.schedulable": "lightning.scheduler.schedulable",
-    "lightning.schedules": "lightning.scheduler.schedules",
-    "lightning.starting": "lightning.scheduler.starting",
-    "lightning.tensorboard_layout": "lightning.monitor.tensorboard_layout",
+    "lightning.starting": "lightning.scheduler.scheduled_fit",
     "logged_tags": "history.metric_names",
     "measurement": "meter.logged_meter",
-    "moments": "estimation.moments",
-    "own_pass": "collectors.own_pass",
-    "prediction.blocks": "history.blocks",
     "prediction.predicting": "predictor",
     "prediction.remarks": "prediction.warnings_and_assumptions",
-    "prediction.rows": "history.rows",
-    "prediction.run_law": "history.run_law",
     "prediction.stretches": "history.segments",
-    "recent": "estimation.recent",
     "runs": "history.reading",
-    "scheduling.auto_warm_up": "large_batch.autowu.auto_warm_up",
-    "scheduling.checks": "checks",
-    "scheduling.epoch_losses": "large_batch.autowu.epoch_losses",
-    "scheduling.loss_minimum": "large_batch.autowu.loss_minimum",
-    "scheduling.plan": "plan",
+    "scheduling.move": "scheduling.decision",
     "scheduling.run_so_far": "scheduling.critical_batch_size_so_far",
     "scheduling.warm_up": "large_batch.legw",
-    "scheduling.warm_up_then_cosine": "large_batch.autowu.warm_up_then_cosine",
-    "shared_examples": "batches.shared_examples",
-    "step_timer": "meter.step_timer",
+    "step_timer": "meter.logged_meter",
     "sweep": "tradeoff.fit",
-    "sweep_files": "tradeoff.sweep_files",
 }
+"""Names of modules, without that of the package, before and now."""
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -101,12 +92,7 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def former_names(module: str, now: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module whose names have moved or changed.
-
-    Args:
-        module: Its `__name__`.
-        now: From a former name to the module and the name of now, as in "noisescale.predict".
-    """
+    """Return a module's `__getattr__`, from former names to those of now ("noisescale.predict")."""
 
     def find(name: str) -> Any:
         if name not in now:

@@ -6,25 +6,47 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
+
+
+def refuse(
+    argument: str,
+    requirement: str,
+    got: object,
+    remedy: str,
+    *,
+    error: type[Exception] = ValueError,
+) -> NoReturn:
+    """Raise the error of an argument: what it must be, what it is, and what to do about it."""
+    raise error(f"`{argument}` must {requirement}, got {got}. {remedy}")
+
+
+def refuse_setting(
+    use: str, setting: str, value: str, reason: str, remedy: str, error: type[Exception]
+) -> NoReturn:
+    """Raise the error of a setting of the trainer; `use` is what cannot be done under it."""
+    refuse(setting, f"be one that {use} under", f"{value}: {reason}", remedy, error=error)
 
 
 def is_real(value: object) -> TypeGuard[float]:
     """Whether it is a number of Python's or numpy's."""
-    return isinstance(value, Real)
+    return isinstance(value, (float, int, Real))  # Python's first, which is ten times as fast
 
 
 def is_whole(value: object) -> bool:
     """Whether it is an integer of Python's or numpy's, not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, (int, Integral)) and not isinstance(value, bool)
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether it is a positive, finite number."""
+    return is_real(value) and 0 < value < math.inf
 
 
 def check_confidence(value: object) -> None:
     """Raise a ValueError unless it can be the coverage of an interval."""
     if not (is_real(value) and 0 < value < 1):
-        raise ValueError(
-            f"`confidence` must lie between 0 and 1, got {value!r}. Pass 0.95 for 95 %."
-        )
+        refuse("confidence", "lie between 0 and 1", repr(value), "Pass 0.95 for 95 %.")
 
 
 def checked_bounds(
@@ -35,34 +57,39 @@ def checked_bounds(
         if value is None:
             continue
         if not is_real(value):
-            raise TypeError(
-                f"`{name}` must be a number of examples or None, got {value!r}."
-                " Give the global batch size, over all devices."
-            )
-        if not 0 < value < math.inf:
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {value!r}. Leave it at None for none."
-            )
+            remedy = "Give the global batch size, over all devices."
+            needed = "be a number of examples or None"
+            refuse(name, needed, repr(value), remedy, error=TypeError)
+        checked_positive(name, value, "Leave it at None for none.")
     if (min_batch_size or 0.0) > (max_batch_size or math.inf):
-        raise ValueError(
-            "`min_batch_size` must not exceed `max_batch_size`, got"
-            f" {min_batch_size!r} > {max_batch_size!r}. Exchange them."
-        )
+        both = f"{min_batch_size!r} > {max_batch_size!r}"
+        refuse("min_batch_size", "not exceed `max_batch_size`", both, "Exchange them.")
     return min_batch_size, max_batch_size
 
 
 def checked_count(name: str, value: Any, remedy: str) -> int:
     """Return `value` if it is a positive whole number, else raise a ValueError."""
     if not is_whole(value) or value < 1:
-        raise ValueError(f"`{name}` must be a positive whole number, got {value!r}. {remedy}")
+        refuse(name, "be a positive whole number", repr(value), remedy)
     return int(value)
 
 
 def checked_positive(name: str, value: Any, remedy: str) -> float:
     """Return `value` if it is a positive, finite number, else raise a ValueError."""
-    if not (is_real(value) and 0 < value < math.inf):
-        raise ValueError(f"`{name}` must be positive and finite, got {value!r}. {remedy}")
+    if not is_positive(value):
+        refuse(name, "be positive and finite", repr(value), remedy)
     return float(value)
+
+
+def checked_choice(
+    name: str, value: Any, choices: Iterable[str], remedy: str, *, or_else: str = ""
+) -> Any:
+    """Return `value` if it is one of the choices, else raise a ValueError with all of them."""
+    names = list(choices)
+    if value not in names:
+        quoted = ", ".join(f'"{one}"' for one in names)
+        raise ValueError(f"`{name}` must be one of {quoted}{or_else}, got {value!r}. {remedy}")
+    return value
 
 
 def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from noisescale.checks import checked_count, checked_positive
 
@@ -68,8 +70,7 @@ class Plan:
         return f"{self.batch_size:g} = {shares}"
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """What a plan may be.
 
     Args:
@@ -137,14 +138,9 @@ def plan_for(
     """
     bounds = bounds or Bounds()
     wanted = bounds.clipped(checked_positive("wanted", wanted, "Give the examples of a step."))
-    if device_batch_size is not None:
-        unit, least = device_batch_size * devices, bounds.min_accumulation
-        count = _nearest_multiple(wanted, unit, least, bounds)
-        plan = None if count is None else Plan(device_batch_size, count, devices)
-    else:
-        plan = _full_micro_batches(
-            wanted, devices, max_device_batch_size or 1, examples_per_row, bounds
-        )
+    plan = _nearest_plan(
+        wanted, devices, nodes, device_batch_size, max_device_batch_size, examples_per_row, bounds
+    )
     if plan is None:
         step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
         raise ValueError(
@@ -154,7 +150,7 @@ def plan_for(
             f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
             " Widen them, or change the batch size of the loader."
         )
-    return replace(plan, nodes=nodes)
+    return plan
 
 
 def mean_plan(
@@ -180,6 +176,25 @@ def mean_plan(
     return Plan(batch_size / (devices * count), count, devices, nodes)
 
 
+@lru_cache(maxsize=128, typed=True)  # a schedule asks for the same plan at every step
+def _nearest_plan(
+    wanted: float,
+    devices: int,
+    nodes: int,
+    device_batch_size: float | None,
+    max_device_batch_size: int | None,
+    examples_per_row: float,
+    bounds: Bounds,
+) -> Plan | None:
+    if device_batch_size is not None:
+        unit = device_batch_size * devices
+        count = _nearest_multiple(wanted, unit, bounds.min_accumulation, bounds)
+        return None if count is None else Plan(device_batch_size, count, devices, nodes)
+    most, unit = max_device_batch_size or 1, devices * examples_per_row
+    found = _full_micro_batches(wanted, unit, most, bounds)
+    return found and Plan(found[0] * examples_per_row, found[1], devices, nodes)
+
+
 def _nearest_multiple(wanted: float, unit: float, least: int, bounds: Bounds) -> int | None:
     """How many units are nearest to `wanted`, by ratio, within the bounds."""
     below = max(math.floor(wanted / unit + _ROUNDING), least)
@@ -198,15 +213,15 @@ def _nearest(counts: Iterable[int], wanted: float, unit: float, bounds: Bounds) 
 
 
 def _full_micro_batches(
-    wanted: float, devices: int, most_rows: int, examples_per_row: float, bounds: Bounds
-) -> Plan | None:
-    """The nearest plan with no more micro-batches than its rows need, see `plan_for`.
+    wanted: float, unit: float, most_rows: int, bounds: Bounds
+) -> tuple[int, int] | None:
+    """Rows and number of the micro-batches of the nearest plan with no more than its rows need.
 
     With k micro-batches a device has up to k·most_rows rows, in multiples of k; with one fewer it
     has up to (k - 1)·most_rows. So the neighbours of a number of rows that needs k are the
     multiples of k beside it, or, below, (k - 1)·most_rows.
     """
-    unit, least = devices * examples_per_row, bounds.min_accumulation
+    least = bounds.min_accumulation
 
     def needed(rows: int) -> int:
         return max(-(-rows // most_rows), least)
@@ -225,8 +240,8 @@ def _full_micro_batches(
     rows = _nearest(near, wanted, unit, bounds)
     if rows is None:
         device_rows = _largest_divisor(nearest, min(most_rows, nearest // least))
-        return Plan(device_rows * examples_per_row, nearest // device_rows, devices)
-    return Plan(rows // needed(rows) * examples_per_row, needed(rows), devices)
+        return device_rows, nearest // device_rows
+    return rows // needed(rows), needed(rows)
 
 
 def _largest_divisor(number: int, most: int) -> int:

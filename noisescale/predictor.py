@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.history.segments import Array
-from noisescale.prediction.arguments import (
-    batch_sizes_from,
-    calibration_from,
-    check_money,
-    checked_law,
-    checked_run,
-    devices_from,
-    devices_per_node_from,
-    history_from,
-    own_batch_size,
-    positive_or,
-)
+from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, devices_of, recommended_row, timings_of
 from noisescale.prediction.prediction import PredictionRecord
@@ -138,24 +127,33 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    history = history_from(history_or_run_folder)
+    history = history_or_run_folder
+    if isinstance(history, (str, PathLike)):
+        from noisescale.history.reading import read_run
+
+        history = read_run(history)
     unit = printable(unit or getattr(history, "unit", "examples"))
-    run = checked_run(history)
+    run = arguments.checked_run(history)
     own_devices = devices_of(history) or 1
-    chosen = calibration_from(calibration)
-    law = checked_law(run, chosen)
-    per_node = devices_per_node_from(devices_per_node)
+    if calibration is None:
+        calibration = Calibration.theory()
+    elif not isinstance(calibration, Calibration):
+        calibration = Calibration.given(calibration)
+    law = arguments.checked_law(run, calibration)
+    per_node = arguments.devices_per_node_from(devices_per_node)
     timings = timings_of(history, per_node)
     if step_time is None and timings:
         step_time = _step_time_of(tuple(timings))
-    check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
-    own = own_batch_size(history, run)
-    sizes = batch_sizes_from(batch_sizes, run, law, own)
-    counts = devices_from(devices, own_devices)
+    arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
+    own = arguments.own_batch_size(history, run)
+    sizes = arguments.batch_sizes_from(batch_sizes, run, law, own)
+    counts = arguments.devices_from(devices, own_devices)
     most = step_time.max_device_batch_size if step_time else float(run.batch_size.max())
     hardware = Hardware(
         step_time=step_time,
-        max_device_batch_size=positive_or("max_device_batch_size", max_device_batch_size, most),
+        max_device_batch_size=arguments.positive_or(
+            "max_device_batch_size", max_device_batch_size, most
+        ),
         devices_per_node=per_node,
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
@@ -179,14 +177,14 @@ def predict(
         own_batch_size=own if own in sizes else None,
         own_devices=own_devices,
         law=law,
-        calibration=chosen,
+        calibration=calibration,
         run=run,
         history=history,
         hardware=hardware,
         unit=unit,
         confidence=getattr(history, "confidence", 0.95),
-        warnings=warnings_about(history, run, law, rows, recommended, chosen, unit),
-        assumptions=assumptions_of(history, run, chosen, hardware, unit),
+        warnings=warnings_about(history, run, law, rows, recommended, calibration, unit),
+        assumptions=assumptions_of(history, run, calibration, hardware, unit),
     )
 
 

@@ -14,7 +14,7 @@ from browser import browser as browser
 
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep
-from noisescale.meter.intake import Intake
+from noisescale.meter.readings import MeterReadings
 
 torch.set_num_threads(1)
 
@@ -23,11 +23,11 @@ torch.set_num_threads(1)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[StepNorms]:
     """Every step that any meter takes in, in the process that it does it in."""
     steps: list[StepNorms] = []
-    take = Intake.take
+    take = MeterReadings._take
 
-    def record(intake: Intake, step: MeasuredStep, coverage: float) -> None:
+    def record(meter: MeterReadings, step: MeasuredStep, coverage: float) -> None:
         steps.append(step.norms)
-        take(intake, step, coverage)
+        take(meter, step, coverage)
 
-    monkeypatch.setattr(Intake, "take", record)
+    monkeypatch.setattr(MeterReadings, "_take", record)
     return steps

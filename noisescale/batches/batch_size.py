@@ -124,8 +124,7 @@ def examples_of_loaders(iterables: Any, batch: Any) -> Count:
         return next((c for c in counts if c.doubt), counts[0] if counts else Count(None))
     sizes = ", ".join(str(count.examples) for count in counts)
     return Count(
-        counts[0].examples,
-        f"The data loaders of a step give batches of different sizes ({sizes}).",
+        counts[0].examples, f"The data loaders of a step give batches of different sizes ({sizes})."
     )
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from noisescale.cli.values import flags_of
 from noisescale.printable import printable_json
 from noisescale.renamed import renamed
-
-if TYPE_CHECKING:
-    from noisescale.tradeoff.fit import TradeoffFit
 
 
 def fit_sweep(
@@ -33,14 +29,17 @@ def fit_sweep(
         str | None, typer.Option(help="Default: the one that begins with steps.")
     ] = None,
     optimal_batch_size: Annotated[
-        float | None,
-        typer.Option(help="B_opt of Zhang et al., for 20 % overhead."),
+        float | None, typer.Option(help="B_opt of Zhang et al., for 20 % overhead.")
     ] = None,
     confidence: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit steps = S_min (1 + B_crit/B) to a sweep over batch sizes, in log space."""
+    from rich.console import Console
+
+    from noisescale.report.records import fit_as_dict
+    from noisescale.report.text import fit_report
     from noisescale.tradeoff.fit import fit_tradeoff
     from noisescale.tradeoff.sweep_files import read_sweeps
 
@@ -54,32 +53,15 @@ def fit_sweep(
         warnings.simplefilter("ignore")  # the tables have them
         fits = {name: fit_tradeoff(*curve) for name, curve in curves.items()}
     with renamed(flags):
-        _show(fits, by, as_json, unit, optimal_batch_size, confidence)
-
-
-def _show(
-    fits: Mapping[str, TradeoffFit],
-    by: str | None,
-    as_json: bool,
-    unit: str,
-    optimal_batch_size: float | None,
-    confidence: float,
-) -> None:
-    if as_json:
-        from noisescale.report.records import fit_as_dict
-
+        if not as_json:
+            for name, fit in fits.items():
+                Console().print(fit_report(fit, name, unit, optimal_batch_size, confidence))
+            return
         records = {
             name: fit_as_dict(
                 fit, unit=unit, optimal_batch_size=optimal_batch_size, confidence=confidence
             )
             for name, fit in fits.items()
         }
-        shown = records if by else records[""]
-        print(printable_json(json.dumps(shown, indent=2, ensure_ascii=False)))
-        return
-    from noisescale.report.text import print_fit
-
-    for name, fit in fits.items():
-        print_fit(
-            fit, name, unit=unit, optimal_batch_size=optimal_batch_size, confidence=confidence
-        )
+    shown = records if by else records[""]
+    print(printable_json(json.dumps(shown, indent=2, ensure_ascii=False)))

@@ -20,10 +20,6 @@ class AveragedGradient(HookErrors):
 
     All ranks of data parallelism hold the same average, so each norms 1/W of its rows and the
     shares are summed with the small norms: a step reads (1 + 1/W) x the gradient instead of 2 x.
-
-    Args:
-        norms: The parameters, and where their norms count.
-        group: The ranks that hold the gradient; None: one process.
     """
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, get_args
 
 import torch.distributed as dist
@@ -19,10 +19,10 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.parameters import trained_parameters
 from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
-from noisescale.collectors.per_example.exclusions import compiled_part, refuse_compiled
+from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.preconditioner import AdamPreconditioner
+from noisescale.guard import RefusalError
 
 SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
 
@@ -41,13 +41,18 @@ def choose_collector(
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If the arguments contradict each other or the way of training.
+        ValueError: If the arguments contradict each other or the way of training, or nothing is
+            trained.
     """
     small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
     cut = checked_cut(cut, small_batch)
     compiled = compiled_part(model)
-    if small_batch == "example":
-        refuse_compiled(model)
+    if small_batch == "example" and compiled is not None:
+        raise RefusalError(
+            "`model` must not be compiled where examples are the small batches, got"
+            f" torch.compile on {compiled or 'all of it'}. Leave it uncompiled, or choose"
+            ' small_batch="half", "micro_batch" or "rank".'
+        )
     model = unwrapped(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
@@ -56,7 +61,12 @@ def choose_collector(
             "`model` must be a DistributedDataParallel or FSDP2 module where several processes"
             f" train, got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
         )
-    trained = trained_parameters(_named_parameters(model, ddp), parameters)
+    trained = _trained_parameters(model, parameters)
+    if not trained:
+        raise ValueError(
+            "`model` must have parameters that require a gradient, got none."
+            " Unfreeze some before training starts, or leave the noise scale out."
+        )
     if sharded:
         if small_batch == "example" or preconditioner is not None:
             raise ValueError(
@@ -99,14 +109,7 @@ def assigned_groups(
     For whoever makes several meters of a model, or has to tell what is wrong with `groups` from
     what cannot be measured. For arguments and errors see `NoiseScaleMeter`.
     """
-    model = unwrapped(model)
-    among = None if parameters is None else {id(p) for p in parameters}
-    ddp = model if isinstance(model, DistributedDataParallel) else None
-    names = [
-        name
-        for name, p in _named_parameters(model, ddp)
-        if p.requires_grad and (among is None or id(p) in among)
-    ]
+    names = [name for name, _ in _trained_parameters(unwrapped(model), parameters)]
     if groups is None or not names:
         return groups
     return dict(zip(names, groups_of(names, groups), strict=True)).get
@@ -178,16 +181,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _named_parameters(
-    model: nn.Module, ddp: DistributedDataParallel | None
+def _trained_parameters(
+    model: nn.Module, only: Iterable[Parameter] | None
 ) -> list[tuple[str, Parameter]]:
-    """All that are averaged over ranks, by the names they have in the user's module."""
-    if ddp is None:
-        named = list(model.named_parameters())
-    else:
-        ignored = ddp.parameters_to_ignore
-        named = [(n, p) for n, p in ddp.module.named_parameters() if n not in ignored]
-    return [(name.replace("_orig_mod.", ""), p) for name, p in named]
+    """What is averaged over ranks, of that what is in `only`, by the names the user gave it."""
+    ignored: Collection[str] = ()
+    if isinstance(model, DistributedDataParallel):
+        ignored, model = model.parameters_to_ignore, model.module
+    among = None if only is None else {id(p) for p in only}
+    return [
+        (name.replace("_orig_mod.", ""), p)
+        for name, p in model.named_parameters()
+        if p.requires_grad and name not in ignored and (among is None or id(p) in among)
+    ]
 
 
 def _processes() -> int:

@@ -29,9 +29,6 @@ class Collector(HookErrors, ABC):
         group: The ranks whose rows are summed; None where one process trains.
     """
 
-    wanted: bool = True
-    """Whether the next passes are to be measured: set to False for the steps between."""
-
     nothing_to_compare = (
         "A step of one micro-batch in one process has nothing to be compared with: it is not"
         " measured. Accumulate two or more, use more devices, or compare the halves of each batch:"
@@ -43,6 +40,20 @@ class Collector(HookErrors, ABC):
         self.norms = norms
         self.group = group
         self._average = AveragedGradient(norms, group)
+        self._wanted = True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next passes are to be measured: set to False for the steps between."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._look()
+
+    def _look(self) -> None:
+        """Look at forward passes while they are wanted, where that is what norms are made of."""
 
     @property
     def device(self) -> torch.device:

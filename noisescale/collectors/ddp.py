@@ -16,15 +16,17 @@ B. A hook on every parameter, called when its gradient is accumulated and before
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`
 (which DDP and FSDP use in the same way), `torch._C._current_graph_task_id` and, of DDP,
-`_join_config`.
+`_join_config` and `_comm_hooks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,13 @@ from noisescale.guard import RefusalError, keeps_errors
 # Backward passes watched by capture B before A takes over: by then a nested backward, which A
 # could not see, would have shown itself (and a static graph has passed its special first one).
 _PROBING_BACKWARDS = 2
+
+_SPOILING = {
+    "powerSGD": "PowerSGD replaces the mean gradient by a low-rank approximation of it",
+    "post_localSGD": "post-local SGD stops averaging gradients over all ranks",
+}
+
+_REMEDY = "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none."
 
 
 class Phase(Enum):
@@ -69,12 +78,7 @@ class _Pass:
 
 
 class DdpCollector(Collector):
-    """Squared norms of this rank's gradient and of its share of the averaged one.
-
-    Args:
-        ddp: The wrapped model.
-        norms: Its parameters that are trained, and where their norms count.
-    """
+    """Squared norms of this rank's gradient and of its share of the averaged one."""
 
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
         super().__init__(norms, ddp.process_group)
@@ -234,6 +238,28 @@ def refuse_join(ddp: DistributedDataParallel) -> None:
             " meter's. Give all ranks equally many batches, as"
             " `DistributedSampler(..., drop_last=True)` does, or leave the meter out."
         )
+
+
+def spoiling_comm_hook(ddp: DistributedDataParallel) -> tuple[str, str, str] | None:
+    """Return the name of a comm hook that does not keep the mean, the reason and the remedy."""
+    for name in [name for hook, _ in ddp._comm_hooks for name in _names(hook, set())]:
+        for part, reason in _SPOILING.items():
+            if part in name:
+                return name, reason, _REMEDY
+    return None
+
+
+def _names(hook: Any, seen: set[int]) -> Iterator[str]:
+    """The names of a comm hook and of the hooks it wraps, as `fp16_compress_wrapper` does."""
+    if id(hook) in seen:  # a closure that refers to itself
+        return
+    seen.add(id(hook))
+    yield str(getattr(hook, "__qualname__", hook))
+    for value in (
+        inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
+    ):
+        if callable(value):
+            yield from _names(value, seen)
 
 
 def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:

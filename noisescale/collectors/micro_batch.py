@@ -58,12 +58,7 @@ class _Step:
 
 
 class MicroBatchCollector(Collector):
-    """Squared norms of each micro-batch's gradient and of the step's.
-
-    Args:
-        norms: The parameters that are trained, and where their norms count.
-        group: The ranks that average their gradients; None: one process.
-    """
+    """Squared norms of each micro-batch's gradient and of the step's."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from noisescale.checks import check_confidence, is_whole
-from noisescale.estimation.averages import Averages, Scatter
-from noisescale.estimation.level import Level, WeightedStep
+from noisescale.estimation.averages import Average, Scatter
+from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.estimation.window_sizing import steps_needed
+from noisescale.estimation.ratio_interval import steps_needed
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
 """Steps in the windows that `window="auto"` keeps side by side."""
@@ -85,12 +85,12 @@ class NoiseScaleEstimator:
         self.confidence = confidence
         self.unit = unit
         lengths = AUTO_WINDOWS if window == "auto" else (int(window),)
-        self._lengths = np.array(lengths, dtype=np.float64)
+        self._lengths = [float(steps) for steps in lengths]
         # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
-        self._decay = (self._lengths - 1) / (self._lengths + 1)
-        self._averages = Averages.empty(len(lengths))
+        self._decays = [(n - 1) / (n + 1) for n in self._lengths]
+        self._averages = [Average()] * len(lengths)
         self._scatter = Scatter.empty(len(lengths))
-        self._scatter_decays = Scatter.decays(self._decay)
+        self._scatter_decays = Scatter.decays(np.array(self._decays))
 
     def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
         """Add one step's moments.
@@ -114,16 +114,20 @@ class NoiseScaleEstimator:
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        self._averages = self._averages.after(moments, weight, self._decay)
+        moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
+        self._averages = [
+            average.after(moments, weight, decay)
+            for average, decay in zip(self._averages, self._decays, strict=True)
+        ]
         self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
         return True
 
     def estimate(self) -> NoiseScale:
         """Return the noise scale as of the last step. Never raises for lack of data."""
-        if self._averages.weight[-1] == 0:
+        if self._averages[-1].weight == 0:
             return NoiseScale.unknown(self.confidence, self.unit)
-        means = self._averages.means.at(self._chosen_window())
-        return NoiseScale.of(means, self.confidence, self.unit)
+        average = self._averages[self._chosen_window()]
+        return NoiseScale.of(average.means, self.confidence, self.unit)
 
     def _chosen_window(self) -> int:
         """Index of the shortest window that should do, else of the longest.
@@ -131,11 +135,12 @@ class NoiseScaleEstimator:
         For a window of n steps the scatter is taken over 2n steps or 64, whichever is more, so that
         no window is chosen by itself.
         """
-        last = len(self._lengths) - 1
+        last, needed = len(self._lengths) - 1, math.inf
         for k in range(last):
-            memory = min(max(k + 1, _LEAST_MEMORY), last)
-            squared_variation = self._scatter.squared_variation(memory)
-            needed = steps_needed(squared_variation, AUTO_RELATIVE_WIDTH)
+            if k == 0 or k >= _LEAST_MEMORY:
+                memory = min(max(k + 1, _LEAST_MEMORY), last)
+                squared_variation = self._scatter.squared_variation(memory)
+                needed = steps_needed(squared_variation, AUTO_RELATIVE_WIDTH)
             if self._scatter.effective_weight(k) >= needed:
                 return k
         return last
@@ -143,9 +148,12 @@ class NoiseScaleEstimator:
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in lists and floats only."""
         return {
-            "lengths": self._lengths.tolist(),
+            "lengths": list(self._lengths),
             "unit": self.unit,
-            "averages": {name: x.tolist() for name, x in self._averages._asdict().items()},
+            "averages": {
+                name: np.array([getattr(average, name) for average in self._averages]).tolist()
+                for name in Average._fields
+            },
             "scatter": {
                 "level": self._scatter.level.sq_norm,
                 "last": list(self._scatter.last),
@@ -162,7 +170,7 @@ class NoiseScaleEstimator:
 
         Then nothing is changed.
         """
-        if state["lengths"] != self._lengths.tolist():
+        if state["lengths"] != self._lengths:
             raise ValueError(
                 f"`window` must be the one the state was saved with, got {self.window!r} for"
                 f" averages over {[int(n) for n in state['lengths']]} steps."
@@ -175,14 +183,14 @@ class NoiseScaleEstimator:
                 " the averages anew."
             )
         windows = len(self._lengths)
-        averages = Averages(
-            **{
-                name: np.reshape(np.array(state["averages"][name], dtype=np.float64), none.shape)
-                for name, none in Averages.empty(windows)._asdict().items()
-            }
-        )
+        columns = [
+            np.array(state["averages"][name], np.float64).reshape(windows, *np.shape(none)).tolist()
+            for name, none in Average()._asdict().items()
+        ]
+        averages = [Average(*values) for values in zip(*columns, strict=True)]
         scatter = Scatter.empty(windows)
         if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
             sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
-            scatter = Scatter(Level(saved["level"]), WeightedStep(*saved["last"]), sums)
+            weight, noise, signal = saved["last"]
+            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
         self._averages, self._scatter = averages, scatter

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.ratio_interval import Amount
 
 STEPS = 8
 """Steps in the trailing average."""
@@ -31,14 +30,6 @@ of the truth (200 steps; `benchmarks/coverage.py --only recent --largest-step ..
 (2 B is B_simple = 2 B. Where few runs of 200 steps are resolved the median is below 1: it is of
 those with a positive |G|².)
 """
-
-
-class WeightedStep(NamedTuple, Generic[Amount]):
-    """A step's weight, and its moments over the level of |g|²; or columns of many steps."""
-
-    weight: Amount
-    noise_trace: Amount
-    grad_sq_norm: Amount
 
 
 class Level(NamedTuple):

@@ -37,15 +37,15 @@ class NoiseScale:
     unit: str = "examples"
 
     @classmethod
-    def of(cls, means: WeightedMeans[float], confidence: float, unit: str) -> Self:
+    def of(cls, means: WeightedMeans, confidence: float, unit: str) -> Self:
         """Return the noise scale of averaged moments. These stay signed."""
         return cls(
             *means.ratio_interval(confidence),
-            grad_sq_norm=float(means.grad_sq_norm),
-            noise_trace=float(means.noise_trace),
-            steps=1 / float(means.sq_share),
-            confidence=confidence,
-            unit=unit,
+            means.grad_sq_norm,
+            means.noise_trace,
+            1 / means.sq_share,
+            confidence,
+            unit,
         )
 
     @classmethod

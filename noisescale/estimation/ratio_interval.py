@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
-
-Array = NDArray[np.float64]
-Amount = TypeVar("Amount", float, Array)
 
 LEAST_FREEDOM = 1e-9
 """With fewer degrees of freedom nothing is known of the covariance."""
@@ -28,12 +23,11 @@ class RatioInterval(NamedTuple):
     """Infinite where the lower mean may be zero."""
 
 
-@dataclass(frozen=True)
-class WeightedMeans(Generic[Amount]):
+class WeightedMeans(NamedTuple):
     """Weighted means of S = tr(Σ) and Q = |G|² over steps, and the sums that their errors are of.
 
-    Of one average, or in arrays of several. Steps err independently, of whatever variance. With
-    weights w, their sum W and r = (S - S̄, Q - Q̄) of a step, the means have the sandwich covariance
+    Steps err independently, of whatever variance. With weights w, their sum W and
+    r = (S - S̄, Q - Q̄) of a step, the means have the sandwich covariance
 
         v = Σw²·rrᵀ/W² / (1 - Σw²/W²)
 
@@ -41,43 +35,37 @@ class WeightedMeans(Generic[Amount]):
     freedom: n - 1 where all weigh alike, about half as many under exponential weights.
     """
 
-    noise_trace: Amount
+    noise_trace: float
     """S̄."""
-    grad_sq_norm: Amount
+    grad_sq_norm: float
     """Q̄, signed."""
-    weight: Amount
+    weight: float
     """W; 1 where weights are shares."""
-    scatter: Array
-    """Σw²·rrᵀ, its distinct entries SS, SQ and QQ in the last dimension."""
-    sq_weight: Amount
+    scatter: Iterable[float]
+    """Σw²·rrᵀ, its distinct entries SS, SQ and QQ."""
+    sq_weight: float
     """Σw²."""
-    fourth_weight: Amount
+    fourth_weight: float
     """Σw⁴."""
 
-    def at(self: WeightedMeans[Array], k: int) -> WeightedMeans[float]:
-        """Return one of several averages."""
-        return WeightedMeans(**{name: values[k] for name, values in vars(self).items()})
-
     @property
-    def sq_share(self) -> Amount:
+    def sq_share(self) -> float:
         """Σw²/W², which is 1/n where n steps weigh alike."""
-        return self.sq_weight / self.weight**2
+        return self.sq_weight / (self.weight * self.weight)
 
     @property
-    def covariance(self) -> Array:
-        """v_SS, v_SQ and v_QQ, in the last dimension."""
-        divisors = self.weight**2, np.maximum(1 - self.sq_share, 1e-300)
-        sq_weight, rest = (np.asarray(x)[..., None] for x in divisors)
-        return np.asarray(self.scatter / sq_weight / rest)
+    def covariance(self) -> list[float]:
+        """v_SS, v_SQ and v_QQ."""
+        sq_weight, rest = self.weight * self.weight, max(1 - self.sq_share, 1e-300)
+        return [entry / sq_weight / rest for entry in self.scatter]
 
     @property
-    def freedom(self) -> Amount:
+    def freedom(self) -> float:
         """Degrees of freedom of the covariance, 0 or less where it is not known."""
-        fourth_weight: Amount = np.maximum(self.fourth_weight, 1e-300)
-        return self.sq_weight**2 / fourth_weight - 1
+        return self.sq_weight * self.sq_weight / max(self.fourth_weight, 1e-300) - 1
 
     def ratio_interval(self, confidence: float, freedom: float | None = None) -> RatioInterval:
-        """Return S̄/Q̄ of one average with its interval, 0 to infinity where scatter is not known.
+        """Return S̄/Q̄ with its interval, 0 to infinity where scatter is not known.
 
         The interval ends at 0, where tr(Σ) does, and so does the value, which rounding alone could
         put outside of it otherwise.
@@ -86,8 +74,8 @@ class WeightedMeans(Generic[Amount]):
             confidence: Coverage of the interval.
             freedom: Degrees of freedom, where fewer are known to count than Satterthwaite's.
         """
-        noise_trace, grad_sq_norm = float(self.noise_trace), float(self.grad_sq_norm)
-        freedom = float(self.freedom if freedom is None else freedom)
+        noise_trace, grad_sq_norm = self.noise_trace, self.grad_sq_norm
+        freedom = self.freedom if freedom is None else freedom
         low, high = 0.0, math.inf
         if freedom > LEAST_FREEDOM:
             quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
@@ -99,7 +87,7 @@ class WeightedMeans(Generic[Amount]):
 
 
 def fieller_interval(
-    noise_trace: float, grad_sq_norm: float, covariance: Array, quantile: float
+    noise_trace: float, grad_sq_norm: float, covariance: Iterable[float], quantile: float
 ) -> tuple[float, float]:
     """Return the confidence interval for the ratio S/Q of two correlated means.
 
@@ -127,43 +115,52 @@ def fieller_interval(
         The low end, floored at 0, and the high end, infinite where not resolved.
 
     Example:
-        >>> fieller_interval(30.0, 1.0, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        >>> fieller_interval(30.0, 1.0, [4.0, 0.0, 0.01], quantile=2.0)
         (23.78..., 38.71...)
-        >>> fieller_interval(30.0, 0.1, np.array([4.0, 0.0, 0.01]), quantile=2.0)
+        >>> fieller_interval(30.0, 0.1, [4.0, 0.0, 0.01], quantile=2.0)
         (98.66..., inf)
 
     References:
         Fieller 1954, "Some problems in interval estimation".
     """
     # In units of their own, or products of four would leave the range of floats.
-    ss, sq, qq = (quantile * quantile * float(v) for v in covariance)
+    ss, sq, qq = (quantile * quantile * v for v in covariance)
     noise_unit = max(abs(noise_trace), math.sqrt(ss)) or 1.0
     signal_unit = max(abs(grad_sq_norm), math.sqrt(qq)) or 1.0
-    low, high = _interval(
-        noise_trace / noise_unit,
-        grad_sq_norm / signal_unit,
-        ss / noise_unit / noise_unit,
-        sq / noise_unit / signal_unit,
-        qq / signal_unit / signal_unit,
-    )
+    s, q = noise_trace / noise_unit, grad_sq_norm / signal_unit
+    a = q * q - qq / signal_unit / signal_unit
+    b = s * q - sq / noise_unit / signal_unit
+    c = s * s - ss / noise_unit / noise_unit
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    low, high = 0.0, math.inf
+    # C = A·low·high: of the two roots, the one whose sum cancels comes from the other, so that
+    # the low end is continuous at A = 0.
+    if a > 0 and q > 0:
+        if b > 0:
+            low, high = max(c / (b + root), 0.0), (b + root) / a
+        else:
+            high = max(c / (b - root), 0.0) if root > b else 0.0
+    elif a <= 0 < c and s > 0:
+        if b > 0:
+            low = c / (b + root)
+        elif a < 0:
+            low = (b - root) / a
     return low / signal_unit * noise_unit, high / signal_unit * noise_unit
 
 
-def _interval(
-    noise_trace: float, grad_sq_norm: float, ss: float, sq: float, qq: float
-) -> tuple[float, float]:
-    """Return the interval, the quantile being in the covariance."""
-    a, b, c = grad_sq_norm**2 - qq, noise_trace * grad_sq_norm - sq, noise_trace**2 - ss
-    root = math.sqrt(max(b * b - a * c, 0.0))
-    # C = A·low·high: of the two roots, the one whose sum cancels comes from the other, so that
-    # the low end is continuous at A = 0.
-    if a > 0 and grad_sq_norm > 0:
-        if b > 0:
-            return max(c / (b + root), 0.0), (b + root) / a
-        return 0.0, max(c / (b - root), 0.0) if root > b else 0.0
-    if a <= 0 < c and noise_trace > 0:
-        if b > 0:
-            return c / (b + root), math.inf
-        if a < 0:
-            return (b - root) / a, math.inf
-    return 0.0, math.inf
+def steps_needed(squared_variation: float, relative_width: float) -> float:
+    """Return n = (4·cv/width)², the steps whose noise scale has an interval of that width.
+
+    By the delta method a ratio b of means over n steps has the interval b·(1 ± 2·cv/√n).
+
+    Args:
+        squared_variation: cv², with cv the standard deviation of S - b·Q of single steps over
+            the mean of S. Take it over more steps than those that are answered from: choosing a
+            window by its own interval favours those that are narrow by luck.
+        relative_width: Of the interval, (high - low)/value.
+
+    Example:
+        >>> steps_needed(squared_variation=0.25, relative_width=0.5)
+        16.0
+    """
+    return 16 * squared_variation / relative_width**2

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.checks import check_confidence
-from noisescale.estimation.level import Level, WeightedStep
+from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.estimation.ratio_interval import WeightedMeans
-from noisescale.estimation.window_sizing import steps_needed
+from noisescale.estimation.ratio_interval import WeightedMeans, steps_needed
 
 _FEWEST_STEPS = 8
 """Steps of the shortest window."""
@@ -59,7 +58,7 @@ class RecentSteps:
         self._relative_width = relative_width
         self._confidence = confidence
         self._unit = unit
-        # A `WeightedStep` a row. Full, it is moved to the front.
+        # Rows of batch size, tr(Σ) and |G|², both over |g|². Full, it is moved to the front.
         self._rows = np.empty((2 * most_steps, 3))
         self._end = 0
         self._most_steps = most_steps
@@ -84,8 +83,7 @@ class RecentSteps:
         if relative is not None:
             if self._end == len(self._rows):
                 self._keep(self._steps)
-            step = WeightedStep(weight, relative.noise_trace, relative.grad_sq_norm)
-            self._rows[self._end] = step
+            self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
             self._end += 1
 
     def estimate(self) -> NoiseScale:
@@ -93,18 +91,17 @@ class RecentSteps:
         if len(self) < 2:
             return NoiseScale.unknown(self._confidence, self._unit, steps=len(self))
         rows = self._steps[-self._window(self._steps) :]
-        step = WeightedStep(*rows.T)
-        share = step.weight / step.weight.sum()
+        weight, noise, signal = rows.T
+        share = weight / weight.sum()
         # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.
-        mean = WeightedStep(*(share[:, None] * rows).sum(axis=0).tolist())
-        of_noise = share * (step.noise_trace - mean.noise_trace)
-        of_signal = share * (step.grad_sq_norm - mean.grad_sq_norm)
+        _, noise_trace, grad_sq_norm = (share[:, None] * rows).sum(axis=0).tolist()
+        of_noise, of_signal = share * (noise - noise_trace), share * (signal - grad_sq_norm)
         products = (of_noise * of_noise, of_noise * of_signal, of_signal * of_signal)
         means = WeightedMeans(
-            noise_trace=mean.noise_trace,
-            grad_sq_norm=mean.grad_sq_norm,
+            noise_trace,
+            grad_sq_norm,
             weight=1.0,
-            scatter=np.array([product.sum() for product in products]),
+            scatter=[float(product.sum()) for product in products],
             sq_weight=float((share**2).sum()),
             fourth_weight=float((share**4).sum()),
         )
@@ -112,8 +109,7 @@ class RecentSteps:
 
     def _window(self, rows: NDArray[np.float64]) -> int:
         """How many of the last steps to answer from."""
-        step = WeightedStep(*rows.T)
-        weight, noise, signal = step.weight, step.noise_trace, step.grad_sq_norm
+        weight, noise, signal = rows.T
         mean_noise, mean_signal = ((weight * x).sum() / weight.sum() for x in (noise, signal))
         if mean_signal <= 0 or mean_noise <= 0:
             return len(rows)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale.estimation.ratio_interval import LEAST_FREEDOM, WeightedMeans
-from noisescale.estimation.window_sizing import steps_needed
+from noisescale.estimation.ratio_interval import LEAST_FREEDOM, WeightedMeans, steps_needed
 from noisescale.history.rows import Array, Rows
 
 MOST_BLOCKS = 32
@@ -29,7 +28,7 @@ class Blocks(NamedTuple):
 
     of_row: NDArray[np.intp]
     """The block of each row."""
-    means: WeightedMeans[Array]
+    means: list[WeightedMeans]
     """S and Q: the averages of tr(Σ) and |G|², each step's over its trailing |g|²."""
     freedom: Array
     """Degrees of freedom of their covariance; 0 where there is none to speak of."""
@@ -48,27 +47,23 @@ class Blocks(NamedTuple):
 
         weight = np.maximum(total(rows.weight), 1e-300)
         s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
-        ds, dq = rows.means.noise_trace - s[block], rows.means.grad_sq_norm - q[block]
+        ds, dq = (of_row - of[block] for of_row, of in zip(rows.means, (s, q), strict=True))
         # Steps within a row are taken to weigh alike.
         sq_weight = rows.weight * rows.unit_weight
-        squares = np.stack(
-            [
-                total(rows.noise_trace_squares + sq_weight * ds * ds),
-                total(rows.products + sq_weight * ds * dq),
-                total(rows.grad_sq_norm_squares + sq_weight * dq * dq),
-            ],
-            axis=1,
+        squares = (
+            total(rows.noise_trace_squares + sq_weight * ds * ds),
+            total(rows.products + sq_weight * ds * dq),
+            total(rows.grad_sq_norm_squares + sq_weight * dq * dq),
         )
-        means = WeightedMeans(
-            noise_trace=s,
-            grad_sq_norm=q,
-            weight=np.ones_like(weight),
-            scatter=squares / weight[:, None] ** 2,
-            sq_weight=total(sq_weight) / weight**2,
-            fourth_weight=total(rows.weight * rows.unit_weight**3) / weight**4,
+        columns = (
+            *(s, q, np.ones_like(weight), (squares / weight**2).T),
+            total(sq_weight) / weight**2,
+            total(rows.weight * rows.unit_weight**3) / weight**4,
         )
+        means = [WeightedMeans(*x) for x in zip(*(c.tolist() for c in columns), strict=True)]
         ruling = _ruling_units(rows, batch_size, total) - 1
-        freedom = np.minimum(np.maximum(means.freedom, 0.0), np.maximum(ruling, 1.0))
+        known = np.maximum([mean.freedom for mean in means], 0.0)
+        freedom = np.minimum(known, np.maximum(ruling, 1.0))
         return cls(block, means, freedom)
 
     def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
@@ -78,8 +73,8 @@ class Blocks(NamedTuple):
         to infinity and the value NaN, too: a block of one unit is no average.
         """
         found = [
-            self.means.at(k).ratio_interval(confidence, freedom)
-            for k, freedom in enumerate(self.freedom.tolist())
+            mean.ratio_interval(confidence, freedom)
+            for mean, freedom in zip(self.means, self.freedom.tolist(), strict=True)
         ]
         value, low, high = np.array(found).T
         return np.where(self.freedom > LEAST_FREEDOM, value, math.nan), low, high
@@ -97,8 +92,8 @@ class Blocks(NamedTuple):
         remaining bias, of second order in the covariance, is taken off.
         """
         block = self.of_row
-        s, q = self.means.noise_trace[block], self.means.grad_sq_norm[block]
-        ss, sq, qq = self.means.covariance[block].T
+        s, q = np.array([(mean.noise_trace, mean.grad_sq_norm) for mean in self.means])[block].T
+        ss, sq, qq = np.array([mean.covariance for mean in self.means])[block].T
         # |g|² can be no smaller than its noise; of few steps it may come out so.
         sq_norm = np.maximum(batch_size * q + s, 0.1 * np.abs(s) + 1e-300)
         bias = (
@@ -118,7 +113,8 @@ def _ruling_units(
     At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
     are not known, as many steps as (Σv)²/Σv² are taken to rule. One degree of freedom is left.
     """
-    mean = rows.means.grad_sq_norm + rows.means.noise_trace / batch_size
+    noise, signal = rows.means
+    mean = signal + noise / batch_size
     squares = (
         rows.noise_trace_squares / batch_size**2
         + 2 * rows.products / batch_size
@@ -155,8 +151,8 @@ def _number(rows: Rows) -> int:
         + s**2 * rows.grad_sq_norm_squares
     )
     measured = rows.units > 0
-    unit_weight, means = rows.unit_weight[measured], rows.means
-    between = np.diff((q * means.noise_trace - s * means.grad_sq_norm)[measured])
+    unit_weight, (noise, signal) = rows.unit_weight[measured], rows.means
+    between = np.diff((q * noise - s * signal)[measured])
     row_weight = rows.weight[measured]
     pairs = row_weight[1:] * row_weight[:-1] / (row_weight[1:] + row_weight[:-1])
     # A unit of weight w has the variance C/w; both sums estimate C.

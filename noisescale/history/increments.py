@@ -64,15 +64,8 @@ class Increments:
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next one."""
         row, self._row = self._row, _Row()
-        return {
-            "increment_measured_steps": float(row.steps),
-            "increment_weight": row.weight,
-            "increment_noise_trace": row.weight * row.s,
-            "increment_grad_sq_norm": row.weight * row.q,
-            "increment_noise_trace_squares": row.ss,
-            "increment_products": row.sq,
-            "increment_grad_sq_norm_squares": row.qq,
-        }
+        sums = (float(row.steps), row.weight, row.weight * row.s, row.weight * row.q)
+        return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs, in builtins."""
@@ -104,7 +97,7 @@ class _Row(NamedTuple):
 
     def after(self, relative: GradientMoments, weight: float) -> _Row:
         """Add one step: a shift of the mean moves every square about it."""
-        s, q = relative.noise_trace, relative.grad_sq_norm
+        q, s = relative
         share = weight / (self.weight + weight)
         shift_s, shift_q = share * (s - self.s), share * (q - self.q)
         mean_s, mean_q = self.s + shift_s, self.q + shift_q
@@ -113,20 +106,20 @@ class _Row(NamedTuple):
         own, square = weight * weight, self.sq_weight
         ds, dq = s - mean_s, q - mean_q
         return _Row(
-            steps=self.steps + 1,
-            weight=self.weight + weight,
-            s=mean_s,
-            q=mean_q,
-            ss=self.ss - (2 * self.offset_s - square * shift_s) * shift_s + own * ds * ds,
-            sq=self.sq
+            self.steps + 1,
+            self.weight + weight,
+            mean_s,
+            mean_q,
+            self.ss - (2 * self.offset_s - square * shift_s) * shift_s + own * ds * ds,
+            self.sq
             - self.offset_s * shift_q
             - self.offset_q * shift_s
             + square * shift_s * shift_q
             + own * ds * dq,
-            qq=self.qq - (2 * self.offset_q - square * shift_q) * shift_q + own * dq * dq,
-            sq_weight=square + own,
-            offset_s=off_s + own * ds,
-            offset_q=off_q + own * dq,
+            self.qq - (2 * self.offset_q - square * shift_q) * shift_q + own * dq * dq,
+            square + own,
+            off_s + own * ds,
+            off_q + own * dq,
         )
 
 

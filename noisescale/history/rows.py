@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.ratio_interval import Amount
 from noisescale.history.increments import SQUARES, SUMS
 
 Array = NDArray[np.float64]
@@ -23,22 +22,8 @@ MANY_ROUNDED = 0.1
 """Share of a run's steps in such rows from which on the run is refused."""
 
 
-class RunningSums(NamedTuple, Generic[Amount]):
-    """Columns and tags of earlier logs: totals since the beginning of the run."""
-
-    sum_weight: Amount
-    sum_noise_trace: Amount
-    sum_grad_sq_norm: Amount
-
-
-RUNNING_SUMS = RunningSums._fields
-
-
-class Means(NamedTuple):
-    """S̄ and Q̄ of each row."""
-
-    noise_trace: Array
-    grad_sq_norm: Array
+RUNNING_SUMS = ("sum_weight", "sum_noise_trace", "sum_grad_sq_norm")
+"""Columns and tags of earlier logs: totals since the beginning of the run."""
 
 
 class Rows(NamedTuple):
@@ -98,10 +83,10 @@ class Rows(NamedTuple):
         return self.weight / np.maximum(self.units, 1)
 
     @property
-    def means(self) -> Means:
+    def means(self) -> tuple[Array, Array]:
         """S̄ and Q̄ of each row; 0 where nothing was measured."""
         weight = np.maximum(self.weight, 1e-300)
-        return Means(self.noise_trace / weight, self.grad_sq_norm / weight)
+        return self.noise_trace / weight, self.grad_sq_norm / weight
 
 
 def _from_running_sums(
@@ -114,30 +99,23 @@ def _from_running_sums(
     known = np.isfinite(sums).all(axis=0)
     coarse = bool((sums[:, known] == sums[:, known].astype(np.float32)).all())
     ulp = np.spacing(np.abs(sums).astype(np.float32)) if coarse else np.zeros_like(sums)
-    spacing = RunningSums(*ulp)
-    rounding = spacing.sum_grad_sq_norm + spacing.sum_noise_trace / batch_size
+    rounding = ulp[2] + ulp[1] / batch_size
     columns = np.full((len(Rows._fields), len(batch_size)), np.nan)
-    rows = Rows(*columns)
     rounded = np.zeros(len(batch_size), dtype=bool)
     level = Level()
     where = np.flatnonzero(known)
     added = np.diff(sums[:, where], prepend=0.0).T.tolist()
-    for k, values in zip(where.tolist(), added, strict=True):
-        row: RunningSums[float] = RunningSums(*values)
-        if (weight := row.sum_weight) > 0:
-            moments = GradientMoments(
-                grad_sq_norm=row.sum_grad_sq_norm / weight,
-                noise_trace=row.sum_noise_trace / weight,
-            )
-            sq_norm = moments.grad_sq_norm + moments.noise_trace / float(batch_size[k])
+    for k, (weight, noise, signal) in zip(where.tolist(), added, strict=True):
+        if weight > 0:
+            moments, size = GradientMoments(signal / weight, noise / weight), float(batch_size[k])
+            sq_norm = moments.grad_sq_norm + moments.noise_trace / size
             # The first row is its own level: it has many steps, or the whole has many rows.
             level = level if level.sq_norm else Level(max(sq_norm, 0.0))
-            relative, level = level.step(moments, float(batch_size[k]))
+            relative, level = level.step(moments, size)
             if relative is not None:
-                columns[:, k] = 0.0  # as the squares of a single unit are
-                rows.units[k], rows.weight[k] = 1.0, weight
-                rows.noise_trace[k] = weight * relative.noise_trace
-                rows.grad_sq_norm[k] = weight * relative.grad_sq_norm
+                of_signal, of_noise = relative
+                # The squares of a single unit are zero.
+                columns[:, k] = 1.0, weight, weight * of_noise, weight * of_signal, 0.0, 0.0, 0.0
             rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
             columns[:, k] = 0.0
@@ -148,4 +126,4 @@ def _from_running_sums(
             " rounded to float32 by more than a row adds. Read the metrics.csv of the same run, or"
             " measure again: the monitor now logs what each row adds."
         )
-    return rows
+    return Rows(*columns)

@@ -70,9 +70,11 @@ class RunLaw:
         middle = _calibrated(run.progress, kappa.value) + shift
         of_b = parts(run.progress_high, kappa.value), parts(run.progress_low, kappa.value)
         value = of_blocks(middle)
+        below = value.min_steps - of_b[1].min_steps
         if value.sums.min_examples <= 0:
             middle = np.ones_like(middle)  # no noise, but for the error of measuring it
-        elif not run.as_logged and _maybe_zero(value, at_low_end=of_b[1]):
+        elif not run.as_logged and value.sums.min_steps <= math.sqrt(float(below @ below)):
+            # S_min reaches 0 at the lower end of the progress.
             middle, high = np.full_like(middle, math.nan), np.zeros_like(high)
         value = of_blocks(middle)
         of_kappa = value, value
@@ -207,12 +209,6 @@ def _curvature(run: Segments, kappa: float) -> Array:
     at = np.clip(run.progress, run.progress_error, 1.0)
     bend = 2 * kappa * (1 - kappa) / (at + kappa * (1 - at)) ** 3
     return np.asarray(bend * run.progress_error**2 / 2)
-
-
-def _maybe_zero(value: Parts, at_low_end: Parts) -> bool:
-    """Whether S_min reaches 0 at the lower end of the progress; not where it is NaN."""
-    below = value.min_steps - at_low_end.min_steps
-    return value.sums.min_steps <= math.sqrt(float(below @ below))
 
 
 def _zero(falling: Callable[[float], float], start: float, factor: float) -> float:

@@ -30,7 +30,7 @@ class BackwardStart:
         self._edges: list[GradientEdge] = []
         self._hooks: list[Callable[[Tensor], None]] = []
         self._begun = False
-        self._watch(tensors)
+        self.add(tensors)
 
     def register_hook(self, hook: Callable[[Tensor], None]) -> None:
         """Call `hook` once, when the backward pass comes to the first tensor."""
@@ -38,9 +38,6 @@ class BackwardStart:
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Watch what a further forward pass gave, too."""
-        self._watch(tensors)
-
-    def _watch(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             # The edge, as what becomes of the tensor in place comes after the hook; and a weak
             # reference, as a graph that held itself would never be freed.

@@ -18,7 +18,7 @@ from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
-from noisescale.guard import RefusalError, beside_training
+from noisescale.guard import beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.supported import check_supported, check_wrapper
@@ -26,7 +26,6 @@ from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
-from noisescale.meter.refusals import nothing_to_measure
 
 
 class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
@@ -41,26 +40,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     not those of two halves of the batch; see `small_batch`. Training is bitwise what it is without
     it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
     the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
-    and those of a noise scale where it is resolved.
-
-    | key | meaning |
-    |---|---|
-    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
-    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
-    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
-    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
-    | `noise_scale/batch_size` | the global batch size of that step |
-    | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
-    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
-    `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
-    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
-    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+    and those of a noise scale where it is resolved. They are `noise_scale/simple` (B_simple =
+    tr(Σ)/|G|², in `unit`), `noise_scale/simple_low` and so on: the table is at
+    `NoiseScaleMonitor`, and in the README.
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
     loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are
@@ -69,22 +51,17 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
-            where that takes a backward pass more. Windows count measured steps.
+        every_n_steps: See `NoiseScaleMeter`.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
             examples this rank has in them, in `unit`; of the first pass where a loss takes
             several. Default: the first dimension that its tensors share, or the length of a list
             of examples; where both are possible a warning says which is taken. Flattened
             sequences and tokens need one.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
-            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
+        groups: Parameter groups to measure apart, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
-            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
-            of. Halves and examples cost some of a measured step's time.
-        layers: Of which examples are compared: "all", or those of "normalization" alone, which
-            cost next to nothing; they imply `small_batch="example"`.
+        small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
+        layers: Of which examples are compared, see `NoiseScaleMeter`.
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
@@ -102,6 +79,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     References:
         McCandlish et al. 2018, arXiv:1812.06162.
     """
+
+    _HOW_TO_HAVE_SEVERAL = (
+        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
+        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
+    )
 
     def __init__(
         self,
@@ -158,7 +140,6 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         check_supported(args, optimizer, trainer_access.distributed_type())
         trainer_access.go_first(self)
-        our_choice = args.world_size < 2 and self._options.leaves_choice
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
@@ -167,22 +148,19 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             try:
                 meter = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
             except ValueError as reason:
-                if not our_choice:
+                if args.world_size > 1 or not options.leaves_choice:
                     raise
-                _warn_that_nothing_is_measured(reason)
+                self._tell_that_nothing_is_measured(reason)
                 return
             logged = LoggedMeter(meter)
             if self._loaded:
                 logged.resume(self._loaded)
-            logged.start()
             self._meters = [logged]
             self._counted = False
             self._shared = None
             if args.world_size > 1:
                 device = next(called.parameters()).device
-                self._shared = SharedExamples(
-                    device, args.gradient_accumulation_steps, trainer_access.warn
-                )
+                self._shared = SharedExamples(device, args.gradient_accumulation_steps, self._tell)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options.small_batch == "example" else model
             self._called, self._on_forward = called, self._forward_hook(share_of)
@@ -214,16 +192,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     @beside_training
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._start = None
-        if not self._measuring:
-            return
-        try:
-            self._meters[0].step()
-        except RefusalError as reason:
-            if not self._options.leaves_choice:
-                raise
-            _warn_that_nothing_is_measured(reason)
-            self._stop(interrupted=False)
-            self._meters = []
+        if self._measuring:
+            self._close_step(0)
 
     @beside_training
     def on_log(
@@ -248,13 +218,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self._interrupt()
 
-    @beside_training
-    def on_predict(self, *_: Any, **__: Any) -> None:
-        self._interrupt()
-
-    @beside_training
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self._interrupt()
+    on_predict = on_save = on_evaluate
 
     @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -317,20 +281,14 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         return on_forward
 
+    def _tell(self, message: str) -> None:
+        trainer_access.warn(message)
+
     def _stop(self, *, interrupted: bool) -> None:
-        """Take everything back that was put into the model."""
         self._start = None
         self._remove_hooks()
         self._called = self._on_forward = None
         self._close_meters(interrupted=interrupted)
-
-
-def _warn_that_nothing_is_measured(reason: Exception) -> None:
-    remedy = (
-        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
-        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
-    )
-    trainer_access.warn(nothing_to_measure("NoiseScaleCallback", reason, remedy))
 
 
 def _name(function: object) -> str:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from noisescale.checks import refuse_setting
 from noisescale.collectors.choosing import unwrapped
-from noisescale.collectors.comm_hooks import spoiling_comm_hook
-from noisescale.meter.refusals import unsupported
+from noisescale.collectors.ddp import spoiling_comm_hook
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -68,4 +68,5 @@ def check_wrapper(module: nn.Module) -> None:
 
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise ValueError(unsupported("NoiseScaleCallback", setting, value, reason, remedy))
+    use = "NoiseScaleCallback can measure"
+    refuse_setting(use, setting, value, reason, remedy, ValueError)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from noisescale.collectors.comm_hooks import spoiling_comm_hook
+from noisescale.checks import refuse_setting
+from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
-from noisescale.meter.refusals import unsupported
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -91,6 +91,5 @@ def accumulates(trainer: pl.Trainer) -> bool:
 
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise MisconfigurationException(
-        unsupported("NoiseScaleMonitor", setting, value, reason, remedy)
-    )
+    use = "NoiseScaleMonitor can measure"
+    refuse_setting(use, setting, value, reason, remedy, MisconfigurationException)

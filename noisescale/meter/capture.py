@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
@@ -15,11 +16,57 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
-from noisescale.collectors.rows.window_layout import UNKNOWN
+from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, RefusalError, WarnOnce
-from noisescale.meter.step_under_way import BackwardPass, StepUnderWay
 
 STEPS_LOST = "A step's noise scale was not measured"
+
+
+class BackwardPass(NamedTuple):
+    """What was said of one backward pass, see `NoiseScaleMeter.before_backward`."""
+
+    size: float
+    weight: Weight | None
+    batch: int | None
+
+
+@dataclass
+class StepUnderWay:
+    """One optimizer step, from its first backward pass until it is taken."""
+
+    due: bool
+    """Whether it is to be measured."""
+    passes: list[BackwardPass] = field(default_factory=list)
+    spoiled: bool = False
+    """Whether it is left out, because nobody can say what is in it."""
+
+    @property
+    def repeats_a_batch(self) -> bool:
+        """Whether several passes were of one batch."""
+        batches = [one.batch for one in self.passes if one.batch is not None]
+        return len(set(batches)) < len(batches)
+
+    def keep(self, reached: list[bool] | None) -> None:
+        """Keep the passes that reached a measured parameter; None: that is not known.
+
+        Passes of another optimizer's loss, that left these parameters alone, do not count.
+        """
+        if reached is not None and all(one.weight is None for one in self.passes):
+            pairs = zip(self.passes, reached, strict=True)
+            self.passes = [one for one, here in pairs if here]
+
+    def layout(self, collector: Collector, loss_divisor: float | None) -> WindowLayout:
+        """Say what the norms that `collector` captured of it are norms of."""
+        sizes = [one.size for one in self.passes]
+        weights = [one.weight for one in self.passes if one.weight is not None]
+        if not weights:
+            return collector.layout(sizes, loss_divisor or len(sizes))
+        if len(weights) == len(sizes):
+            return collector.weighted_layout(sizes, weights)
+        raise RefusalError(
+            "`weight` must be given for all backward passes of a step or for none, got"
+            f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
+        )
 
 
 class StepCapture:
@@ -32,7 +79,6 @@ class StepCapture:
         collector: Its hooks are in the model.
         ddp: What it was made for, where that is DistributedDataParallel.
         grad_scaler: What scales the losses, if anything does.
-        guard: Of the meter.
     """
 
     def __init__(
@@ -40,35 +86,18 @@ class StepCapture:
         collector: Collector,
         ddp: DistributedDataParallel | None,
         grad_scaler: GradScaler | None,
-        guard: Guard,
     ) -> None:
         self.unread = StepRows(collector.norms, collector.group)
         """Measured steps that have been sent, and that nobody has read."""
-        self._collector: Collector | None = collector
+        self.guard = Guard()
+        self.collector: Collector | None = collector
+        """None once it is closed."""
         self._ddp = ddp
         self._loss_scale = LossScale(grad_scaler)
-        self._guard = guard
         self._warn = WarnOnce()
         self._step = StepUnderWay(due=True)
         self._paused = False
         self._accepted = False  # a step as this way of measuring needs it
-        self._coverage_at_close = 1.0
-        self._found_by_close: dict[str, Any] = {}
-
-    @property
-    def takes_a_pass(self) -> bool:
-        """See `Collector`."""
-        return self._collector is not None and self._collector.takes_a_pass
-
-    @property
-    def least_micro_batches(self) -> int:
-        """See `Collector`."""
-        return 1 if self._collector is None else self._collector.least_micro_batches
-
-    @property
-    def coverage(self) -> float:
-        """See `Collector`."""
-        return self._coverage_at_close if self._collector is None else self._collector.coverage
 
     def add_pass(
         self,
@@ -103,9 +132,25 @@ class StepCapture:
         collector = self._open_collector()
         step = self._step
         if step.due:
-            with self._spoils_step():
-                step.keep(collector.reached)
-            self._send(collector, step, loss_divisor, unmeasured_examples)
+            small: Tensor | None = None
+            big: Tensor | None = None
+            layout = UNKNOWN
+            try:
+                with self._spoils_step():
+                    step.keep(collector.reached)
+                    small, big = self._norms(collector, step)
+                    layout = step.layout(collector, loss_divisor)
+                    self._accepted |= small is not None
+            finally:
+                with self._spoils_step():
+                    small = None if step.spoiled else small
+                    self.unread.add(
+                        small,
+                        big,
+                        layout,
+                        examples=float(sum(one.size for one in step.passes)),
+                        unmeasured_examples=unmeasured_examples,
+                    )
         self._step = StepUnderWay(step.due)
         with self._spoils_step():  # the next one
             collector.reset()
@@ -118,45 +163,32 @@ class StepCapture:
             self._look()
 
     def pause(self, paused: bool) -> None:
-        """See `NoiseScaleMeter.pause`."""
+        """Look at no forward pass while paused."""
         self._paused = paused
         self._look()
 
     def leave_step_out(self, error: Exception) -> None:
-        """See `NoiseScaleMeter`."""
+        """Leave the step under way out, as nobody knows what is in it; warn once why."""
         self._step.spoiled = True
-        self._guard.tell(STEPS_LOST, error)
+        self.guard.tell(STEPS_LOST, error)
 
     def close(self) -> None:
         """Remove every hook, and drop the steps that have not been read."""
         self.unread.clear()
-        if self._collector is not None:
-            self._found_by_close = self._collector.state_dict()
-            with self._guard("The coverage was not read"):
-                self._coverage_at_close = self._collector.coverage
-            self._collector.close()
-            self._collector = self._ddp = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the collector found out about the model in its first steps."""
-        return self._found_by_close if self._collector is None else self._collector.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        if self._collector is not None:
-            self._collector.load_state_dict(state)
+        if self.collector is not None:
+            self.collector.close()
+            self.collector = self._ddp = None
 
     def _open_collector(self) -> Collector:
-        if self._collector is None:
+        if self.collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
         if self._ddp is not None:
             refuse_join(self._ddp)
-        return self._collector
+        return self.collector
 
     def _look(self) -> None:
-        """Have the collector look at forward passes, or at none."""
-        if self._collector is not None:
-            self._collector.wanted = self._step.due and not self._paused
+        if self.collector is not None:
+            self.collector.wanted = self._step.due and not self._paused
 
     @contextmanager
     def _spoils_step(self) -> Iterator[None]:
@@ -170,32 +202,6 @@ class StepCapture:
             if isinstance(error, RefusalError) and not self._accepted:
                 raise
             self.leave_step_out(error)
-
-    def _send(
-        self,
-        collector: Collector,
-        step: StepUnderWay,
-        loss_divisor: float | None,
-        unmeasured_examples: float,
-    ) -> None:
-        """Reduce the step's norms: whatever becomes of them here, the other ranks send theirs."""
-        small: Tensor | None = None
-        big: Tensor | None = None
-        layout = UNKNOWN
-        try:
-            with self._spoils_step():
-                small, big = self._norms(collector, step)
-                layout = step.layout(collector, loss_divisor)
-                self._accepted |= small is not None
-        finally:
-            with self._spoils_step():
-                self.unread.add(
-                    None if step.spoiled else small,
-                    big,
-                    layout,
-                    examples=float(sum(one.size for one in step.passes)),
-                    unmeasured_examples=unmeasured_examples,
-                )
 
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """The small norms of the step, None where there are none to rely on, and the big one."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from noisescale.estimation.estimator import NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 from noisescale.meter.options import MeterOptions
@@ -54,24 +54,12 @@ class Estimates:
         """Of the whole gradient, since the last row of the history."""
         self.recent: RecentSteps | None = None
         """The last steps of the whole gradient, where decisions are taken on them."""
-        self._whole = options.new_estimator()
-        self._groups = {name: options.new_estimator() for name in groups}
-        self._preconditioned = options.new_estimator() if options.preconditioned else None
-
-    @property
-    def whole(self) -> NoiseScale:
-        """Of the whole gradient."""
-        return self._whole.estimate()
-
-    @property
-    def groups(self) -> dict[str, NoiseScale]:
-        """Of each group of parameters."""
-        return {name: estimator.estimate() for name, estimator in self._groups.items()}
-
-    @property
-    def preconditioned(self) -> NoiseScale | None:
-        """Of the preconditioned gradient, which is not B_simple; None where it is not measured."""
-        return None if self._preconditioned is None else self._preconditioned.estimate()
+        self.whole = options.new_estimator()
+        self.groups = {name: options.new_estimator() for name in groups}
+        self.preconditioned: NoiseScaleEstimator | None = None
+        """Of the gradient as Adam scales it, which is not B_simple."""
+        if options.preconditioned:
+            self.preconditioned = options.new_estimator()
 
     def update(
         self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
@@ -83,16 +71,16 @@ class Estimates:
             entries: Those of the groups, of the rest and of the preconditioned gradient if any.
             weight: See `NoiseScaleEstimator.update`.
         """
-        if not self._whole.update(whole, weight):
+        if not self.whole.update(whole, weight):
             return False
         self.sums = self.sums.plus(whole, weight)
         self.increments.add(whole, weight)
         if self.recent is not None:
             self.recent.add(whole, weight)
-        for estimator, moments in zip(self._groups.values(), entries, strict=False):
+        for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight)
-        if self._preconditioned is not None:
-            self._preconditioned.update(entries[-1], weight)
+        if self.preconditioned is not None:
+            self.preconditioned.update(entries[-1], weight)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,9 +88,9 @@ class Estimates:
         return {
             "sums": list(self.sums),
             "increments": self.increments.state_dict(),
-            "whole": self._whole.state_dict(),
-            "groups": {name: estimator.state_dict() for name, estimator in self._groups.items()},
-            "preconditioned": self._preconditioned and self._preconditioned.state_dict(),
+            "whole": self.whole.state_dict(),
+            "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
+            "preconditioned": self.preconditioned and self.preconditioned.state_dict(),
             "recent": None if self.recent is None else self.recent.state_dict(),
         }
 
@@ -111,11 +99,11 @@ class Estimates:
         self.sums = MomentSums(*state["sums"])
         if "increments" in state:  # earlier versions saved none
             self.increments.load_state_dict(state["increments"])
-        self._whole.load_state_dict(state["whole"])
+        self.whole.load_state_dict(state["whole"])
         if self.recent is not None and state["recent"] is not None:
             self.recent.load_state_dict(state["recent"])
-        for name, estimator in self._groups.items():
+        for name, estimator in self.groups.items():
             if name in state["groups"]:
                 estimator.load_state_dict(state["groups"][name])
-        if self._preconditioned is not None and state["preconditioned"] is not None:
-            self._preconditioned.load_state_dict(state["preconditioned"])
+        if self.preconditioned is not None and state["preconditioned"] is not None:
+            self.preconditioned.load_state_dict(state["preconditioned"])

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from noisescale._moved import former_names
@@ -12,18 +15,95 @@ from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.metric_names import ROOT
 from noisescale.meter.meter import NoiseScaleMeter
-from noisescale.meter.metrics import OF_EVERY_RUN, Metrics, metrics_of
-from noisescale.meter.step_timer import StepTimer
 
 
-class Reading(NamedTuple):
-    """The metrics of one log step."""
+class _Now(NamedTuple):
+    """What metrics are made of."""
+
+    estimate: NoiseScale
+    meter: NoiseScaleMeter
+    seconds_per_step: float
+
+
+OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
+    "simple": lambda now: now.estimate.value,
+    "simple_low": lambda now: now.estimate.low,
+    "simple_high": lambda now: now.estimate.high,
+    "lower_bound": lambda now: now.estimate.low,
+    "grad_sq_norm": lambda now: now.estimate.grad_sq_norm,
+    "noise_trace": lambda now: now.estimate.noise_trace,
+    "batch_size": lambda now: now.meter.batch_size,
+    "efficiency": lambda now: now.estimate.efficiency(now.meter.batch_size),
+    "step": lambda now: float(now.meter.last_measured_step),
+    "examples": lambda now: now.meter.examples,
+    "devices": lambda now: float(now.meter.devices),
+    "accumulation": lambda now: float(now.meter.accumulation),
+    "seconds_per_step": lambda now: now.seconds_per_step,
+    "skipped_steps": lambda now: float(now.meter.skipped_steps),
+}
+"""Metrics without their prefix that every run has at every step."""
+
+_NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
+"""Of the whole gradient. TensorBoard draws a band only of values that were logged together."""
+
+
+class Metrics(NamedTuple):
+    """The metrics of a meter at one step, with or without a prefix."""
 
     all: dict[str, float]
-    """Every metric; NaN and infinite where it is not known."""
-    known: dict[str, float]
-    """Those for loggers: finite, and of what is resolved only."""
+    """NaN or infinite where one is not known."""
+    unresolved: set[str]
+    """Names of those that go by a noise scale whose interval has no upper end."""
     estimate: NoiseScale
+    """Of the whole gradient."""
+
+    def named(self, prefix: str) -> Metrics:
+        """Return them under names with a prefix."""
+        unresolved = {prefix + name for name in self.unresolved}
+        return Metrics({prefix + n: v for n, v in self.all.items()}, unresolved, self.estimate)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """Those for loggers: finite, and of what is resolved only."""
+        return {
+            name: value
+            for name, value in self.all.items()
+            if math.isfinite(value) and name not in self.unresolved
+        }
+
+
+class StepTimer:
+    """Mean time from one optimizer step to the next.
+
+    An interval in which something else ran (validation, a checkpoint) is dropped whole. What
+    remains is the host's clock: steps are enqueued no faster than the device works them off,
+    so the mean over many is the device's, and nothing has to wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._seconds, self._intervals = 0.0, 0
+
+    def step(self) -> None:
+        """An optimizer step is taken now."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds += now - self._last
+            self._intervals += 1
+        self._last = now
+
+    def interrupt(self) -> None:
+        """Leave the step under way out: something else happens in it."""
+        self._last = None
+
+    @property
+    def mean(self) -> float:
+        """Seconds a step since the last `restart`; NaN where none was timed."""
+        return self._seconds / self._intervals if self._intervals else math.nan
+
+    def restart(self) -> None:
+        """Begin another mean, with the interval under way."""
+        self._seconds, self._intervals = 0.0, 0
 
 
 class LoggedMeter:
@@ -42,7 +122,7 @@ class LoggedMeter:
         self.guard = Guard()
         self._warn = WarnOnce()
         self._prefix = prefix
-        self._timer = StepTimer()
+        self.timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
         self._names = (*OF_EVERY_RUN,)
@@ -58,18 +138,10 @@ class LoggedMeter:
         """Whether a step was measured since the last row of the history."""
         return self.meter.last_measured_step > self.history.last_step
 
-    def start(self) -> None:
-        """Start the clock."""
-        self._timer = StepTimer()
-
-    def interrupt(self) -> None:
-        """Leave the step under way out of the times: something else happens in it."""
-        self._timer.interrupt()
-
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
-        self._timer.step()
+        self.timer.step()
 
     def close(self, *, interrupted: bool = False) -> None:
         """Take everything out of the model, see `NoiseScaleMeter.close`."""
@@ -77,7 +149,7 @@ class LoggedMeter:
         with self.guard("The last steps are not in the averages"):
             self.meter.close(interrupted=interrupted)
 
-    def read(self) -> Reading:
+    def read(self) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
 
         Where all such steps since the last row were left out (not finite, nothing to compare), the
@@ -87,19 +159,15 @@ class LoggedMeter:
         Where reading fails, all metrics are NaN, and one warning says so.
         """
         with self.guard("The noise scale was not logged"):
-            return self._read()
-        unknown = NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, steps=0)
-        return Reading(self._unknown(), {}, unknown)
-
-    def _read(self) -> Reading:
-        self._warn_of_lone_steps()
-        self._in_force = self._is_in_force()
-        now = self._metrics()
-        self._timer.restart()
-        if self.advanced:
-            now.all.update(self.meter.take_increments())
-            self._append_row(now)
-        return Reading(self._named(now.all), self._named(now.known), now.estimate)
+            self._warn_of_lone_steps()
+            self._in_force = self._is_in_force()
+            now = self._metrics()
+            self.timer.restart()
+            if self.advanced:
+                now.all.update(self.meter.take_increments())
+                self._append_row(now)
+            return now.named(self._prefix)
+        return self._unknown()
 
     def _append_row(self, now: Metrics) -> None:
         self.history.append(
@@ -115,26 +183,43 @@ class LoggedMeter:
         )
         self._measured_by_last_row = self.meter.measured_steps
 
-    def look(self) -> dict[str, float]:
-        """Return every metric as it is now, but for increments. The next row is what it will be.
+    def look(self) -> Metrics:
+        """Return the metrics as they are now, but for increments. The next row is what it will be.
 
         For whoever looks between two rows of the history. Reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._named(self._metrics().all)
+            return self._metrics().named(self._prefix)
         return self._unknown()
 
-    def _unknown(self) -> dict[str, float]:
-        return self._named(dict.fromkeys(self._names, math.nan))
-
-    def _named(self, metrics: dict[str, float]) -> dict[str, float]:
-        return {self._prefix + name: value for name, value in metrics.items()}
+    def _unknown(self) -> Metrics:
+        estimate = NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, steps=0)
+        return Metrics(nothing_measured(self._prefix, self._names), set(), estimate)
 
     def _metrics(self) -> Metrics:
-        self._last_read_step = self.meter.last_measured_step
-        now = metrics_of(self.meter, self._timer.mean, in_force=self._is_in_force())
-        self._names = (*now.all,)
-        return now
+        meter, in_force = self.meter, self._is_in_force()
+        self._last_read_step = meter.last_measured_step
+        estimate = _current(meter.noise_scale, in_force)
+        now = _Now(estimate, meter, self.timer.mean)
+        metrics = {name: value_of(now) for name, value_of in OF_EVERY_RUN.items()}
+        unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
+        if (coverage := meter.coverage) < 1:
+            metrics["coverage"] = coverage
+        if (of_adam := meter.preconditioned_noise_scale) is not None:
+            of_adam = _current(of_adam, in_force)
+            interval = {
+                "preconditioned": of_adam.value,
+                "preconditioned_low": of_adam.low,
+                "preconditioned_high": of_adam.high,
+            }
+            metrics |= interval
+            unresolved |= set() if of_adam.resolved else interval.keys()
+        for name, of_group in meter.group_noise_scales.items():
+            of_group = _current(of_group, in_force)
+            metrics[f"group/{name}"] = of_group.value
+            unresolved |= set() if of_group.resolved else {f"group/{name}"}
+        self._names = (*metrics,)
+        return Metrics(metrics, unresolved, estimate)
 
     def _is_in_force(self) -> bool:
         """Whether the averages are of now: they have taken in a step since the last row."""
@@ -154,13 +239,8 @@ class LoggedMeter:
         )
 
     def _warn_of_lone_steps(self) -> None:
-        measured = self.meter.measured_steps
-        if (
-            self.advanced
-            and self._several_alone
-            and measured == self._measured_by_last_row
-            and measured
-        ):
+        none_since = 0 < self.meter.measured_steps == self._measured_by_last_row
+        if self.advanced and self._several_alone and none_since:
             self._warn(
                 f"From step {self.meter.lone_since} on each step has one micro-batch, in one"
                 " process, which has nothing to be compared with: no noise scale is logged from"
@@ -175,16 +255,13 @@ class LoggedMeter:
         Empty where that fails, and one warning says so.
         """
         with self.guard("The averages are not in the checkpoint"):
-            return self._state_dict()
+            return {
+                "meter": self.meter.state_dict(),
+                "history": self.history.state_dict(),
+                "measured_by_last_row": self._measured_by_last_row,
+                "in_force": self._in_force,
+            }
         return {}
-
-    def _state_dict(self) -> dict[str, Any]:
-        return {
-            "meter": self.meter.state_dict(),
-            "history": self.history.state_dict(),
-            "measured_by_last_row": self._measured_by_last_row,
-            "in_force": self._in_force,
-        }
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. What cannot be restored begins anew, after a warning."""
@@ -209,9 +286,17 @@ class LoggedMeter:
         )
 
 
-def nothing_measured(prefix: str = ROOT) -> dict[str, float]:
+def nothing_measured(prefix: str = ROOT, names: Iterable[str] = OF_EVERY_RUN) -> dict[str, float]:
     """Return the metrics of a run in which nothing can be measured: NaN."""
-    return {prefix + name: math.nan for name in OF_EVERY_RUN}
+    return {prefix + name: math.nan for name in names}
+
+
+def _current(estimate: NoiseScale, in_force: bool) -> NoiseScale:
+    """The estimate while it is in force, else one of which nothing is known."""
+    if in_force:
+        return estimate
+    nan = math.nan
+    return replace(estimate, value=nan, low=nan, high=nan, grad_sq_norm=nan, noise_trace=nan)
 
 
 __getattr__ = former_names(__name__, {"Measurement": "noisescale.meter.logged_meter.LoggedMeter"})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,9 @@ class MeasuringCallback:
         *let_pass: Errors of the trainer's own that end a training, as refusals do.
     """
 
+    _HOW_TO_HAVE_SEVERAL: str
+    """What to do under this trainer where one process trains."""
+
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
         self._meters: list[LoggedMeter] = []
@@ -32,8 +36,7 @@ class MeasuringCallback:
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate, during training and after it. Reads the device."""
-        first = self._first
-        return self._options.before_first_step if first is None else first.meter.noise_scale
+        return self._unmeasured if self._first is None else self._first.meter.noise_scale
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
@@ -55,8 +58,20 @@ class MeasuringCallback:
         return self._meters[0] if self._meters else None
 
     @property
+    def _unmeasured(self) -> NoiseScale:
+        return self._options.new_estimator().estimate()
+
+    @property
     def _measuring(self) -> bool:
         return any(logged.measuring for logged in self._meters)
+
+    @abstractmethod
+    def _tell(self, message: str) -> None:
+        """Warn on one rank."""
+
+    @abstractmethod
+    def _stop(self, *, interrupted: bool) -> None:
+        """Take everything back that was put into the model."""
 
     @contextmanager
     def _leaving_step_out(self) -> Iterator[None]:
@@ -69,9 +84,39 @@ class MeasuringCallback:
             for logged in self._meters:
                 logged.meter.leave_step_out(error)
 
+    def _close_step(self, which: int, loss_divisor: float | None = None) -> bool:
+        """Close a step; False where its gradients turn out to be none that can be measured."""
+        logged = self._meters[which]
+        try:
+            logged.step(loss_divisor=loss_divisor)
+        except RefusalError as reason:
+            if not self._options.leaves_choice:
+                raise
+            logged.close()
+            if self._measuring:
+                self._tell(
+                    f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
+                    f" {reason} The others are measured on."
+                )
+            else:
+                self._tell_that_nothing_is_measured(reason)
+                self._stop(interrupted=False)
+                self._meters = []
+            return False
+        return True
+
+    def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
+        """Warn where one process trains. `reason`: why halves of a batch are not compared."""
+        self._tell(
+            f"{type(self).__name__} has nothing to measure: one process trains, one gradient a step"
+            " has nothing to be compared with, and the halves of a batch cannot be compared:"
+            f" {reason} Training goes on without it. Accumulate two or more micro-batches a step"
+            f" {self._HOW_TO_HAVE_SEVERAL}"
+        )
+
     def _interrupt(self) -> None:
         for logged in self._meters:
-            logged.interrupt()
+            logged.timer.interrupt()
 
     def _close_meters(self, *, interrupted: bool) -> None:
         for logged in reversed(self._meters):  # as what they wrap was wrapped

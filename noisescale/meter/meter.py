@@ -16,11 +16,9 @@ from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapp
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.collectors.rows.window_layout import Weight
-from noisescale.guard import Guard
-from noisescale.meter.capture import STEPS_LOST, StepCapture
+from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
 from noisescale.meter.options import MeterOptions
 from noisescale.meter.readings import MeterReadings
-from noisescale.meter.step_under_way import BackwardPass
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
@@ -130,9 +128,8 @@ class NoiseScaleMeter(MeterReadings):
         )
         wrapper = unwrapped(model)
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
-        self._guard = Guard()
-        capture = StepCapture(collector, ddp, grad_scaler, self._guard)
-        super().__init__(capture, collector, options)
+        super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
+        self._found_by_close: dict[str, Any] = {}
 
     @classmethod
     def from_options(
@@ -145,19 +142,14 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: GradScaler | None = None,
     ) -> NoiseScaleMeter:
         """Return a meter as `options` describe it; `optimizer` is the preconditioner, if any."""
+        arguments = options.arguments()
+        preconditioner = optimizer if arguments.pop("preconditioned") else None
         return cls(
             model,
-            window=options.window,
-            confidence=options.confidence,
-            unit=options.unit,
-            every_n_steps=options.every_n_steps,
             parameters=parameters,
-            small_batch=options.small_batch,
-            layers=options.layers,
-            groups=options.groups,
             grad_scaler=grad_scaler,
-            preconditioner=optimizer if options.preconditioned else None,
-            cut=options.cut,
+            preconditioner=preconditioner,
+            **arguments,
         )
 
     def backward(self, loss: Tensor, local_batch_size: float, *, rows: int | None = None) -> None:
@@ -220,15 +212,16 @@ class NoiseScaleMeter(MeterReadings):
                 the number of its backward passes, which makes the gradient a mean. Lightning
                 divides by its full window also when the last one of an epoch is short.
         """
-        self._counts.steps += 1
-        step = self._capture.close_step(loss_divisor, self._counts.unmeasured_examples)
-        self._capture.open_step(due=self._next_is_due)
-        with self._guard(STEPS_LOST):
-            if step.due:
-                self._counts.close_measured(len(step.passes), least=self.least_micro_batches)
-            else:
-                self._counts.unmeasured_examples += sum(one.size for one in step.passes)
-            if len(self._capture.unread) >= _MOST_UNREAD:
+        counts, capture = self._counts, self._capture
+        counts.steps += 1
+        step = capture.close_step(loss_divisor, counts.unmeasured_examples)
+        capture.open_step(due=self._next_is_due)
+        if step.due:
+            counts.close_measured(len(step.passes), least=self.least_micro_batches)
+        else:
+            counts.unmeasured_examples += sum(one.size for one in step.passes)
+        if len(capture.unread) >= _MOST_UNREAD:
+            with capture.guard(STEPS_LOST):
                 self._settle()
 
     def pause(self) -> None:
@@ -257,12 +250,20 @@ class NoiseScaleMeter(MeterReadings):
         try:
             self._settle(alone=interrupted)
         finally:
+            with self._capture.guard("The coverage was not read"):
+                self._found_by_close = self._found
+                self._coverage_at_close = self.coverage
             self._capture.close()
 
     @property
     def _next_is_due(self) -> bool:
-        takes_a_pass = self._capture.takes_a_pass
-        return self._cadence.is_due(self._counts.steps, takes_a_pass=takes_a_pass)
+        return self._counts.steps % self.every_n_steps == 0
+
+    @property
+    def _found(self) -> dict[str, Any]:
+        """What the collector found out about the model in its first steps."""
+        collector = self._capture.collector
+        return self._found_by_close if collector is None else collector.state_dict()
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far, in builtins: it loads weights-only.
@@ -278,8 +279,8 @@ class NoiseScaleMeter(MeterReadings):
         self._settle(alone=interrupted)
         return {
             "estimates": self._estimates.state_dict(),
-            **self._counts.state_dict(),
-            "collector": self._capture.state_dict(),
+            **vars(self._counts),
+            "collector": self._found,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,8 +294,11 @@ class NoiseScaleMeter(MeterReadings):
         """
         begun_anew = self._estimates.state_dict()
         try:
-            self._counts.load_state_dict(state)
-            self._capture.load_state_dict(state["collector"])
+            try:
+                self._counts.load_state_dict(state)
+            finally:  # how often steps are measured goes by what the collector knows
+                if self._capture.collector is not None:
+                    self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])
         except Exception:
             self._estimates.load_state_dict(begun_anew)

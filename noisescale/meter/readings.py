@@ -1,19 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a meter has measured, as it is read."""
+"""What a meter has measured: steps on their way into averages and counts, and these as read."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
-from noisescale.meter.cadence import Cadence
+from noisescale.guard import WarnOnce
 from noisescale.meter.capture import StepCapture
-from noisescale.meter.counts import Counts
 from noisescale.meter.estimates import Estimates, MomentSums
-from noisescale.meter.intake import Intake
-from noisescale.meter.options import MeterOptions
+from noisescale.meter.options import Cadence, MeterOptions
+
+
+@dataclass
+class Counts:
+    """The counts of a meter, see there, which its `state_dict` has under these names."""
+
+    steps: int = 0
+    last_measured_step: int = 0
+    measured_steps: int = 0
+    skipped_steps: int = 0
+    examples: float = 0.0
+    unmeasured_examples: float = 0.0
+    """This rank's since the last measured step."""
+    batch_size: float = math.nan
+    accumulation: int = 1
+    lone_since: int | None = None
+
+    def close_measured(self, micro_batches: int, *, least: int) -> None:
+        """Count the step that was just taken, and that is measured from `least` micro-batches."""
+        self.unmeasured_examples = 0.0
+        self.last_measured_step = self.steps
+        self.accumulation = micro_batches or self.accumulation
+        if micro_batches >= least:
+            self.lone_since = None
+        elif self.lone_since is None:
+            self.lone_since = self.steps
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on from all that a state has; a KeyError if something is missing in it."""
+        for name in vars(self):
+            if name in state:
+                setattr(self, name, state[name])
+            elif name not in ("measured_steps", "lone_since"):  # which were not saved earlier
+                raise KeyError(name)
 
 
 class MeterReadings:
@@ -28,26 +66,24 @@ class MeterReadings:
     def __init__(self, capture: StepCapture, collector: Collector, options: MeterOptions) -> None:
         self._capture = capture
         self._cadence = Cadence(options.every_n_steps)
+        self._unit = options.unit
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
-        self._intake = Intake(
-            self._estimates,
-            self._counts,
-            collector.nothing_to_compare,
-            0.0 if options.layers == "normalization" else LEAST_COVERAGE,
-        )
+        self._warn = WarnOnce()
+        self._nothing_to_compare = collector.nothing_to_compare
+        self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
+        self._coverage_at_close = 1.0
 
     @property
     def noise_scale(self) -> NoiseScale:
         """The latest estimate. Reads the device: ask when you log, not at every step."""
         self._settle()
-        return self._estimates.whole
+        return self._estimates.whole.estimate()
 
     def follow(self, confidence: float = 0.95) -> None:
         """Keep the last steps from now on, for `recent_noise_scale`; call it before the first."""
         if self._estimates.recent is None:
-            unit = self._estimates.whole.unit
-            self._estimates.recent = RecentSteps(confidence=confidence, unit=unit)
+            self._estimates.recent = RecentSteps(confidence=confidence, unit=self._unit)
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
@@ -70,7 +106,7 @@ class MeterReadings:
     def group_noise_scales(self) -> dict[str, NoiseScale]:
         """The latest estimate for each of `groups`."""
         self._settle()
-        return self._estimates.groups
+        return {name: group.estimate() for name, group in self._estimates.groups.items()}
 
     @property
     def preconditioned_noise_scale(self) -> NoiseScale | None:
@@ -80,7 +116,8 @@ class MeterReadings:
         documentation tells what is known about it.
         """
         self._settle()
-        return self._estimates.preconditioned
+        of_adam = self._estimates.preconditioned
+        return None if of_adam is None else of_adam.estimate()
 
     @property
     def steps(self) -> int:
@@ -131,7 +168,8 @@ class MeterReadings:
         Below 1 with `small_batch="example"` alone, where some layers have no formula. Below 0.9
         steps are left out, unless `layers="normalization"` was asked for.
         """
-        return self._capture.coverage
+        collector = self._capture.collector
+        return self._coverage_at_close if collector is None else collector.coverage
 
     @property
     def sums(self) -> MomentSums:
@@ -152,7 +190,8 @@ class MeterReadings:
     @property
     def least_micro_batches(self) -> int:
         """Micro-batches that a step needs to be measured; 2 where one process compares them."""
-        return self._capture.least_micro_batches
+        collector = self._capture.collector
+        return 1 if collector is None else collector.least_micro_batches
 
     @property
     def devices(self) -> int:
@@ -162,11 +201,47 @@ class MeterReadings:
     @property
     def every_n_steps(self) -> int:
         """One step in so many is measured, as things are: "auto" goes by what a step costs."""
-        return self._cadence.every_n_steps(takes_a_pass=self._capture.takes_a_pass)
+        collector = self._capture.collector
+        return self._cadence.every_n_steps(collector is not None and collector.takes_a_pass)
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
         steps = list(self._capture.unread.read(without_waiting=alone))
         coverage = self.coverage if steps else 1.0
         for step in steps:
-            self._intake.take(step, coverage)
+            self._take(step, coverage)
+
+    def _take(self, step: MeasuredStep, coverage: float) -> None:
+        """Take a step into the averages, or leave it out."""
+        counts, norms = self._counts, step.norms
+        counts.examples += step.unmeasured_examples
+        counts.examples += norms.examples
+        counts.batch_size = norms.examples
+        if self._is_sound(norms, coverage) and self._estimates.update(
+            norms.moments(), [entry.moments() for entry in step.entries], weight=norms.examples
+        ):
+            counts.measured_steps += 1
+        else:
+            counts.skipped_steps += 1
+
+    def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
+        """Whether it tells the noise; where the user can do something about it, warn."""
+        if not norms.comparable:
+            if norms.alone and self._estimates.whole.estimate().steps == 0:
+                self._warn(self._nothing_to_compare)
+        elif norms.identical_parts:
+            self._warn(
+                "All ranks or micro-batches had one and the same gradient: such steps are not"
+                " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
+                " drawn at random (the input of a generator) needs a seed of its own on each rank."
+            )
+        elif not coverage >= self._least_coverage:
+            self._warn(
+                "Single examples can be told apart only in layers with less than"
+                f" {self._least_coverage:.0%} of |g|²: such steps are not measured, as the rest may"
+                " have another noise. Compare ranks, micro-batches, or in one process halves of"
+                ' each batch: `small_batch="auto"`.'
+            )
+        else:
+            return True
+        return False

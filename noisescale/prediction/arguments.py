@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from os import PathLike
 
 import numpy as np
 
+from noisescale.checks import checked_positive
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
@@ -21,15 +21,6 @@ MOST_BATCH_SIZES = 256
 """At once: each is a row of a table for each number of devices."""
 
 MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
-
-
-def history_from(source: Mapping[str, Array] | str | PathLike[str]) -> Mapping[str, Array]:
-    """Return a history, read from a folder where that is what was given."""
-    if isinstance(source, (str, PathLike)):
-        from noisescale.history.reading import read_run
-
-        return read_run(source)
-    return source
 
 
 def checked_run(history: Mapping[str, Array]) -> Segments:
@@ -63,13 +54,6 @@ def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
             " monitor has one."
         )
     return law
-
-
-def calibration_from(given: Calibration | float | None) -> Calibration:
-    """Return the calibration; by default the theory."""
-    if given is None:
-        return Calibration.theory()
-    return given if isinstance(given, Calibration) else Calibration.given(given)
 
 
 def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
@@ -129,16 +113,13 @@ def positive_or(name: str, value: float | None, otherwise: float) -> float:
     """Return `value` if it is from 1/MOST to MOST, `otherwise` where there is none."""
     if value is None:
         return otherwise
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"`{name}` must be positive and finite, got {value!r}. Leave it out if it is unknown."
-        )
-    if not 1 / MOST <= value <= MOST:
+    positive = checked_positive(name, value, "Leave it out if it is unknown.")
+    if not 1 / MOST <= positive <= MOST:
         raise ValueError(
             f"`{name}` must be from {1 / MOST:g} to {MOST:g}, got {value!r}."
             " Leave it out if it is unknown, or give it in another unit."
         )
-    return float(value)
+    return positive
 
 
 def _few(name: str, given: Iterable[float], most: int) -> list[float]:

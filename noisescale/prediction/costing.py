@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
@@ -61,15 +60,7 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is known of the devices, and what they and waiting for them cost.
-
-    Args:
-        step_time: Seconds a step, or None where nothing was timed.
-        max_device_batch_size: The most examples a device takes at once.
-        devices_per_node: More devices than these are spread over nodes.
-        price_per_device_hour: In any currency; None where it is not known.
-        hour_worth: What waiting for an hour costs, in the same.
-    """
+    """What is known of the devices, and what they and waiting for them cost, see `predict`."""
 
     step_time: StepTimeModel | None
     max_device_batch_size: float
@@ -139,10 +130,7 @@ def recommended_row(
 
 
 def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row of one number of devices with the fewest hours, and so device-hours.
-
-    Where no seconds are known it is the one with the fewest steps·examples: the balanced one.
-    """
+    """Return the row with the fewest hours; without seconds with the fewest steps·examples."""
     known = law.known
 
     def hours(row: PredictedRow) -> float:
@@ -177,7 +165,9 @@ def timings_of(
     octaves = np.round(8 * np.log2(device_batch[timed]))
     plans = np.stack([octaves, accumulation[timed], devices[timed]], axis=1)
     timings = []
-    for plan, those in _runs_of_equal_rows(plans):
+    found, which = np.unique(plans, axis=0, return_inverse=True)
+    for k, plan in enumerate(found.tolist()):
+        those = which.ravel() == k
         if steps[timed][those].sum() >= LEAST_SHARE * steps[timed].sum():
             size, median = (float(np.median(x[timed][those])) for x in (device_batch, seconds))
             count = round(plan[2])
@@ -196,15 +186,3 @@ def devices_of(history: Mapping[str, Array]) -> int | None:
 def _recorded(history: Mapping[str, Array], column: str, otherwise: float) -> Array:
     values = history.get(column, np.full_like(history["step"], math.nan))
     return np.where(np.isfinite(values), values, otherwise)
-
-
-def _runs_of_equal_rows(rows: Array) -> Iterator[tuple[list[float], NDArray[np.intp]]]:
-    """Each distinct row with its positions; quick where rows repeat their predecessors."""
-    if not len(rows):
-        return
-    changed = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
-    starts = np.concatenate([[0], changed])
-    found, which = np.unique(rows[starts], axis=0, return_inverse=True)
-    which = np.repeat(which.ravel(), np.diff(np.append(starts, len(rows))))
-    for k, row in enumerate(found.tolist()):
-        yield row, np.flatnonzero(which == k)

@@ -61,6 +61,11 @@ def critical_row(p: PredictionRecord) -> PredictedRow | None:
     return row_at(p, critical, p.own_devices) if 0 < critical < math.inf else None
 
 
+def critical_or_least(p: PredictionRecord) -> float:
+    """Return the critical batch size, its lower bound where it is not resolved."""
+    return p.critical_batch_size.value if p.resolved else p.critical_batch_size.low
+
+
 def steps_ratio(p: PredictionRecord, batch_size: float) -> Bounded:
     """Return steps at a batch size over those at the run's own, whose error goes with theirs."""
     own = own_batch_size(p)

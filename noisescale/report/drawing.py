@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -25,6 +25,10 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 
 BAND = "rgba(0, 114, 178, 0.16)"
+
+DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
+
+Point = tuple[float | None, float | None]
 
 _PLOT_HEIGHT, _AXIS_ROOM = 360, 58
 """Pixels between the axes, and under them for tick labels and title."""
@@ -118,31 +122,24 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return low / span**0.15, high * span**0.08
 
 
-def area(
-    name: str, x: Sequence[float | None], y: Sequence[float | None], **style: Any
-) -> go.Scatter:
-    """Return a filled polygon, or several that None separates."""
-    return go.Scatter(
-        **{
-            "x": x,
-            "y": y,
-            "name": name,
-            "mode": "lines",
-            "line": {"width": 0},
-            "fill": "toself",
-            "fillcolor": BAND,
-            "hoverinfo": "skip",
-        }
-        | style
-    )
+def coordinates(points: Iterable[Point]) -> dict[str, list[float | None]]:
+    """Return the points of a trace as plotly takes them."""
+    points = list(points)
+    return {"x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-def around(
-    low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]]
-) -> dict[str, list[float]]:
-    """Return the polygon from the lower points on and back along the upper ones."""
-    outline = [*low, *reversed(high)]
-    return {"x": [x for x, _ in outline], "y": [y for _, y in outline]}
+def draw_area(drawn: go.Figure, name: str, outline: Iterable[Point], **style: Any) -> None:
+    """Fill a polygon, or several that points of None separate."""
+    style = {"line": {"width": 0}, "fillcolor": BAND, "hoverinfo": "skip"} | style
+    drawn.add_scatter(name=name, mode="lines", fill="toself", **coordinates(outline), **style)
+
+
+def draw_bounds(
+    drawn: go.Figure, resolved: bool, low: Sequence[Point], high: Sequence[Point], **style: Any
+) -> None:
+    """Fill what is between the lower and the upper points."""
+    name = "between the bounds" if resolved else "not resolved: between the bounds"
+    draw_area(drawn, name, [*low, *reversed(high)], **style)
 
 
 def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
@@ -151,7 +148,7 @@ def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
         f"<b>batch size {count(row.batch_size)} on {plural(row.devices, 'device')}</b>",
         f"device batch x accumulation x devices: {plan(row)}",
         f"steps: {banded(row.steps)}",
-        f"{escaped(p.unit)}: {banded(row.examples)}",
+        f"{escape(p.unit)}: {banded(row.examples)}",
     ]
     if row.hours.known:
         lines.append(f"{unit.name}: {banded(unit.of(row.hours))}")
@@ -161,11 +158,6 @@ def hover(p: PredictionRecord, row: PredictedRow, unit: Duration) -> str:
     if row.extrapolated:
         lines.append(f"extrapolated: {', '.join(row.extrapolated)}")
     return "<br>".join(lines)
-
-
-def escaped(text: str) -> str:
-    """Return a user's text for plotly, which reads tags and entities."""
-    return html.escape(text)
 
 
 def _tick(value: float) -> str:

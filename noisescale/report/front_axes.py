@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import device_counts, priced, timed
-from noisescale.report.drawing import escaped
 from noisescale.report.numbers import Duration, duration_for, settled
 
 
@@ -41,28 +41,16 @@ class Axes:
 def axes_of(p: PredictionRecord) -> Axes:
     """Return what a prediction has to be drawn by."""
     unit = duration_for(row.hours for row in p.rows)
-    examples = f"compute: {escaped(p.unit)} processed"
+    examples = f"compute: {escape(p.unit)} processed"
     if not timed(p):
-        return Axes(
-            lambda row: row.examples,
-            lambda row: row.steps,
-            examples,
-            "time: optimizer steps",
-            unit,
-        )
+        steps = "time: optimizer steps"
+        return Axes(lambda row: row.examples, lambda row: row.steps, examples, steps, unit)
 
-    def time(row: PredictedRow) -> Bounded:
-        return unit.of(row.hours)
+    def against_hours(x: Callable[[PredictedRow], Bounded], x_title: str) -> Axes:
+        return Axes(x, lambda row: unit.of(row.hours), x_title, f"time ({unit.name})", unit)
 
-    title = f"time ({unit.name})"
     if len(device_counts(p)) == 1:
-        return Axes(lambda row: row.examples, time, examples, title, unit)
+        return against_hours(lambda row: row.examples, examples)
     if priced(p):
-        return Axes(lambda row: row.cost, time, "cost (currency of the price)", title, unit)
-    return Axes(
-        lambda row: unit.of(row.device_hours),
-        time,
-        f"compute (device-{unit.name})",
-        title,
-        unit,
-    )
+        return against_hours(lambda row: row.cost, "cost (currency of the price)")
+    return against_hours(lambda row: unit.of(row.device_hours), f"compute (device-{unit.name})")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from html import escape
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,13 +13,15 @@ from numpy.typing import NDArray
 
 from noisescale.history.segments import Array
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.report.answers import critical_or_least
 from noisescale.report.drawing import (
     BLACK,
     BLUE,
+    DOTTED,
     GREY,
     VERMILLION,
-    area,
-    escaped,
+    Point,
+    draw_area,
     figure,
     log_axis,
     with_legend,
@@ -35,33 +39,37 @@ def noise_scale_figure(p: PredictionRecord) -> go.Figure:
     been, and is drawn thinly beside it. Where the noise scale is not resolved there is no line,
     and the area from its lower bound to the top of the figure is hatched.
     """
-    step, value, low = p.history["step"], p.run.noise_scale, p.run.low
-    resolved = p.run.resolved > 0
-    shown = _extremes(np.where(resolved, value, low), resolved)
+    value, resolved = p.run.noise_scale, p.run.resolved > 0
+    shown = _extremes(np.where(resolved, value, p.run.low), resolved)
     floor, top = _range(p, resolved)
-    x_axis = {"title": {"text": "optimizer steps"}, "rangemode": "tozero"}
-    unit = escaped(p.unit)
-    shape = "linear" if p.run.as_logged else "vh"
+    unit = escape(p.unit)
     drawn = figure(
         _finding(p),
         f"Line: of each time of the run. Shaded: its {100 * p.confidence:g} % interval; open"
         " upwards where the noise scale is not resolved.",
-        x_axis,
+        {"title": {"text": "optimizer steps"}, "rangemode": "tozero"},
         log_axis(f"noise scale, batch size ({unit})", floor, top),
     )
     if resolved.any():
         name = f"{100 * p.confidence:g} % interval"
-        drawn.add_trace(_band(p, shown, resolved, floor, top, name))
+        draw_area(drawn, name, _band(p, shown, resolved, floor, top))
     if not resolved.all():
-        drawn.add_trace(_open_band(p, shown, resolved, floor, top))
+        draw_area(
+            drawn,
+            "not resolved: above",
+            _open_band(p, shown, ~resolved, floor, top),
+            fillcolor="rgba(0, 0, 0, 0)",
+            fillpattern={"shape": "/", "fgcolor": GREY, "size": 9, "solidity": 0.12},
+            line=DOTTED,
+        )
     _draw_logged(drawn, p)
     if resolved.any():
+        width, shape = 2 if len(shown) == len(value) else 1, "linear" if p.run.as_logged else "vh"
         drawn.add_scatter(
-            x=step[shown].tolist(),
-            y=[v if ok else None for v, ok in zip(value[shown], resolved[shown], strict=True)],
+            **_where(resolved, p, value, shown),
             name="noise scale",
             mode="lines" if resolved.sum() > 1 else "markers",
-            line={"color": BLUE, "width": 2 if len(shown) == len(value) else 1, "shape": shape},
+            line={"color": BLUE, "width": width, "shape": shape},
             hovertemplate=f"step %{{x:,}}: noise scale %{{y:,.3g}} {unit}<extra></extra>",
         )
     _draw_batch_size(drawn, p)
@@ -100,58 +108,42 @@ def _positive(values: Array) -> Array:
     return values[(values > 0) & np.isfinite(values)]
 
 
+def _where(
+    known: NDArray[np.bool_], p: PredictionRecord, value: Array, rows: NDArray[np.intp]
+) -> dict[str, list[float | None]]:
+    """Values over their steps, with gaps where they are not known."""
+    y = [v if ok else None for v, ok in zip(value[rows], known[rows], strict=True)]
+    return {"x": p.history["step"][rows].tolist(), "y": y}
+
+
 def _segments(
     p: PredictionRecord, shown: NDArray[np.intp], kind: NDArray[np.bool_]
-) -> list[tuple[Array, NDArray[np.intp]]]:
+) -> Iterator[tuple[list[float], NDArray[np.intp]]]:
     """Neighbouring rows of one kind: each with the steps from before its first row on."""
-    step = p.history["step"]
-    before = np.concatenate([[0.0], step[shown][:-1]])
+    steps = [0.0, *p.history["step"][shown]]
     ends = np.flatnonzero(np.diff(kind[shown].astype(int), prepend=0, append=0))
-    return [
-        (np.concatenate([[before[a]], step[shown[a:b]]]), shown[a:b])
-        for a, b in zip(ends[::2], ends[1::2], strict=True)
-    ]
+    for first, end in zip(ends[::2], ends[1::2], strict=True):
+        yield steps[first : end + 1], shown[first:end]
 
 
 def _band(
-    p: PredictionRecord,
-    shown: NDArray[np.intp],
-    resolved: NDArray[np.bool_],
-    floor: float,
-    top: float,
-    name: str,
-) -> go.Scatter:
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for steps, rows in _segments(p, shown, resolved):
+    p: PredictionRecord, shown: NDArray[np.intp], kind: NDArray[np.bool_], floor: float, top: float
+) -> Iterator[Point]:
+    for steps, rows in _segments(p, shown, kind):
         low, high = (end[rows].clip(floor / 10, top * 10) for end in (p.run.low, p.run.high))
-        x += [*steps, *steps[::-1], None]
-        y += [low[0], *low, *high[::-1], high[0], None]
-    return area(name, x, y)
+        yield from zip(steps, [low[0], *low], strict=True)
+        yield from zip(steps[::-1], [*high[::-1], high[0]], strict=True)
+        yield None, None
 
 
 def _open_band(
-    p: PredictionRecord,
-    shown: NDArray[np.intp],
-    resolved: NDArray[np.bool_],
-    floor: float,
-    top: float,
-) -> go.Scatter:
+    p: PredictionRecord, shown: NDArray[np.intp], kind: NDArray[np.bool_], floor: float, top: float
+) -> Iterator[Point]:
     """From the lower bound to the top of the axis, and beyond."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for steps, rows in _segments(p, shown, ~resolved):
+    for steps, rows in _segments(p, shown, kind):
         low = p.run.low[rows].clip(floor / 10, top)
-        x += [*steps, steps[-1], steps[0], None]
-        y += [low[0], *low, top * 10, top * 10, None]
-    return area(
-        "not resolved: above",
-        x,
-        y,
-        fillcolor="rgba(0, 0, 0, 0)",
-        fillpattern={"shape": "/", "fgcolor": GREY, "size": 9, "solidity": 0.12},
-        line={"color": GREY, "width": 1, "dash": "dot"},
-    )
+        yield from zip(steps, [low[0], *low], strict=True)
+        yield from ((steps[-1], top * 10), (steps[0], top * 10), (None, None))
 
 
 def _draw_logged(drawn: go.Figure, p: PredictionRecord) -> None:
@@ -162,11 +154,10 @@ def _draw_logged(drawn: go.Figure, p: PredictionRecord) -> None:
         return
     rows = _extremes(np.where(resolved, value, 0.0), resolved)
     drawn.add_scatter(
-        x=p.history["step"][rows].tolist(),
-        y=[v if ok else None for v, ok in zip(value[rows], resolved[rows], strict=True)],
+        **_where(resolved, p, value, rows),
         name="as logged: averaged over what had been",
         mode="lines",
-        line={"color": GREY, "width": 1, "dash": "dot"},
+        line=DOTTED,
         hovertemplate="step %{x:,}: logged %{y:,.3g}<extra></extra>",
     )
 
@@ -186,14 +177,12 @@ def _draw_batch_size(drawn: go.Figure, p: PredictionRecord) -> None:
 
 
 def _draw_critical(drawn: go.Figure, p: PredictionRecord) -> None:
-    critical = p.critical_batch_size
-    at = critical.value if p.resolved else critical.low
-    if not 0 < at < math.inf:
+    if not 0 < (at := critical_or_least(p)) < math.inf:
         return
     drawn.add_scatter(
         x=[0.0, float(p.history["step"][-1])],
         y=[at, at],
-        name=f"critical batch size {banded(critical)}",
+        name=f"critical batch size {banded(p.critical_batch_size)}",
         mode="lines",
         line={"color": VERMILLION, "width": 2, "dash": "dash" if p.resolved else "dot"},
         hoverinfo="name",
@@ -201,16 +190,15 @@ def _draw_critical(drawn: go.Figure, p: PredictionRecord) -> None:
 
 
 def _finding(p: PredictionRecord) -> str:
-    own = p.own_batch_size
-    unit = escaped(p.unit)
+    own, unit = p.own_batch_size, escape(p.unit)
+    beside = f", batch size {count(own)}" if own else ""
     if not p.resolved:
         least = p.critical_batch_size.low / p.calibration.kappa.low
-        beside = f", batch size {count(own)}" if own else ""
         known = f": at least {number(least)} {unit}" if least else ""
         return f"Noise scale not resolved{known}{beside}"
     # What is not resolved is above its bound: without it the median would be one of low values.
     typical = float(np.median(np.where(np.isnan(p.run.noise_scale), math.inf, p.run.noise_scale)))
     if math.isinf(typical):
-        return f"Noise scale mostly not resolved{f', batch size {count(own)}' if own else ''}"
+        return f"Noise scale mostly not resolved{beside}"
     beside = f", {number(typical / own)} times the batch size" if own else ""
     return f"Noise scale {number(typical)} {unit} (median){beside}"

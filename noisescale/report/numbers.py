@@ -84,6 +84,11 @@ def settled(band: Bounded) -> Bounded:
     return band
 
 
+def inverse(band: Bounded) -> Bounded:
+    """Return the band of a ratio the other way round."""
+    return Bounded(1 / band.value, 1 / band.high, 1 / band.low)
+
+
 def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write a value with its bounds in parentheses; the bounds alone where there is no value.
 

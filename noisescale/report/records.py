@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ from scipy.special import stdtrit
 
 from noisescale import __version__
 from noisescale.bounded import Bounded
-from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import doubled, timed
 from noisescale.report.numbers import settled
 from noisescale.tradeoff.fit import TradeoffFit
+
+ROW = (
+    *("batch_size", "devices", "device_batch_size", "accumulation", "steps", "examples", "hours"),
+    *("device_hours", "cost", "cost_with_waiting", "extrapolated"),
+)
+HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+SWEEP = ("batch_size", "measured_steps", "fitted_steps", "log_residual")
+"""What is told of a row, of the devices, of a run of a sweep."""
 
 
 def as_dict(p: PredictionRecord) -> dict[str, Any]:
@@ -40,42 +48,25 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     bounds are known) or unbounded (the upper bound where there is none); a batch size that
     changed along the run is None, too.
     """
-    twice, law = doubled(p), p.law.middle
+    twice = doubled(p)
     record: dict[str, Any] = finite(
         {
             "version": __version__,
-            "unit": p.unit,
-            "confidence": p.confidence,
-            "resolved": p.resolved,
-            "critical_batch_size": _band(p.critical_batch_size),
-            "recommended": _row(p.recommended),
+            **_told(p, "unit", "confidence", "resolved", "critical_batch_size"),
+            "recommended": _told(p.recommended, *ROW),
             "twice_the_devices": {
                 "batch_size": twice.row.batch_size,
                 "devices": twice.row.devices,
-                "time": _band(twice.time),
-                "compute": _band(twice.compute),
+                "time": twice.time,
+                "compute": twice.compute,
             },
-            "rows": [_row(row) for row in p.rows],
-            "tradeoff": {
-                "min_steps": law.min_steps,
-                "min_examples": law.min_examples,
-                "gamma": p.law.gamma,
-            },
-            "calibration": {
-                "kappa": _band(p.calibration.kappa),
-                "source": p.calibration.source,
-                "theory": p.calibration.is_theory,
-            },
+            "rows": [_told(row, *ROW) for row in p.rows],
+            "tradeoff": _told(p.law.middle, "min_steps", "min_examples") | _told(p.law, "gamma"),
+            "calibration": _told(p.calibration, "kappa", "source")
+            | {"theory": p.calibration.is_theory},
             "run": _run(p),
-            "step_time": {
-                "known": timed(p),
-                "max_device_batch_size": p.hardware.max_device_batch_size,
-                "devices_per_node": p.hardware.devices_per_node,
-                "price_per_device_hour": p.hardware.price_per_device_hour,
-                "hour_worth": p.hardware.hour_worth,
-            },
-            "warnings": list(p.warnings),
-            "assumptions": list(p.assumptions),
+            "step_time": {"known": timed(p)} | _told(p.hardware, *HARDWARE),
+            **_told(p, "warnings", "assumptions"),
         }
     )
     return record
@@ -106,31 +97,21 @@ def fit_as_dict(
     | `sweep` | batch size, steps measured and fitted, log residual of each run |
     | `warnings` | whole sentences |
     """
-    bands = fit_bands(fit, confidence)
-    sweep = zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True)
+    fitted_steps = map(fit.steps, fit.batch_sizes)
+    sweep = zip(fit.batch_sizes, fit.measured_steps, fitted_steps, fit.log_residuals, strict=True)
     record: dict[str, Any] = finite(
         {
             "version": __version__,
             "unit": unit,
             "confidence": confidence,
-            **{name: _band(band) for name, band in bands.items()},
+            **fit_bands(fit, confidence),
             "overhead_batch_size": None
             if optimal_batch_size is None
             else fit.overhead_batch_size(0.2, optimal_batch_size),
             "relative_errors": fit.relative_errors._asdict(),
-            "sharpness": fit.sharpness,
-            "p_value": fit.p_value,
-            "rms_log_residual": fit.rms_log_residual,
-            "sweep": [
-                {
-                    "batch_size": size,
-                    "measured_steps": steps,
-                    "fitted_steps": fit.steps(size),
-                    "log_residual": residual,
-                }
-                for size, steps, residual in sweep
-            ],
-            "warnings": list(fit.warnings),
+            **_told(fit, "sharpness", "p_value", "rms_log_residual"),
+            "sweep": [dict(zip(SWEEP, run, strict=True)) for run in sweep],
+            "warnings": fit.warnings,
         }
     )
     return record
@@ -170,34 +151,19 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
     }
 
 
-def _row(row: PredictedRow) -> dict[str, Any]:
-    return {
-        "batch_size": row.batch_size,
-        "devices": row.devices,
-        "device_batch_size": row.device_batch_size,
-        "accumulation": row.accumulation,
-        "steps": _band(row.steps),
-        "examples": _band(row.examples),
-        "hours": _band(row.hours),
-        "device_hours": _band(row.device_hours),
-        "cost": _band(row.cost),
-        "cost_with_waiting": _band(row.cost_with_waiting),
-        "extrapolated": list(row.extrapolated),
-    }
-
-
-def _band(band: Bounded) -> dict[str, float]:
-    band = settled(band)
-    return {"value": band.value, "low": band.low, "high": band.high}
+def _told(found: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
 
 
 def finite(value: Any) -> Any:
-    """Return builtins that JSON can write: arrays as lists, None for NaN and infinities.
+    """Return builtins that JSON can write: bands as dictionaries, None for NaN and infinities.
 
     Example:
         >>> finite({"steps": np.array([1.0, math.inf]), "bounds": (math.nan, 2)})
         {'steps': [1.0, None], 'bounds': [None, 2]}
     """
+    if isinstance(value, Bounded):
+        return finite(asdict(settled(value)))
     if isinstance(value, np.ndarray | np.generic):
         return finite(value.tolist())
     if isinstance(value, dict):

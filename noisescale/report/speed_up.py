@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.bounded import Bounded
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
+    critical_or_least,
     doubled,
     own_batch_size,
     row_at,
@@ -22,17 +23,16 @@ from noisescale.report.answers import (
 from noisescale.report.drawing import (
     BLACK,
     BLUE,
+    DOTTED,
     GREY,
     VERMILLION,
-    area,
-    around,
-    escaped,
+    draw_bounds,
     figure,
     hover,
     log_axis,
     with_legend,
 )
-from noisescale.report.numbers import banded, count, duration_for, number, plural
+from noisescale.report.numbers import banded, count, duration_for, inverse, number, plural
 
 PERFECT, MAXIMAL = 0.2, 5.0
 """Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""
@@ -52,7 +52,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
     low, high = _ends(p)
     own = own_batch_size(p)
     sizes = [float(size) for size in np.geomspace(low, high, 121)]
-    ratios = [_inverse(steps_ratio(p, size)) for size in sizes]
+    ratios = [inverse(steps_ratio(p, size)) for size in sizes]
     y_ends = min(ratio.low for ratio in ratios) / 1.3, max(ratio.high for ratio in ratios) * 1.6
     drawn = figure(
         _finding(p),
@@ -69,12 +69,9 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
         line={"color": GREY, "width": 1.5, "dash": "dash"},
         hoverinfo="skip",
     )
-    outline = around(
-        [(size, ratio.low) for size, ratio in zip(sizes, ratios, strict=True)],
-        [(size, ratio.high) for size, ratio in zip(sizes, ratios, strict=True)],
-    )
-    name = "between the bounds" if p.resolved else "not resolved: between the bounds"
-    drawn.add_trace(area(name, **outline))
+    lows = [(size, ratio.low) for size, ratio in zip(sizes, ratios, strict=True)]
+    highs = [(size, ratio.high) for size, ratio in zip(sizes, ratios, strict=True)]
+    draw_bounds(drawn, p.resolved, lows, highs)
     if p.resolved:
         drawn.add_scatter(
             x=sizes,
@@ -99,20 +96,15 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
 
 def _ends(p: PredictionRecord) -> tuple[float, float]:
     """Batch sizes from a quarter of what matters to beyond maximal data parallelism."""
-    own, critical = own_batch_size(p), p.critical_batch_size
-    middle = critical.value if p.resolved else critical.low
+    own, middle = own_batch_size(p), critical_or_least(p)
     around = [own, middle] if 0 < middle < math.inf else [own]
     return min(own / 4, *(x / 12 for x in around[1:]), own), max(own * 8, *(x * 12 for x in around))
 
 
 def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
     """Whole numbers of devices, powers of two times the run's."""
-    own = own_batch_size(p)
-    rows = [
-        row_at(p, own * devices / p.own_devices, devices)
-        for devices in _counts(p.own_devices, low / own, high / own)
-    ]
-    speeds = [_inverse(time_ratio(p, row)) for row in rows]
+    rows = [row_at(p, size, devices) for devices, size in _counts(p, low, high)]
+    speeds = [inverse(time_ratio(p, row)) for row in rows]
     unit = duration_for(row.hours for row in rows)
     texts = [
         f"{plural(row.devices, 'device')}: {banded(speed)} times in hours<br>{hover(p, row, unit)}"
@@ -143,15 +135,16 @@ def _draw_hours(drawn: go.Figure, p: PredictionRecord, low: float, high: float) 
         )
 
 
-def _counts(own: int, least: float, most: float) -> list[int]:
-    """Half, twice, four times ... the run's devices, as far as they are whole and in sight."""
-    fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= least]
-    return fewer + [own * 2**k for k in range(24) if 2**k <= most]
+def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, float]]:
+    """Half, twice, four times ... the run's devices, whole and in sight, with batch sizes."""
+    own, size = p.own_devices, own_batch_size(p)
+    fewer = [own // 2**k for k in range(8, 0, -1) if own % 2**k == 0 and 2**-k >= low / size]
+    counts = fewer + [own * 2**k for k in range(24) if 2**k <= high / size]
+    return [(devices, size * devices / own) for devices in counts]
 
 
 def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
-    critical = p.critical_batch_size
-    at = critical.value if p.resolved else critical.low
+    at = critical_or_least(p)
     edges = [low, PERFECT * at, MAXIMAL * at, high]
     names: tuple[str, ...] = _REGIMES
     if not p.resolved:  # Known is only how far perfect scaling reaches at least.
@@ -162,7 +155,7 @@ def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float
             continue
         drawn.add_vrect(x0=left, x1=right, fillcolor=_SHADES[k], layer="below", line_width=0)
         if k:
-            drawn.add_vline(x=left, line={"color": GREY, "width": 1, "dash": "dot"})
+            drawn.add_vline(x=left, line=DOTTED)
         drawn.add_annotation(
             text=name.replace(" ", "<br>"),
             font={"size": 12},
@@ -176,17 +169,15 @@ def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float
 
 def _x_title(p: PredictionRecord) -> str:
     each = own_batch_size(p) / p.own_devices
-    return f"devices with {count(each)} {escaped(p.unit)} each; below them the batch size"
+    return f"devices with {count(each)} {escape(p.unit)} each; below them the batch size"
 
 
 def _ticks(p: PredictionRecord, low: float, high: float) -> dict[str, list[Any]]:
     """Numbers of devices over batch sizes, at whole devices, ten or fewer."""
-    own = own_batch_size(p)
-    counts = _counts(p.own_devices, low / own, high / own)
+    counts = _counts(p, low, high)
     counts = counts[:: math.ceil(len(counts) / 10)]
-    sizes = [own * devices / p.own_devices for devices in counts]
-    labels = [f"{count(d)}<br>{count(size)}" for d, size in zip(counts, sizes, strict=True)]
-    return {"tickvals": sizes, "ticktext": labels}
+    labels = [f"{count(devices)}<br>{count(size)}" for devices, size in counts]
+    return {"tickvals": [size for _, size in counts], "ticktext": labels}
 
 
 def _finding(p: PredictionRecord) -> str:
@@ -206,7 +197,3 @@ def _caption(p: PredictionRecord) -> str:
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
     )
     return said + (" Open diamonds: outside of what was timed." if timed(p) else "")
-
-
-def _inverse(band: Bounded) -> Bounded:
-    return Bounded(1 / band.value, 1 / band.high, 1 / band.low)

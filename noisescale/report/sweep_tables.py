@@ -24,37 +24,24 @@ def fit_headline(
         (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence)),
     ]
     if optimal_batch_size is not None:
-        size = fit.overhead_batch_size(0.2, optimal_batch_size)
-        start = count(optimal_batch_size)
-        found.append(
-            (
-                "With 20 % overhead",
-                f"{number(size)} {unit} (over perfect scaling from {start}, Zhang et al. 2024)",
-            )
-        )
+        size = number(fit.overhead_batch_size(0.2, optimal_batch_size))
+        over = f"over perfect scaling from {count(optimal_batch_size)}, Zhang et al. 2024"
+        found.append(("With 20 % overhead", f"{size} {unit} ({over})"))
+    tested = "not tested: that takes four batch sizes that scatter"
     if math.isfinite(fit.p_value):
         holds = "the law is doubtful" if fit.p_value < DOUBTFUL else "nothing speaks against it"
-        found.append(("p of the law", f"{number(fit.p_value)}: {holds}"))
-    else:
-        found.append(("p of the law", "not tested: that takes four batch sizes that scatter"))
-    return found
+        tested = f"{number(fit.p_value)}: {holds}"
+    return [*found, ("p of the law", tested)]
 
 
 def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
     """Return the steps of each run of a sweep beside those of the law."""
     sweep = sorted(zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True))
-    lines = [
-        Line(
-            [
-                Cell(count(size)),
-                Cell(number(steps)),
-                Cell(number(fit.steps(size))),
-                Cell(f"{100 * math.expm1(residual):+.1f} %"),
-            ],
-            [],
-        )
-        for size, steps, residual in sweep
-    ]
+    lines = []
+    for size, steps, residual in sweep:
+        off = f"{100 * math.expm1(residual):+.1f} %"
+        texts = (count(size), number(steps), number(fit.steps(size)), off)
+        lines.append(Line([Cell(text) for text in texts], []))
     return Table(
         title=f"Steps to the goal{f', {printable(name)}' if name else ''}",
         headings=["batch size", "measured", "fitted", "residual"],

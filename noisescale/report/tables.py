@@ -22,10 +22,10 @@ from noisescale.report.answers import (
     timed,
 )
 from noisescale.report.numbers import (
-    Duration,
     banded,
     count,
     duration_for,
+    inverse,
     number,
     plural,
     rough,
@@ -35,6 +35,21 @@ from noisescale.report.numbers import (
 STARRED = "* outside of what was measured: a far batch size, or a step time that was not timed."
 
 
+Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
+"""A heading, and what a row says under it."""
+
+STEPS: Column = ("steps", lambda row: row.steps)
+BATCH_SIZE: Column = (
+    "batch size",
+    lambda row: f"{count(row.batch_size)}{'*' if row.extrapolated else ''}",
+)
+PLANS: tuple[Column, ...] = (
+    ("devices", lambda row: count(row.devices)),
+    BATCH_SIZE,
+    ("plan", plan),
+)
+
+
 class Cell(NamedTuple):
     """A value, and what it may be instead."""
 
@@ -42,7 +57,8 @@ class Cell(NamedTuple):
     bounds: str = ""
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Line:
     """A row of a table: its cells, and the words that mark it."""
 
     cells: list[Cell]
@@ -100,93 +116,63 @@ def tables(p: PredictionRecord) -> list[Table]:
 def _batch_sizes(p: PredictionRecord) -> Table:
     devices = min(device_counts(p), key=lambda n: (abs(n - p.own_devices), n))
     rows = p.rows_for(devices)
-    unit = duration_for(row.hours for row in rows)
-    columns = [
-        _column("steps", rows, lambda row: row.steps),
-        _column(p.unit, rows, lambda row: row.examples),
-        *_hours(rows, unit),
-    ]
     whose = plural(devices, "device")
     if devices == p.own_devices:
         whose = f"the run's own {whose if devices > 1 else 'device'}"
-    lines = [
-        Line([Cell(count(row.batch_size) + _star(row)), *cells], _marks(p, row))
-        for row, *cells in zip(rows, *(cells for _, cells in columns), strict=True)
-    ]
-    return Table(
-        title=f"On {whose}",
-        headings=["batch size", *(heading for heading, _ in columns)],
-        lines=lines,
-        notes=[STARRED] if any(row.extrapolated for row in rows) else [],
-    )
+    columns = [BATCH_SIZE, STEPS, (p.unit, lambda row: row.examples), *_hours(rows)]
+    return _table(p, f"On {whose}", rows, columns)
 
 
 def _devices(p: PredictionRecord) -> Table:
     """The best row of each number of devices."""
     rows = [p.best_for(devices) for devices in device_counts(p)]
-    unit = duration_for(row.hours for row in rows)
-    steps = _column("steps", rows, lambda row: row.steps)
-    hours, *compute = _hours(rows, unit)
-    speed_up = _column("speed-up", rows, lambda row: _inverse(time_ratio(p, row)))
-    notes = [
-        "plan: device batch x accumulation x devices. speed-up: in time, over this run.",
-        *([STARRED] if any(row.extrapolated for row in rows) else []),
-    ]
-    columns = [steps, hours, speed_up, *compute]
-    return _by_devices(p, "More devices, at the best batch size of each", rows, columns, notes)
+    hours, *compute = _hours(rows)
+    columns = [*PLANS, STEPS, hours, _speed_up(p), *compute]
+    note = "plan: device batch x accumulation x devices. speed-up: in time, over this run."
+    return _table(p, "More devices, at the best batch size of each", rows, columns, note)
 
 
 def _devices_in_steps(p: PredictionRecord) -> Table:
     """The run with its batch size in proportion to the devices."""
     own = own_batch_size(p) / p.own_devices
     rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
-    columns = [
-        _column("steps", rows, lambda row: row.steps),
-        _column(p.unit, rows, lambda row: row.examples),
-        _column("speed-up", rows, lambda row: _inverse(time_ratio(p, row))),
-    ]
-    notes = ["plan: device batch x accumulation x devices. speed-up: in steps, over this run."]
-    return _by_devices(p, "More devices, each with the same batch", rows, columns, notes)
+    columns = [*PLANS, STEPS, (p.unit, lambda row: row.examples), _speed_up(p)]
+    note = "plan: device batch x accumulation x devices. speed-up: in steps, over this run."
+    return _table(p, "More devices, each with the same batch", rows, columns, note)
 
 
-def _by_devices(
+def _table(
     p: PredictionRecord,
     title: str,
     rows: Sequence[PredictedRow],
-    columns: Sequence[tuple[str, list[Cell]]],
-    notes: list[str],
+    columns: Sequence[Column],
+    *notes: str,
 ) -> Table:
-    lines = [
-        Line(
-            [Cell(count(row.devices)), Cell(count(row.batch_size) + _star(row)), Cell(plan(row)),
-             *cells],
-            _marks(p, row),
-        )
-        for row, *cells in zip(rows, *(cells for _, cells in columns), strict=True)
-    ]  # fmt: skip
-    headings = ["devices", "batch size", "plan", *(heading for heading, _ in columns)]
-    return Table(title, headings, lines, notes)
+    lines = [Line([_cell(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
+    starred = [STARRED] if any(row.extrapolated for row in rows) else []
+    return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred])
 
 
-def _hours(rows: Sequence[PredictedRow], unit: Duration) -> list[tuple[str, list[Cell]]]:
+def _hours(rows: Sequence[PredictedRow]) -> list[Column]:
     """Columns of hours, device-hours and cost, as far as they are known."""
-    found = [
-        _column(unit.name, rows, lambda row: unit.of(row.hours)),
-        _column(f"device-{unit.name}", rows, lambda row: unit.of(row.device_hours)),
-        _column("cost", rows, lambda row: row.cost),
-        _column("cost with waiting", rows, lambda row: row.cost_with_waiting),
+    unit = duration_for(row.hours for row in rows)
+    found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
+        (unit.name, lambda row: unit.of(row.hours)),
+        (f"device-{unit.name}", lambda row: unit.of(row.device_hours)),
+        ("cost", lambda row: row.cost),
+        ("cost with waiting", lambda row: row.cost_with_waiting),
     ]
-    return [(heading, cells) for heading, cells in found if any(cell.text for cell in cells)]
+    return [(heading, of) for heading, of in found if any(of(row).known for row in rows)]
 
 
-def _column(
-    heading: str, rows: Sequence[PredictedRow], of: Callable[[PredictedRow], Bounded]
-) -> tuple[str, list[Cell]]:
-    return heading, [_cell(of(row)) for row in rows]
+def _speed_up(p: PredictionRecord) -> Column:
+    return "speed-up", lambda row: inverse(time_ratio(p, row))
 
 
-def _cell(band: Bounded) -> Cell:
-    band = settled(band)
+def _cell(found: Bounded | str) -> Cell:
+    if isinstance(found, str):
+        return Cell(found)
+    band = settled(found)
     if not band.known:
         return Cell("")
     low, high = rough(band.low), rough(band.high)
@@ -200,11 +186,3 @@ def _marks(p: PredictionRecord, row: PredictedRow) -> list[str]:
     own = row.batch_size == p.own_batch_size and row.devices == p.own_devices
     found = [(own, "this run"), (same(row, p.recommended), "recommended")]
     return [mark for marked, mark in found if marked]
-
-
-def _star(row: PredictedRow) -> str:
-    return "*" if row.extrapolated else ""
-
-
-def _inverse(band: Bounded) -> Bounded:
-    return Bounded(1 / band.value, 1 / band.high, 1 / band.low)

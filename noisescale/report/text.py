@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
 from rich import box
@@ -49,20 +49,7 @@ def fit_as_text(
             batch size that costs 20 % more than perfect scaling is told.
         confidence: Coverage of the intervals.
     """
-    return plain(_fit_report(fit, name, unit, optimal_batch_size, confidence), width)
-
-
-def print_fit(
-    fit: TradeoffFit,
-    name: str = "",
-    console: Console | None = None,
-    *,
-    unit: str = "examples",
-    optimal_batch_size: float | None = None,
-    confidence: float = 0.95,
-) -> None:
-    """Print the report on a sweep to a terminal; arguments as of `fit_as_text`."""
-    (console or Console()).print(_fit_report(fit, name, unit, optimal_batch_size, confidence))
+    return plain(fit_report(fit, name, unit, optimal_batch_size, confidence), width)
 
 
 def plain(content: RenderableType, width: int) -> str:
@@ -79,19 +66,24 @@ def report(p: PredictionRecord) -> Group:
     return Group(
         pairs(headline(p)),
         *map(Section, tables(p)),
-        *(listed("Warnings", p.warnings, "! ", "bold") if p.warnings else ()),
+        *_warnings(p.warnings),
         *listed("Assumptions", p.assumptions, "- "),
     )
 
 
-def _fit_report(
+def fit_report(
     fit: TradeoffFit, name: str, unit: str, optimal_batch_size: float | None, confidence: float
 ) -> Group:
+    """Put everything of a sweep in its order; arguments as of `fit_as_text`."""
     return Group(
         pairs(fit_headline(fit, unit, optimal_batch_size, confidence)),
         Section(fit_table(fit, name, unit)),
-        *(listed("Warnings", fit.warnings, "! ", "bold") if fit.warnings else ()),
+        *_warnings(fit.warnings),
     )
+
+
+def _warnings(sentences: Sequence[str]) -> list[RenderableType]:
+    return listed("Warnings", sentences, "! ", "bold") if sentences else []
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> Grid:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
@@ -31,9 +31,9 @@ from noisescale.report.drawing import (
     SERIES,
     SYMBOLS,
     VERMILLION,
-    area,
-    around,
-    escaped,
+    Point,
+    coordinates,
+    draw_bounds,
     figure,
     hover,
     log_axis,
@@ -41,7 +41,7 @@ from noisescale.report.drawing import (
     with_legend,
 )
 from noisescale.report.front_axes import Axes, axes_of
-from noisescale.report.numbers import banded, count, plural
+from noisescale.report.numbers import banded, count, number, plural
 
 
 def front_figure(p: PredictionRecord) -> go.Figure:
@@ -54,16 +54,9 @@ def front_figure(p: PredictionRecord) -> go.Figure:
     axes = axes_of(p)
     front = _front(p, axes)
     bounded = p.rows if len(device_counts(p)) == 1 else front
-    ends = {id(row) for row in bounded}
     marked = [row for row in (own_row(p), p.recommended, critical_row(p)) if row]
-    corners = [
-        point
-        for row in (*p.rows, *marked)
-        for point in (
-            axes.point(row),
-            *([axes.low(row), axes.high(row)] if id(row) in ends else []),
-        )
-    ]
+    corners = [axes.point(row) for row in (*p.rows, *marked)]
+    corners += [end for row in bounded for end in (axes.low(row), axes.high(row))]
     if p.resolved and not timed(p):
         corners.append((p.law.middle.min_examples, p.law.middle.min_steps))
     drawn = figure(
@@ -73,10 +66,10 @@ def front_figure(p: PredictionRecord) -> go.Figure:
         log_axis(axes.y_title, *spread([y for _, y in corners])),
     )
     _draw_band(drawn, p, axes, bounded)
-    if not timed(p):
+    if p.resolved and not timed(p):
         _draw_law(drawn, p)
-    for number, devices in enumerate(device_counts(p) if timed(p) else [front[0].devices]):
-        _draw_rows(drawn, p, axes, devices, number)
+    for k, devices in enumerate(device_counts(p) if timed(p) else [front[0].devices]):
+        _draw_rows(drawn, p, axes, devices, k % len(SYMBOLS))
     if p.resolved:
         _draw_front(drawn, p, axes, front)
     _draw_marked(drawn, p, axes)
@@ -105,20 +98,14 @@ def _draw_band(
         bands = [p.law.steps(size) for size in sizes]
         low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
         high = [(s.high * size, s.high) for s, size in zip(bands, sizes, strict=True)]
-    name = "between the bounds" if p.resolved else "not resolved: between the bounds"
-    drawn.add_trace(area(name, **around(low, high), line={"width": 1, "color": "#9CC3DE"}))
+    draw_bounds(drawn, p.resolved, low, high, line={"width": 1, "color": "#9CC3DE"})
 
 
 def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
     """The hyperbola and what it approaches: the fewest steps and the fewest examples."""
-    law = p.law.middle
-    if not p.resolved:
-        return
-    sizes = _fine([row.batch_size for row in p.rows])
-    steps = [law.steps(size) for size in sizes]
+    law, sizes = p.law.middle, _fine([row.batch_size for row in p.rows])
     drawn.add_scatter(
-        x=[s * size for s, size in zip(steps, sizes, strict=True)],
-        y=steps,
+        **coordinates((law.steps(size) * size, law.steps(size)) for size in sizes),
         mode="lines",
         line={"color": BLUE, "width": 2},
         showlegend=False,
@@ -131,25 +118,22 @@ def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:
     label = corner | {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
     label["font"] = {"color": GREY, "size": 12}
     drawn.add_annotation(text="fewest steps S<sub>min</sub>", xshift=26, **label)
-    fewest = f"fewest {escaped(p.unit)} E<sub>min</sub>"
+    fewest = f"fewest {escape(p.unit)} E<sub>min</sub>"
     drawn.add_annotation(text=fewest, textangle=-90, yshift=4, **label)
 
 
-def _draw_rows(
-    drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, number: int
-) -> None:
+def _draw_rows(drawn: go.Figure, p: PredictionRecord, axes: Axes, devices: int, k: int) -> None:
     """A point for each row; where only bounds are known a line from one to the other."""
-    rows, k = p.rows_for(devices), number % len(SYMBOLS)
+    rows = p.rows_for(devices)
     alone = not timed(p)
-    points: list[tuple[float | None, float | None]] = [axes.point(row) for row in rows]
+    points: list[Point] = [axes.point(row) for row in rows]
     if not p.resolved:
         if len(device_counts(p)) > 1 and not alone:  # All of them would lie on one line.
             rows = [p.best_for(devices)]
         points = [at for row in rows for at in (axes.low(row), axes.high(row), (None, None))]
         rows = [row for row in rows for _ in range(3)]
     drawn.add_scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
+        **coordinates(points),
         name="batch sizes" if alone else plural(devices, "device"),
         showlegend=not (alone and p.resolved),
         mode="markers" if alone and p.resolved else "lines+markers",
@@ -164,13 +148,11 @@ def _draw_front(
     drawn: go.Figure, p: PredictionRecord, axes: Axes, front: Sequence[PredictedRow]
 ) -> None:
     """The rows that no other beats, with their batch sizes; without hours that is all of them."""
-    points = [axes.point(row) for row in front]
     many = timed(p) and len(device_counts(p)) > 1
     name = f"Pareto-optimal: batch{' on devices' if many else ' size'}"
     texts = [f"{count(row.batch_size)} on {row.devices}" for row in front]
     drawn.add_scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
+        **coordinates(map(axes.point, front)),
         text=texts if many else [count(row.batch_size) for row in front],
         name=name if timed(p) else "batch sizes",
         mode="lines+markers+text" if many else "markers+text",
@@ -186,26 +168,19 @@ def _draw_marked(drawn: go.Figure, p: PredictionRecord, axes: Axes) -> None:
     """The run itself, the recommended row, the critical batch size."""
     own, critical = own_row(p), critical_row(p)
     best = f"{'' if p.resolved else 'at least '}{batch_on_devices(p.recommended)}"
-    if same(own, p.recommended):
-        marks = [(own, f"this run, and recommended: {best}", "star", ORANGE)]
-    else:
-        marks = [
-            (own, f"this run: {batch_on_devices(own)}", "square-open", BLACK),
-            (p.recommended, f"recommended: {best}", "star", ORANGE),
-        ]
-    if critical:
-        name = f"critical: {banded(p.critical_batch_size)}"
-        marks.append((critical, name, "x-thin-open", VERMILLION))
-    for row, name, symbol, colour in marks:
-        x, y = axes.point(row)
-        if math.isnan(x) or math.isnan(y):
+    both = same(own, p.recommended)
+    what = "this run, and recommended" if both else "recommended"
+    marks = [
+        (None if both else own, f"this run: {batch_on_devices(own)}", "square-open", BLACK, 2),
+        (p.recommended, f"{what}: {best}", "star", ORANGE, 1),
+        (critical, f"critical: {banded(p.critical_batch_size)}", "x-thin-open", VERMILLION, 3),
+    ]
+    for row, name, symbol, colour, width in marks:
+        if row is None or any(map(math.isnan, at := axes.point(row))):
             continue
-        edge = {"width": 3 if symbol == "x-thin-open" else 2, "color": colour}
-        if symbol == "star":
-            edge = {"width": 1, "color": BLACK}
+        edge = {"width": width, "color": BLACK if symbol == "star" else colour}
         drawn.add_scatter(
-            x=[x],
-            y=[y],
+            **coordinates([at]),
             name=name,
             mode="markers",
             marker={"symbol": symbol, "size": 16, "color": colour, "line": edge},
@@ -220,18 +195,13 @@ def _finding(p: PredictionRecord, axes: Axes) -> str:
     if not p.resolved:
         return f"{what}, or more: the noise scale is not resolved"
     if not timed(p):
-        steps, examples = banded_value(best.steps), banded_value(best.examples)
-        return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escaped(p.unit)}"
+        steps, examples = number(best.steps.value), number(best.examples.value)
+        return f"Batch size {count(best.batch_size)}: {steps} steps, {examples} {escape(p.unit)}"
     time = f"{axes.unit(best.hours.value)} {axes.unit.name}"
     if priced(p):
-        return f"{what}: {time}, cost {banded_value(best.cost)}"
+        return f"{what}: {time}, cost {number(best.cost.value)}"
     compute = f"{axes.unit(best.device_hours.value)} device-{axes.unit.name}"
     return f"{what}: {time}, {compute}"
-
-
-def banded_value(band: Bounded) -> str:
-    """Write the value alone: titles have no room for bounds."""
-    return banded(Bounded(band.value, band.value, band.value))
 
 
 def _caption(p: PredictionRecord) -> str:

@@ -46,11 +46,7 @@ class Agreement:
             self.settle()
 
     def settle(self) -> None:
-        """Raise unless all ranks wanted the same batch size.
-
-        Raises:
-            RuntimeError: If they differ.
-        """
+        """Raise a RuntimeError unless all ranks wanted the same batch size."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -63,11 +59,7 @@ class Agreement:
             )
 
     def check_schedule(self) -> None:
-        """Raise on all ranks unless all have the same schedule, if there is one.
-
-        Raises:
-            RuntimeError: If they differ.
-        """
+        """Raise a RuntimeError on all ranks unless all have the same schedule, if there is one."""
         if self._checksum is None:
             return
         if _several_ranks():

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
@@ -17,23 +17,22 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
+from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.decision import (
     NOTHING_MEASURED,
+    ControllerState,
+    Move,
     Terms,
     adopted,
     decision,
     informed,
     resumed,
-    wanted_from,
 )
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.move import Move
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
-from noisescale.scheduling.readings import StateReadings
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
-from noisescale.scheduling.state import ControllerState
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -46,7 +45,12 @@ _LATER = {"policy_kind"}
 """What states have not always had, and can do without."""
 
 
-class BatchSizeController(StateReadings):
+def _read(path: str) -> Any:
+    """An attribute that is read alone."""
+    return property(attrgetter(path))
+
+
+class BatchSizeController:
     """Decide on the batch size between optimizer steps, and scale the learning rate with it.
 
     In a torch loop:
@@ -130,15 +134,15 @@ steps on
             )
         if base_batch_size is not None:
             checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
-        settings = Settings.checked(
+        self.settings = Settings(
             policy=policy,
             lr_scaling=lr_scaling,
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
+            optimizers=several,
         )
-        self.settings = settings.resolved(several)
         self.moves: deque[Move] = deque(maxlen=_MOVES_KEPT)
         """The last thousand changes of the batch size."""
         self.clock = Clock()
@@ -146,6 +150,8 @@ steps on
         self._state = ControllerState(
             plan, base_batch_size or plan.batch_size, wanted=float(plan.batch_size)
         )
+        # Counted here and put into the state where it is needed: a step has to cost nothing.
+        self._steps, self._examples = 0, 0.0
         self._terms = Terms.checked(
             self.settings,
             self._state,
@@ -158,10 +164,27 @@ steps on
             check_betas(several, self._terms.bounds.max_batch_size / self.base_batch_size)
         self._scaled = ScaledSteps(several)
 
+    plan: Plan = _read("_state.plan")
+    """How a step is made up now."""
+    base_batch_size: float = _read("_state.base_batch_size")
+    """The batch size that the learning rate was chosen for."""
+    wanted: float = _read("_state.wanted")
+    """What the policy asked for last."""
+    steps: int = _read("_steps")
+    """Optimizer steps taken."""
+    examples: float = _read("_examples")
+    """Examples of all devices in them."""
+    gain: float = _read("_state.gain")
+    """The steps of the first batch size that one of now is worth: AdaScale's gain."""
+    lr_factor: float = _read("_state.factors.learning_rate")
+    """The factor on the learning rate of the next step."""
+    run: RunSoFar = _read("_state.run")
+    """What the steps so far were worth, and its critical batch size."""
+
     @property
     def progress(self) -> Progress:
         """What the policy is told of the run."""
-        return self._state.progress(self._scaled.learning_rate)
+        return self._now().progress(self._scaled.learning_rate)
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -171,12 +194,12 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        if not self.settings.needs_noise_scale or self.steps >= self._state.next_decision:
+        if not self.settings.needs_noise_scale or self._steps >= self._state.next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self.settings.asked.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._asked_for() == self.wanted)
+        return scheduled and not (agreed and self._asked_for(self._now()) == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -205,7 +228,8 @@ steps on
             ValueError: If there is no meter where one is needed, or if `min_accumulation` allows
                 for steps that it cannot measure.
         """
-        self._terms.check_measured_by(meter)
+        if self.settings.needs_noise_scale:
+            self._check_measured_by(meter)
         self.step(examples)
         if not self.due:
             return None
@@ -223,9 +247,11 @@ steps on
                 a short last list, of as many micro-batches as that had.
         """
         if examples is None:
-            micro_batches = self._handed_out or self.plan.accumulation
-            examples = self.plan.device_batch_size * micro_batches * self.plan.devices
-        self._state = replace(self._state, steps=self.steps + 1, examples=self.examples + examples)
+            plan = self._state.plan
+            micro_batches = self._handed_out or plan.accumulation
+            examples = plan.device_batch_size * micro_batches * plan.devices
+        self._steps += 1
+        self._examples += examples
         self._handed_out = None
 
     def decide(
@@ -251,22 +277,29 @@ steps on
             RuntimeError: If the ranks do not want the same.
         """
         noise_scale = noise_scale or NOTHING_MEASURED
-        self._state = informed(self._terms, self._state, noise_scale, self._scaled.learning_rate)
+        self._state = before = informed(
+            self._terms,
+            self._state,
+            noise_scale,
+            self._scaled.learning_rate,
+            steps=self._steps,
+            examples=self._examples,
+        )
         try:
-            wanted = wanted_from(self._asked_for(noise_scale), self.steps)
-            state, move = decision(self._terms, self._state, wanted, average, device_batch_size)
+            answer = self._asked_for(before, noise_scale)
+            state, move = decision(self._terms, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
-        stays = state.plan == self.plan and self.settings.asked.by_reduced_values
-        self._agreement.check(float(wanted), in_background=stays)
+        stays = move is None and self.settings.asked.by_reduced_values
+        self._agreement.check(state.wanted, in_background=stays)
         self._go_on(state, move)
         return move
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        state, move = adopted(self._terms, self._state, plan, reason, average)
+        state, move = adopted(self._terms, self._now(), plan, reason, average)
         self._go_on(state, move)
         return move
 
@@ -299,7 +332,7 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
         policy = self.settings.asked
-        return self._state.state_dict() | {
+        return self._now().state_dict() | {
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
@@ -328,6 +361,7 @@ steps on
         checked_state("BatchSizeController", state, needed)
         checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
         saved = ControllerState.loaded(state)
+        self._steps, self._examples = saved.steps, saved.examples
         self._go_on(resumed(self._terms, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"] is not None:
@@ -341,5 +375,23 @@ steps on
         if move is not None and move.changes_batch_size:
             self.moves.append(move)
 
-    def _asked_for(self, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
-        return self.settings.asked(noise_scale, self.plan, self.progress)
+    def _now(self) -> ControllerState:
+        return self._state._replace(steps=self._steps, examples=self._examples)
+
+    def _asked_for(self, state: ControllerState, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
+        progress = state.progress(self._scaled.learning_rate)
+        return self.settings.asked(noise_scale, state.plan, progress)
+
+    def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
+        if meter is None:
+            raise ValueError(
+                "`meter` must be given where the policy or the learning rate goes by the noise"
+                " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
+            )
+        least, needed = self._terms.bounds.min_accumulation, meter.least_micro_batches
+        if least < needed:
+            raise ValueError(
+                f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
+                f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
+                " is measured, and the batch size stays for ever."
+            )

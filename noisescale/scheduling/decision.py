@@ -3,26 +3,128 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from noisescale.checks import checked_count, checked_positive, is_real
-from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.checks import checked_count, checked_positive, checked_state, is_positive
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Bounds, Plan, plan_for
-from noisescale.scheduling.learning_rate import factors_for, gain_of
-from noisescale.scheduling.move import Move
-from noisescale.scheduling.policy import Wanted
+from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
+from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for, gain_of
+from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.settings import Settings
-from noisescale.scheduling.state import ControllerState
 
-if TYPE_CHECKING:
-    from noisescale.meter.meter import NoiseScaleMeter
+FIRST_DECISION = 4
+"""Steps that two moments' scatter can be told from."""
 
-NOTHING_MEASURED = NoiseScaleEstimator().estimate()
+NOTHING_MEASURED = NoiseScale.unknown()
+
+
+class ControllerState(NamedTuple):
+    """All that changes about the batch size along a run, and is saved.
+
+    Example:
+        >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
+        >>> ControllerState.loaded(state.state_dict()).plan
+        Plan(device_batch_size=8, accumulation=4, devices=1, nodes=1)
+    """
+
+    plan: Plan
+    """How a step is made up now."""
+    base_batch_size: float
+    """The batch size that the learning rate was chosen for."""
+    wanted: float
+    """What the policy asked for last."""
+    steps: int = 0
+    """Optimizer steps taken."""
+    examples: float = 0.0
+    """Examples of all devices in them."""
+    examples_at_move: float = -math.inf
+    """Likewise when the batch size changed last."""
+    next_decision: int = FIRST_DECISION
+    """The step from which the policy is asked again, if it goes by the noise scale."""
+    peak_learning_rate: float = 0.0
+    """The largest that the run's own schedule has given."""
+    lowered_to: int | None = None
+    """Rows of the largest micro-batch that memory may suffice for; None: as the user said."""
+    gain: float = 1.0
+    """The steps of the first batch size that one of now is worth: AdaScale's gain."""
+    factors: Factors = NO_FACTORS
+    """What the optimizer's settings are changed by while it steps."""
+    run: RunSoFar = RunSoFar()
+    """What the steps so far were worth, and its critical batch size."""
+    steps_observed: int = 0
+    """Those that `run` has seen."""
+    low: float = 0.0
+    """What the noise scale was above at the last decision."""
+
+    def progress(self, learning_rate: float) -> Progress:
+        """Return what a policy is told of the run, at the learning rate of its own schedule."""
+        return Progress(
+            self.steps,
+            self.examples,
+            self.examples - self.examples_at_move,
+            self.run.critical_batch_size,
+            learning_rate,
+            self.peak_learning_rate,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `loaded` makes it from, in builtins, but for the nodes, which are of now."""
+        return self._asdict() | {
+            "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
+            "factors": list(self.factors),
+            "run": self.run.state_dict(),
+        }
+
+    @classmethod
+    def loaded(cls, state: dict[str, Any]) -> ControllerState:
+        """Return the record of a `state_dict`, which may have more in it.
+
+        Raises:
+            ValueError: If something is missing.
+        """
+        checked_state("BatchSizeController, `run`,", state["run"], RunSoFar._fields)
+        return cls(*(state[name] for name in cls._fields))._replace(
+            plan=Plan(*state["plan"]),
+            factors=Factors(*state["factors"]),
+            run=RunSoFar.loaded(state["run"]),
+        )
+
+
+@dataclass(frozen=True)
+class Move:
+    """One change of the batch size.
+
+    Example:
+        >>> print(Move(64, 2048.0, 100.0, Plan(8, 4), Plan(8, 12), 1.732, "asked for"))
+        step 64: batch size 32 -> 96 = 8 x 12 micro-batches x 1 device, lr x 1.73: asked for
+    """
+
+    step: int
+    """Optimizer steps taken before it."""
+    examples: float
+    """Examples of all devices before it."""
+    wanted: float
+    """The batch size that the policy asked for."""
+    before: Plan
+    after: Plan
+    lr_factor: float
+    """The factor on the learning rate from here on."""
+    reason: str
+
+    @property
+    def changes_batch_size(self) -> bool:
+        """Whether it does: the same batch size may be made up in another way."""
+        return self.before.batch_size != self.after.batch_size
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: batch size {self.before.batch_size:g} -> {self.after},"
+            f" lr x {self.lr_factor:.3g}: {self.reason}"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,23 +160,6 @@ class Terms:
         terms.plan_for(start, start.plan.batch_size)
         return terms
 
-    def check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
-        """Raise a ValueError unless the meter measures what decisions go by."""
-        if not self.settings.needs_noise_scale:
-            return
-        if meter is None:
-            raise ValueError(
-                "`meter` must be given where the policy or the learning rate goes by the noise"
-                " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
-            )
-        least, needed = self.bounds.min_accumulation, meter.least_micro_batches
-        if least < needed:
-            raise ValueError(
-                f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
-                f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
-                " is measured, and the batch size stays for ever."
-            )
-
     def max_device_batch_size(self, state: ControllerState) -> int | None:
         """Return the largest micro-batch to try, in rows; None where micro-batches stay."""
         most = self.settings.max_device_batch_size
@@ -84,7 +169,7 @@ class Terms:
         """Return the state with micro-batches of at most so many rows, if that is fewer."""
         most = self.settings.max_device_batch_size
         lower = rows is not None and most is not None and rows < most
-        return replace(state, lowered_to=rows if lower else None)
+        return state._replace(lowered_to=rows if lower else None)
 
     def plan_for(
         self, state: ControllerState, batch_size: float, device_batch_size: float | None = None
@@ -105,44 +190,31 @@ class Terms:
 
 
 def informed(
-    terms: Terms, state: ControllerState, noise_scale: NoiseScale, learning_rate: float
+    terms: Terms,
+    state: ControllerState,
+    noise_scale: NoiseScale,
+    learning_rate: float,
+    *,
+    steps: int,
+    examples: float,
 ) -> ControllerState:
-    """Return the state that knows what is known when a decision is taken.
-
-    Args:
-        terms: That decisions keep to.
-        state: Of now.
-        noise_scale: Of now.
-        learning_rate: That the run's own schedule gives.
-    """
-    until_next = min(max(state.steps // 4, 1), terms.settings.decide_every_n_steps)
-    return replace(
-        _observed(state, noise_scale),
-        next_decision=state.steps + until_next,
+    """Return the state at a step that knows the noise scale and the schedule's learning rate."""
+    run = _run_until(steps, state, noise_scale)
+    return state._replace(
+        steps=steps,
+        examples=examples,
+        run=run,
+        steps_observed=steps,
+        next_decision=steps + min(max(steps // 4, 1), terms.settings.decide_every_n_steps),
         low=noise_scale.low,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
 
 
-def wanted_from(answer: Any, steps: int) -> Wanted:
-    """Return what a policy gave after so many steps, or raise a ValueError where that is nothing.
-
-    Example:
-        >>> wanted_from(64, steps=1).reason
-        'the policy asks for it'
-    """
-    if not (is_real(answer) and 0 < answer < math.inf):
-        raise ValueError(
-            f"`policy` must give a positive number of examples, got {answer!r} at step {steps}."
-            " Return `plan.batch_size` to stay."
-        )
-    return answer if isinstance(answer, Wanted) else Wanted(answer, "the policy asks for it")
-
-
 def decision(
     terms: Terms,
     state: ControllerState,
-    wanted: Wanted,
+    answer: Any,
     average: GradientMoments | None = None,
     device_batch_size: float | None = None,
 ) -> tuple[ControllerState, Move | None]:
@@ -151,17 +223,26 @@ def decision(
     Args:
         terms: That decisions keep to.
         state: See `informed`.
-        wanted: By the policy.
+        answer: Of the policy.
         average: Moments averaged over the run, for the learning rate.
         device_batch_size: Of every micro-batch. Default: see `BatchSizeController.plan_for`.
+
+    Raises:
+        ValueError: If the answer is no positive, finite number.
     """
-    bounds, reason = terms.bounds, wanted.reason
+    if not is_positive(answer):
+        raise ValueError(
+            f"`policy` must give a positive number of examples, got {answer!r} at step"
+            f" {state.steps}. Return `plan.batch_size` to stay."
+        )
+    wanted, bounds = float(answer), terms.bounds
+    reason = answer.reason if isinstance(answer, Wanted) else "the policy asks for it"
     if wanted < bounds.min_batch_size:
         reason += f", `min_batch_size` is {bounds.min_batch_size:g}"
     elif wanted > bounds.max_batch_size:
         reason += f", `max_batch_size` is {bounds.max_batch_size:g}"
-    plan = terms.plan_for(state, float(wanted), device_batch_size)
-    return adopted(terms, replace(state, wanted=float(wanted)), plan, reason, average)
+    plan = terms.plan_for(state, wanted, device_batch_size)
+    return adopted(terms, state, plan, reason, average, wanted)
 
 
 def adopted(
@@ -170,20 +251,25 @@ def adopted(
     plan: Plan,
     reason: str,
     average: GradientMoments | None = None,
+    wanted: float | None = None,
 ) -> tuple[ControllerState, Move | None]:
     """Return the state with a plan, its learning rate following, and the move; None if it stays."""
     b = _noise_scale_of_the_run(state, average, rising=plan.batch_size > state.base_batch_size)
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
-    factors = factors_for(terms.settings.lr_scaling, noise_scale=b, **sizes)
-    after = replace(state, gain=gain_of(b, **sizes), factors=factors)
+    changes: dict[str, Any] = {
+        "wanted": state.wanted if wanted is None else wanted,
+        "gain": gain_of(b, **sizes),
+        "factors": factors_for(terms.settings.lr_scaling, noise_scale=b, **sizes),
+    }
     if plan == state.plan:
-        return after, None
-    after = _observed(after, NOTHING_MEASURED)  # of this batch size, where it is not decided now
-    factor = factors.learning_rate
-    move = Move(state.steps, state.examples, state.wanted, state.plan, plan, factor, reason)
+        return state._replace(**changes), None
+    factor = changes["factors"].learning_rate
+    move = Move(state.steps, state.examples, changes["wanted"], state.plan, plan, factor, reason)
     if move.changes_batch_size:
-        after = replace(after, examples_at_move=state.examples)
-    return replace(after, plan=plan), move
+        changes["examples_at_move"] = state.examples
+    # The steps of this batch size count with it, where the move comes between two decisions.
+    run = _run_until(state.steps, state, NOTHING_MEASURED)
+    return state._replace(plan=plan, run=run, steps_observed=state.steps, **changes), move
 
 
 def resumed(
@@ -195,30 +281,22 @@ def resumed(
         terms: Of the run that goes on.
         now: How its steps would be made up.
         saved: As it was loaded.
-        device_batch_size: Of every micro-batch. Default: as it was saved, or as large as it may be
-            where the plan is made anew.
+        device_batch_size: See `BatchSizeController.load_state_dict`.
     """
-    state = terms.lowered(saved, saved.lowered_to)
-    before = state.plan
+    state, plan = terms.lowered(saved, saved.lowered_to), saved.plan
     free = terms.max_device_batch_size(state) is not None
-    if before.devices == now.devices and (
-        free or before.device_batch_size == now.device_batch_size
-    ):
-        state = replace(state, plan=replace(before, nodes=now.nodes))
+    if plan.devices == now.devices and (free or plan.device_batch_size == now.device_batch_size):
+        plan = replace(plan, nodes=now.nodes)
     else:
-        made_anew = terms.plan_for(replace(state, plan=now), before.batch_size)
-        state = replace(state, plan=made_anew)
-    if device_batch_size not in (None, state.plan.device_batch_size):
-        plan = terms.plan_for(state, state.plan.batch_size, device_batch_size)
-        state = replace(state, plan=plan)
-    return state
+        plan = terms.plan_for(state._replace(plan=now), plan.batch_size)
+    if device_batch_size not in (None, plan.device_batch_size):
+        plan = terms.plan_for(state._replace(plan=plan), plan.batch_size, device_batch_size)
+    return state._replace(plan=plan)
 
 
-def _observed(state: ControllerState, noise_scale: NoiseScale) -> ControllerState:
-    run = copy.deepcopy(state.run)
-    steps = state.steps - state.steps_observed
-    run.observe(noise_scale, batch_size=state.plan.batch_size, steps=steps)
-    return replace(state, run=run, steps_observed=state.steps)
+def _run_until(step: int, state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
+    steps = step - state.steps_observed
+    return state.run.after(noise_scale, batch_size=state.plan.batch_size, steps=steps)
 
 
 def _noise_scale_of_the_run(

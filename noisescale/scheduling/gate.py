@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-
-from noisescale.checks import is_real
+from noisescale.checks import is_positive
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
 from noisescale.scheduling.policies import Rule
@@ -54,7 +52,7 @@ class Gate(Policy):
         min_dwell: float | None = None,
     ) -> None:
         for name, value in (("hysteresis", hysteresis), ("growth", growth)):
-            if not (is_real(value) and 1 < value < math.inf):
+            if not (is_positive(value) and value > 1):
                 raise ValueError(
                     f"`{name}` must be a factor above 1, got {value!r}."
                     " Leave it out for the default."
@@ -64,7 +62,7 @@ class Gate(Policy):
                 f"`growth` must be at least `hysteresis`, got {growth!r} < {hysteresis!r}."
                 " No move would be large enough."
             )
-        if min_dwell is not None and not (is_real(min_dwell) and 0 <= min_dwell < math.inf):
+        if min_dwell not in (None, 0) and not is_positive(min_dwell):
             raise ValueError(
                 f"`min_dwell` must be a number of examples or None, got {min_dwell!r}."
                 " Leave it out for 8 steps."
@@ -96,9 +94,7 @@ class Gate(Policy):
 
 
 def _described(noise_scale: NoiseScale) -> str:
-    low, value, high = (
-        three_digits(x) for x in (noise_scale.low, noise_scale.value, noise_scale.high)
-    )
+    low, high = three_digits(noise_scale.low), three_digits(noise_scale.high)
     if noise_scale.resolved:
-        return f"noise scale {value} ({low} to {high})"
+        return f"noise scale {three_digits(noise_scale.value)} ({low} to {high})"
     return f"noise scale above {low}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from noisescale.checks import is_real
+from noisescale.checks import checked_choice, is_positive
 
 NAMES = ("auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating")
 
@@ -140,7 +140,7 @@ def factors_for(
         return Factors(gain if scaling == "adascale" else math.sqrt(gain))
     assert callable(scaling)
     factor = scaling(batch_size, base_batch_size, noise_scale)
-    if not (is_real(factor) and 0 < factor < math.inf):
+    if not is_positive(factor):
         raise ValueError(
             f"`lr_scaling` must give a positive, finite factor, got {factor!r} for a batch size of"
             f" {batch_size:g}. Return 1.0 to leave the learning rate alone."
@@ -155,11 +155,9 @@ def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) ->
     return (1 + noise_scale / base_batch_size) / (1 + noise_scale / batch_size)
 
 
-def checked_scaling(scaling: object) -> LearningRateScaling:
+def checked_scaling(scaling: Any) -> LearningRateScaling:
     """Return it, or raise a ValueError that says what may be given."""
-    if callable(scaling) or scaling in NAMES:
-        return scaling  # type: ignore[return-value]
-    names = ", ".join(f'"{name}"' for name in NAMES)
-    raise ValueError(
-        f'`lr_scaling` must be one of {names} or a function, got {scaling!r}. Leave it at "auto".'
-    )
+    if not callable(scaling):
+        remedy = 'Leave it at "auto".'
+        checked_choice("lr_scaling", scaling, NAMES, remedy, or_else=" or a function")
+    return scaling  # type: ignore[no-any-return]

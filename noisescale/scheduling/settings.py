@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from torch.optim import SGD, Optimizer
 
-from noisescale.checks import checked_bounds, checked_count
+from noisescale.checks import checked_bounds, checked_choice, checked_count
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, LearningRateScaling, checked_scaling
 from noisescale.scheduling.policies import (
@@ -40,21 +38,19 @@ DECIDE_EVERY_N_STEPS = 8
 """Steps from one decision to the next; early in a run they are nearer."""
 
 
-@dataclass(frozen=True)
 class Settings:
-    """What a user chooses of a scheduler, checked; see `BatchSizeController`."""
+    """What a user chooses of a scheduler, see `BatchSizeController`.
 
-    policy: Any
-    """A function as it was given; what a name or a mapping stands for."""
-    lr_scaling: LearningRateScaling
-    min_batch_size: float | None
-    max_batch_size: float | None
-    max_device_batch_size: int | None
-    decide_every_n_steps: int
+    Args:
+        optimizers: That `lr_scaling="auto"` goes by. None: it stays "auto".
 
-    @classmethod
-    def checked(
-        cls,
+    Raises:
+        ValueError: If one of them is out of its range.
+        TypeError: If one has a wrong type.
+    """
+
+    def __init__(
+        self,
         *,
         policy: PolicyLike,
         lr_scaling: LearningRateScaling,
@@ -62,15 +58,14 @@ class Settings:
         max_batch_size: float | None,
         max_device_batch_size: int | None,
         decide_every_n_steps: int,
-    ) -> Settings:
-        """Return the settings, or raise a ValueError or TypeError for the one that is wrong."""
+        optimizers: Iterable[Optimizer] | None = None,
+    ) -> None:
+        self.policy: Any = policy
+        """A function as it was given; what a name or a mapping stands for."""
         if isinstance(policy, str):
-            if policy not in _NAMED:
-                names = ", ".join(f'"{name}"' for name in _NAMED)
-                raise ValueError(
-                    f"`policy` must be one of {names}, a mapping from steps to batch sizes or a"
-                    f' function, got {policy!r}. Leave it at "tradeoff".'
-                )
+            otherwise = ", a mapping from steps to batch sizes or a function"
+            remedy = 'Leave it at "tradeoff".'
+            checked_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
             right = _SCALINGS.get(policy, lr_scaling)
             if lr_scaling not in ("auto", right):
                 raise ValueError(
@@ -78,35 +73,26 @@ class Settings:
                     f' {lr_scaling!r}. Leave it at "auto".'
                 )
             lr_scaling = right
-            policy = _NAMED[policy]()
+            self.policy = _NAMED[policy]()
         elif isinstance(policy, Mapping):
-            policy = Given(policy)
+            self.policy = Given(policy)
         elif not callable(policy):
             raise TypeError(
                 f"`policy` must be a name, a mapping or a function, got {policy!r}."
                 ' Leave it at "tradeoff".'
             )
+        self.asked = self.policy if isinstance(self.policy, Policy) else FunctionPolicy(self.policy)
+        """The policy, with all that a policy has, which a function need not have."""
         remedy = "Leave it out for the default."
         if max_device_batch_size is not None:
             checked_count("max_device_batch_size", max_device_batch_size, remedy)
-        return cls(
-            policy,
-            checked_scaling(lr_scaling),
-            *checked_bounds(min_batch_size, max_batch_size),
-            max_device_batch_size,
-            checked_count("decide_every_n_steps", decide_every_n_steps, remedy),
-        )
-
-    def resolved(self, optimizers: Iterable[Optimizer]) -> Settings:
-        """Return them with the learning rate's scaling for these optimizers, if it is "auto"."""
-        if self.lr_scaling != "auto":
-            return self
-        return replace(self, lr_scaling=scaling_for(optimizers, measured=self.needs_noise_scale))
-
-    @cached_property
-    def asked(self) -> Policy:
-        """The policy, with all that a policy has, which a function need not have."""
-        return self.policy if isinstance(self.policy, Policy) else FunctionPolicy(self.policy)
+        self.lr_scaling = checked_scaling(lr_scaling)
+        self.min_batch_size, self.max_batch_size = checked_bounds(min_batch_size, max_batch_size)
+        self.max_device_batch_size = max_device_batch_size
+        every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
+        self.decide_every_n_steps = every
+        if optimizers is not None and self.lr_scaling == "auto":
+            self.lr_scaling = scaling_for(optimizers, measured=self.needs_noise_scale)
 
     @property
     def needs_noise_scale(self) -> bool:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 
+from noisescale.checks import checked_positive
 from noisescale.csv_lines import csv_lines
 from noisescale.plan import Plan
 from noisescale.printable import printable
@@ -40,11 +40,8 @@ class StepTiming:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"`{field.name}` must be positive and finite, got {value!r}."
-                    " Leave the configuration out if it was not measured."
-                )
+            remedy = "Leave the configuration out if it was not measured."
+            checked_positive(field.name, value, remedy)
             if field.type == "int" and value != int(value):
                 raise ValueError(f"`{field.name}` must be a whole number, got {value!r}. Give one.")
         _ = self.plan  # which has no more nodes than devices

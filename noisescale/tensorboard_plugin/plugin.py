@@ -6,7 +6,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
-from functools import cached_property
+from dataclasses import asdict
+from functools import cached_property, partial
 from importlib.resources import files
 from typing import Any
 
@@ -48,14 +49,15 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Application]:
         """Return the routes."""
-        return {
-            "/index.js": self._static("index.js", "text/javascript"),
-            "/figure.js": self._static("figure.js", "text/javascript"),
-            "/style.css": self._static("style.css", "text/css"),
+        routes: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
+            "/index.js": partial(_static, "index.js", "text/javascript"),
+            "/figure.js": partial(_static, "figure.js", "text/javascript"),
+            "/style.css": partial(_static, "style.css", "text/css"),
             "/plotly.js": self._plotly,
             "/runs": self._runs,
             "/prediction": self._prediction,
         }
+        return {path: wrappers.Request.application(answer) for path, answer in routes.items()}
 
     def is_active(self) -> bool:
         """Whether any run has something to show."""
@@ -69,62 +71,39 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         """Return the name of the tab and its script."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Noise scale")
 
-    def _static(self, name: str, kind: str) -> Application:
-        @wrappers.Request.application
-        def serve(request: wrappers.Request) -> wrappers.Response:
-            content = files("noisescale.tensorboard_plugin").joinpath("static", name).read_bytes()
-            return _kept(_response(content, kind), request)
-
-        return serve
-
     @cached_property
     def _plotly_script(self) -> bytes:
         """Compressed once: TensorBoard's own way would do it at every request."""
         script = files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()
         return gzip.compress(script, compresslevel=6, mtime=0)
 
-    @property
-    def _plotly(self) -> Application:
-        @wrappers.Request.application
-        def serve(request: wrappers.Request) -> wrappers.Response:
-            response = _response(self._plotly_script, "text/javascript")
-            response.headers["Content-Encoding"] = "gzip"
-            return _kept(response, request)
+    def _plotly(self, request: wrappers.Request) -> wrappers.Response:
+        response = _response(self._plotly_script, "text/javascript")
+        response.headers["Content-Encoding"] = "gzip"
+        return _kept(response, request)
 
-        return serve
+    def _runs(self, request: wrappers.Request) -> wrappers.Response:
+        runs = self._runs_for(request).measured()
+        return _answer(
+            [
+                {
+                    "name": run,
+                    "monitors": [
+                        {"name": monitor, "optimizers": optimizers}
+                        for monitor, optimizers in runs[run].items()
+                    ],
+                }
+                for run in sorted(runs)
+            ]
+        )
 
-    @property
-    def _runs(self) -> Application:
-        @wrappers.Request.application
-        def serve(request: wrappers.Request) -> wrappers.Response:
-            runs = self._runs_for(request).measured()
-            return _answer(
-                [
-                    {
-                        "name": run,
-                        "monitors": [
-                            {"name": monitor, "optimizers": optimizers}
-                            for monitor, optimizers in runs[run].items()
-                        ],
-                    }
-                    for run in sorted(runs)
-                ]
-            )
-
-        return serve
-
-    @property
-    def _prediction(self) -> Application:
-        @wrappers.Request.application
-        def serve(request: wrappers.Request) -> wrappers.Response:
-            try:
-                return _answer(_shown(self._predicted(request)))
-            except errors.PublicError as error:  # unknown, or TensorBoard cannot read it
-                return _answer({"error": str(error)}, status=error.http_code)
-            except ValueError as error:
-                return _answer({"error": str(error)}, status=400)
-
-        return serve
+    def _prediction(self, request: wrappers.Request) -> wrappers.Response:
+        try:
+            return _answer(_shown(self._predicted(request)))
+        except errors.PublicError as error:  # unknown, or TensorBoard cannot read it
+            return _answer({"error": str(error)}, status=error.http_code)
+        except ValueError as error:
+            return _answer({"error": str(error)}, status=400)
 
     def _predicted(self, request: wrappers.Request) -> Prediction:
         asked = request.args
@@ -154,19 +133,16 @@ def _shown(prediction: Prediction) -> dict[str, Any]:
             for name, (title, draw) in FIGURES.items()
         ],
         "settings": dict(SETTINGS),
-        "tables": [
-            {
-                "title": table.title,
-                "headings": table.headings,
-                "lines": [{"cells": line.cells, "marks": line.marks} for line in table.lines],
-                "notes": table.notes,
-            }
-            for table in tables(prediction)
-        ],
+        "tables": [asdict(table) for table in tables(prediction)],
         "warnings": prediction.warnings,
         "assumptions": prediction.assumptions,
         "last_step": float(prediction.history["step"][-1]),
     }
+
+
+def _static(name: str, kind: str, request: wrappers.Request) -> wrappers.Response:
+    content = files("noisescale.tensorboard_plugin").joinpath("static", name).read_bytes()
+    return _kept(_response(content, kind), request)
 
 
 def _answer(content: Any, status: int = 200) -> wrappers.Response:

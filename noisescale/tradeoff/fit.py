@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import fdtrc, stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence
+from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats, Tradeoff
 
 DOUBTFUL = 0.05
@@ -154,18 +154,14 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
     return fit
 
 
-def _residuals(
-    parameters: NDArray[np.float64], log_batch: NDArray[np.float64], log_steps: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _residuals(parameters: Array, log_batch: Array, log_steps: Array) -> Array:
     """log(steps) less that of the law; parameters log S_min, log E_min and, maybe, log α."""
     alpha = np.exp(parameters[2]) if len(parameters) > 2 else 1.0
     excess = parameters[1] - parameters[0] - log_batch  # log of B_crit/B
     return np.asarray(log_steps - parameters[0] - np.logaddexp(0, alpha * excess) / alpha)
 
 
-def _relative_errors(
-    jacobian: NDArray[np.float64], residuals: NDArray[np.float64]
-) -> RelativeErrors:
+def _relative_errors(jacobian: Array, residuals: Array) -> RelativeErrors:
     degrees_of_freedom = len(residuals) - 2
     if degrees_of_freedom < 1:
         return _NO_ERRORS
@@ -177,9 +173,7 @@ def _relative_errors(
 
 
 def _test_of_the_law(
-    law: NDArray[np.float64],
-    residuals: NDArray[np.float64],
-    logs: tuple[NDArray[np.float64], NDArray[np.float64]],
+    law: Array, residuals: Array, logs: tuple[Array, Array]
 ) -> tuple[float, float]:
     """Sharpness of the bend that fits best, and the p-value of the law against it."""
     degrees_of_freedom = len(residuals) - 3
@@ -195,7 +189,7 @@ def _test_of_the_law(
     return float(np.exp(bent.x[2])), float(fdtrc(1, degrees_of_freedom, ratio))
 
 
-def _checked(batch_sizes: Floats, steps: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _checked(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
     batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if batch.shape != count.shape or batch.ndim != 1:
         raise ValueError(

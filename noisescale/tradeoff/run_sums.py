@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,12 @@ class Sums(NamedTuple):
     def critical_batch_size(self) -> float:
         """E_min/S_min; infinite where no step makes progress of its own."""
         return self.min_examples / self.min_steps if self.min_steps else math.inf
+
+
+def worth(noise_scale: Any, batch_size: Any, steps: Any) -> tuple[Any, Any]:
+    """Return what steps contribute to S_min and to E_min, see `Parts`: numbers or arrays."""
+    noise_free = steps / (1 + noise_scale / batch_size)
+    return noise_free, noise_scale * noise_free
 
 
 class Parts(NamedTuple):
@@ -55,8 +61,7 @@ class Parts(NamedTuple):
         cls, noise_scale: float | Array, batch_size: float | Array, steps: float | Array
     ) -> Parts:
         """Return the contributions of steps at a known noise scale."""
-        noise_free = np.asarray(steps / (1 + noise_scale / batch_size))
-        return cls(noise_free, noise_scale * noise_free)
+        return cls(*map(np.asarray, worth(noise_scale, batch_size, steps)))
 
     @classmethod
     def at_progress(cls, progress: Array, batch_size: Array, steps: Array) -> Parts:

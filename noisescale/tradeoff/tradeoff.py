@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.checks import checked_positive
 from noisescale.tradeoff.run_sums import Parts, next_measured
 
 Floats = Sequence[float] | NDArray[np.float64]
+Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,9 @@ class Tradeoff:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in (("min_steps", self.min_steps), ("min_examples", self.min_examples)):
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"`{name}` must be positive and finite, got {value!r}."
-                    " Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
-                )
+        for name in ("min_steps", "min_examples"):
+            remedy = "Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
+            checked_positive(name, getattr(self, name), remedy)
         if not 0 < self.gamma <= 1:
             raise ValueError(
                 f"`gamma` must lie between 0 and 1, got {self.gamma!r}. Leave it at 1 for a"
@@ -102,23 +101,11 @@ class Tradeoff:
         extra = _positive("overhead", overhead, "a share, such as 0.2 for 20 %")
         return (1 + extra) * start + extra * self.critical_batch_size
 
-    @overload
-    def steps(self, batch_size: float) -> float: ...
-
-    @overload
-    def steps(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]: ...
-
-    def steps(self, batch_size: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def steps(self, batch_size: Amount) -> Amount:
         """Return the optimizer steps needed at a global batch of `batch_size` examples."""
         return self.min_steps + self.min_examples / _positive("batch_size", batch_size)
 
-    @overload
-    def examples(self, batch_size: float) -> float: ...
-
-    @overload
-    def examples(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]: ...
-
-    def examples(self, batch_size: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def examples(self, batch_size: Amount) -> Amount:
         """Return the examples processed at a global batch of `batch_size` examples."""
         return self.min_examples + self.min_steps * _positive("batch_size", batch_size)
 
@@ -225,17 +212,7 @@ class Tradeoff:
         return cls(run.sums.min_steps, run.sums.min_examples, run.gamma)
 
 
-@overload
-def _positive(name: str, value: float, what: str = ...) -> float: ...
-
-
-@overload
-def _positive(name: str, value: NDArray[np.float64], what: str = ...) -> NDArray[np.float64]: ...
-
-
-def _positive(
-    name: str, value: float | NDArray[np.float64], what: str = "a number of examples"
-) -> float | NDArray[np.float64]:
+def _positive(name: str, value: Amount, what: str = "a number of examples") -> Amount:
     values = np.asarray(value, dtype=np.float64)
     valid = (values > 0) & (values < math.inf)
     if not valid.all():

@@ -202,7 +202,7 @@ def test_a_batch_that_may_hold_another_number_says_so(case: str) -> None:
         [["one", "two"], [0, 1]],
         [{"text": "one"}, {"text": "two"}],
     ],
-    ids=str,
+    ids=lambda batch: "an object" if type(batch) is object else str(batch),
 )
 def test_a_batch_without_tensors_is_not_counted(batch: Any) -> None:
     assert examples_in(batch) == Count(None, None)

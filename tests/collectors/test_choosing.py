@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
+from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.hugging_face import NoiseScaleCallback
 
@@ -18,15 +18,13 @@ def meter(**options: Any) -> NoiseScaleMeter:
 
 def test_normalization_layers_are_compared_by_example_without_saying_so() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
-    meter = NoiseScaleMeter(model, layers="normalization")
 
-    meter.backward(model(torch.randn(4, 2)).pow(3).mean(), 4)  # found out at the first step
-    meter.step()
+    collector = choose_collector(model, layers="normalization")
 
-    assert isinstance(meter._collector, PerExampleCollector)
-    assert meter._collector.norms.names == ["1.weight", "1.bias"]
+    assert isinstance(collector, PerExampleCollector)
+    collector.close()
     for made in (NoiseScaleMonitor, NoiseScaleCallback):
-        assert made(layers="normalization")._options["small_batch"] == "example"
+        assert made(layers="normalization")._options.small_batch == "example"
 
 
 @pytest.mark.parametrize("made", [meter, NoiseScaleMonitor, NoiseScaleCallback])
@@ -45,3 +43,12 @@ def test_layers_of_another_small_batch_are_refused(
 def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="A preconditioner must be left out where examples"):
         NoiseScaleMonitor(layers="normalization", preconditioned=True)
+
+
+def test_a_model_without_trained_parameters_is_refused() -> None:
+    message = (
+        "`model` must have parameters that require a gradient, got none."
+        " Unfreeze some before training starts, or leave the noise scale out."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        choose_collector(nn.Linear(2, 2), parameters=[])

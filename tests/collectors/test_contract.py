@@ -121,6 +121,8 @@ class Measured(NamedTuple):
     steps: list[MeasuredStep | None]
     accidents: list[str]
     """What was seen of them."""
+    without_norms: list[int]
+    """The steps that had no small norms to rely on."""
 
 
 class Facts(NamedTuple):
@@ -145,6 +147,7 @@ class Training:
         self.model = way.wrapped(Net(case.frozen), unused=unused)
         self.collector = self.new_collector() if measured else None
         self.accidents: list[str] = []
+        self.without_norms: list[int] = []
 
     def new_collector(self) -> Collector:
         parameters = [p for n, p in self.model.named_parameters() if self.case.only in n]
@@ -162,7 +165,7 @@ class Training:
         self.model.zero_grad()
         rows = [] if accident == "no pass" else self.case.rows[self.rank]
         if collector is not None:
-            collector.wanted = accident not in ("not wanted", "not announced")
+            collector.wanted = accident != "not wanted"
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
                 last, size = micro == len(rows) - 1, n * self.case.size(micro)
@@ -176,14 +179,14 @@ class Training:
                 with not_averaging(self.model, self.way, last=last):
                     output = self.model(x, self.case.branch(self.rank, micro))
                     loss = half_squares(output, y) * self._factor(micro, accident)
-                    if collector is not None and collector.wanted:
+                    if collector is not None and accident not in ("not wanted", "not announced"):
                         collector.expect(rows=n, last=last)
                         collector.before_backward(
                             loss, size, capture_average=last and self.case.clipped
                         )
                         sizes.append(size)
                     loss.backward()
-        return None if collector is None else self._closed(collector, sizes)
+        return None if collector is None else self._closed(collector, sizes, step)
 
     def _drop(self, collector: Collector, step: int) -> None:
         """Have a pass before the last that averages, and drop what it gave."""
@@ -207,7 +210,7 @@ class Training:
             return ranks * case.weights[self.rank][micro] / sum(map(sum, case.weights[:ranks]))
         return 1 / (case.divisor or len(case.rows[0]))
 
-    def _closed(self, collector: Collector, sizes: list[float]) -> MeasuredStep:
+    def _closed(self, collector: Collector, sizes: list[float], step: int) -> MeasuredStep:
         if self.case.clipped:
             assert collector.average_captured
             for p in self.model.parameters():
@@ -218,6 +221,8 @@ class Training:
             small = collector.small_sq_norms()
         except ZeroDivisionError as error:
             self.accidents.append(f"raised {error}")
+        if small is None:
+            self.without_norms.append(step)
         big = collector.big_sq_norms()
         if self.case.weights:
             layout = collector.weighted_layout(sizes, self.case.weights[self.rank])
@@ -259,7 +264,11 @@ def facts_of(way: Way) -> Facts:
                 refused = str(error)
                 continue
             measured[name] = Measured(
-                collector.norms.names, collector.norms.group_names, steps, training.accidents
+                collector.norms.names,
+                collector.norms.group_names,
+                steps,
+                training.accidents,
+                training.without_norms,
             )
             collector.close()
         return Facts(measured, refused, equal_gradients(way), hooks(way), resumed(way))
@@ -469,6 +478,19 @@ def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str
             if CASES[name].accidents:
                 raised = ["raised in a hook"] if rank == 0 else []
                 assert measured.accidents == [*raised, "dropped False True"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
+    """Nothing is left of the step before, which was measured."""
+    empty = {
+        s for s, what in ACCIDENTS.items() if what in ("no pass", "not announced", "not wanted")
+    }
+    for one in facts(way):
+        for name, measured in one.cases.items():
+            if CASES[name].accidents:
+                assert empty <= set(measured.without_norms)
+                assert not {2, 4, 6, 8, 10, 12, 14} & set(measured.without_norms)
 
 
 @pytest.mark.parametrize("way", WAYS)

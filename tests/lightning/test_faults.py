@@ -23,14 +23,14 @@ CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may
 
 COLLECTIVE = {
     "LoggedMeter.step",
+    "MeasuringCallback._close_step",
     "NoiseScaleMeter.step",
     "StepCapture.close_step",
-    "StepCapture._send",
     "StepCapture._open_collector",
     "StepCapture._spoils_step",
     "refuse_join",
     "StepRows.add",
-    "ReducedRows.add",
+    "StepRows._reduce",
     "MeasuringCallback._measuring",
     "NoiseScaleMonitor._look_for_shared_examples",
     "SharedExamples.look",

@@ -3,7 +3,7 @@
 
 import pytest
 
-from noisescale.meter.counts import Counts
+from noisescale.meter.readings import Counts
 
 SAVED = {
     "steps": 12,
@@ -21,7 +21,7 @@ def test_a_state_from_before_some_counts_were_kept_is_counted_on() -> None:
 
     counts.load_state_dict(SAVED)
 
-    assert counts.state_dict() == {**SAVED, "measured_steps": 0, "lone_since": None}
+    assert vars(counts) == {**SAVED, "measured_steps": 0, "lone_since": None}
 
 
 def test_what_a_damaged_state_has_is_counted_on() -> None:

@@ -3,24 +3,29 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 
 from noisescale import GradientMoments, NoiseScale, Plan
-from noisescale.scheduling.decision import Terms, adopted, decision, informed, resumed
+from noisescale.scheduling.decision import (
+    ControllerState,
+    Terms,
+    adopted,
+    decision,
+    informed,
+    resumed,
+)
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.policy import Wanted
 from noisescale.scheduling.settings import Settings
-from noisescale.scheduling.state import ControllerState
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 START = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
-LATER = replace(START, steps=9, examples=288.0)
+LATER = START._replace(steps=9, examples=288.0)
 
 
 def terms(max_device_batch_size: int | None = None, max_batch_size: float | None = None) -> Terms:
-    settings = Settings.checked(
+    settings = Settings(
         policy="ratio",
         lr_scaling="linear",
         min_batch_size=None,
@@ -34,7 +39,9 @@ def terms(max_device_batch_size: int | None = None, max_batch_size: float | None
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
     before = copy.deepcopy(LATER.state_dict())
 
-    informed_once, informed_twice = (informed(terms(), LATER, KNOWN, 0.1) for _ in range(2))
+    informed_once, informed_twice = (
+        informed(terms(), LATER, KNOWN, 0.1, steps=9, examples=288.0) for _ in range(2)
+    )
     first, again = (decision(terms(), informed_once, Wanted(64, "why")) for _ in range(2))
 
     assert LATER.state_dict() == before
@@ -52,7 +59,7 @@ def test_a_decision_has_the_plan_the_factor_and_when_it_moved() -> None:
     assert move.reason == "why, `max_batch_size` is 100"
     assert (state.wanted, state.plan, state.examples_at_move) == (640, Plan(8, 12), 288.0)
     assert state.factors == Factors(3.0)
-    assert replace(state, plan=LATER.plan).progress(0.1).examples_since_move == 0
+    assert state._replace(plan=LATER.plan).progress(0.1).examples_since_move == 0
 
 
 def test_a_plan_that_is_adopted_again_is_no_move() -> None:
@@ -75,7 +82,7 @@ def test_a_plan_that_is_adopted_again_is_no_move() -> None:
 def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(
     now: Plan, device_batch_size: float | None, expected: Plan
 ) -> None:
-    saved = replace(LATER, plan=Plan(8, 12))
+    saved = LATER._replace(plan=Plan(8, 12))
 
     assert resumed(terms(), now, saved, device_batch_size).plan == expected
 
@@ -89,7 +96,7 @@ def test_what_memory_suffices_for_goes_on_below_what_the_user_says(
 ) -> None:
     bounds = terms(max_device_batch_size=most)
 
-    state = resumed(bounds, START.plan, replace(LATER, lowered_to=lowered_to))
+    state = resumed(bounds, START.plan, LATER._replace(lowered_to=lowered_to))
 
     assert bounds.max_device_batch_size(state) == expected
     assert state.lowered_to == (None if expected == most else expected)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from noisescale.tradeoff.run_sums import Parts, Sums, next_measured
+from noisescale.tradeoff.run_sums import Parts, Sums
 
 B, BATCH, STEPS = np.array([5.0, 40.0, 90.0]), np.array([8.0, 64.0, 16.0]), np.array([10.0, 20, 5])
 
@@ -44,10 +44,3 @@ def test_a_run_without_noise_or_without_progress_has_no_gamma() -> None:
     assert math.isnan(Parts.at_noise_scale(np.zeros(2), 8.0, 10.0).gamma)
     assert math.isnan(Parts.at_progress(np.zeros(1), np.ones(1), np.ones(1)).gamma)
     assert Sums(0.0, 10.0).critical_batch_size == math.inf
-
-
-def test_what_was_not_measured_takes_the_next_value_and_at_the_end_the_last() -> None:
-    values, measured = np.array([1.0, 2, 3, 4, 5]), np.array([False, True, False, True, False])
-
-    assert next_measured(values, measured).tolist() == [2, 2, 4, 4, 4]
-    assert np.isnan(next_measured(values, ~measured & measured)).all()

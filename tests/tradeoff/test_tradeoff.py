@@ -106,16 +106,6 @@ def test_costs_of_many_batch_sizes_come_at_once() -> None:
     assert tradeoff.examples(sizes).tolist() == [tradeoff.examples(size) for size in sizes]
 
 
-def test_gamma_of_a_noise_scale_that_grows_as_the_root_is_24_25ths() -> None:
-    """McCandlish et al. appendix D: b ∝ √s in noise-free steps."""
-    progress = (np.arange(100_000) + 0.5) / 100_000
-    noise_scale, batch = 100 * np.sqrt(progress), np.full(100_000, 64)
-
-    run = Tradeoff.from_run(noise_scale, batch, steps=1 + noise_scale / batch)
-
-    assert run.gamma == pytest.approx(24 / 25, abs=1e-4)
-
-
 def test_gamma_is_what_following_the_noise_scale_saves() -> None:
     """Two segments of 100 noise-free steps at b = 10 and 90, batches √(r·b), summed by hand."""
     run = Tradeoff.from_run([10, 90], batch_size=[30, 30], steps=[100 * 4 / 3, 100 * 4])

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from noisescale.checks import refuse
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.guard import HookErrors, keeps_errors
 
@@ -208,17 +209,19 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
         ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
     """
     if not TAKES_A_REDUCE_SCATTER:
-        _refuse(
+        refuse(
+            "model",
             "be trained by DistributedDataParallel before torch 2.9",
-            f"one sharded by `fully_shard` in torch {torch.__version__}",
-            "there FSDP2 does not show unsharded gradients. Update torch, or leave the noise scale"
-            " out",
+            f"one sharded by `fully_shard` in torch {torch.__version__}: there FSDP2 does not show"
+            " unsharded gradients",
+            "Update torch, or leave the noise scale out.",
         )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        _refuse(
+        refuse(
+            "model",
             "be sharded by `fully_shard`",
-            "FullyShardedDataParallel",
-            "FSDP1 does not show unsharded gradients. Use FSDP2",
+            "FullyShardedDataParallel: FSDP1 does not show unsharded gradients",
+            "Use FSDP2.",
         )
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     units = [unit for state in dict.fromkeys(states) for unit in _units_of_state(state)]
@@ -230,41 +233,43 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     parameter: Any  # a DTensor
     for name, parameter in named_parameters:
         if id(parameter) not in unit_of:
-            _refuse(
+            refuse(
+                "model",
                 "shard every trained parameter",
-                repr(name),
-                "FSDP does not reduce its gradient. Apply `fully_shard` to the whole model as"
-                " well, or leave the parameter out",
+                f"{name!r}: FSDP does not reduce its gradient",
+                "Apply `fully_shard` to the whole model as well, or leave the parameter out.",
             )
         unit = unit_of[id(parameter)]
         info = unit.mesh_info
         if not isinstance(info, FSDPMeshInfo) or info.shard_mesh_size == 1:
-            _refuse(
+            refuse(
+                "model",
                 "shard over two or more ranks",
-                f"{name!r} on {info.mesh}",
-                "nothing is reduce-scattered there. Use DistributedDataParallel",
+                f"{name!r} on {info.mesh}: nothing is reduce-scattered there",
+                "Use DistributedDataParallel.",
             )
         if parameter.device_mesh.size() != info.mesh.size():
-            _refuse(
+            refuse(
+                "model",
                 "be data parallel only",
-                f"{name!r} on {parameter.device_mesh}",
-                "a rank has only a part of its gradient. Train without tensor parallelism, or"
-                " leave the noise scale out",
+                f"{name!r} on {parameter.device_mesh}: a rank has only a part of its gradient",
+                "Train without tensor parallelism, or leave the noise scale out.",
             )
         if unit._all_reduce_hook is not None:
-            _refuse(
+            refuse(
+                "model",
                 "have no all-reduce hook",
-                f"one on the unit of {name!r}",
-                "FSDP does not know what it averages over. Pass `fully_shard` a mesh of two"
-                " dimensions instead",
+                f"one on the unit of {name!r}: FSDP does not know what it averages over",
+                "Pass `fully_shard` a mesh of two dimensions instead.",
             )
         held[unit] = None
         meshes.add((tuple(info.mesh.mesh.flatten().tolist()), info.shard_mesh_size))
     if len(meshes) > 1:
-        _refuse(
+        refuse(
+            "model",
             "be sharded over one mesh",
-            str(len(meshes)),
-            "its gradients are means over different ranks. Measure the parameters of one mesh",
+            f"{len(meshes)}: its gradients are means over different ranks",
+            "Measure the parameters of one mesh.",
         )
     return list(held)
 
@@ -274,7 +279,3 @@ def _units_of_state(state: Any) -> list[Any]:
         return list(state._fsdp_param_groups)
     only = state._fsdp_param_group
     return [] if only is None else [only]
-
-
-def _refuse(requirement: str, got: str, reason_and_remedy: str) -> NoReturn:
-    raise ValueError(f"`model` must {requirement}, got {got}: {reason_and_remedy}.")

@@ -22,8 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
-from noisescale.collectors.halves.retained import unwatch, watch
 from noisescale.collectors.halves.row_pass import row_pass, signs
+from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
@@ -80,7 +80,6 @@ class HalvesCollector(MicroBatchCollector):
     ) -> None:
         super().__init__(norms, group=None)
         self._cuts = ProvedCuts(model, norms, cut, compiled=compiled)
-        self._wanted = True
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
@@ -88,17 +87,7 @@ class HalvesCollector(MicroBatchCollector):
         self._last: bool | None = None
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
-        self._cuts.watch(True)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the next passes are measured."""
-        return self._wanted
-
-    @wanted.setter
-    def wanted(self, wanted: bool) -> None:
-        self._wanted = wanted
-        self._cuts.watch(wanted)
+        self._look()
 
     @property
     def least_micro_batches(self) -> int:
@@ -115,12 +104,7 @@ class HalvesCollector(MicroBatchCollector):
         return self._lone_steps >= _LONE_STEPS
 
     def expect(self, *, rows: int | None, last: bool | None) -> None:
-        """Say what is known of the next backward pass.
-
-        Args:
-            rows: Of its batch, where the size that is counted is another.
-            last: Whether the step is taken after it.
-        """
+        """Take what is known of the next backward pass."""
         self._rows, self._last = rows, last
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
@@ -184,6 +168,9 @@ class HalvesCollector(MicroBatchCollector):
         """Go on from a `state_dict`; the cut is proved again."""
         self._draws = state.get("draws", 0)
         self._lone_steps = state.get("lone_steps", _LONE_STEPS)
+
+    def _look(self) -> None:
+        self._cuts.watch(self.wanted)
 
     @property
     def _none_before(self) -> bool:

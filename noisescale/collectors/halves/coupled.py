@@ -15,7 +15,16 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from noisescale.collectors.halves.cut import Cut
-from noisescale.collectors.halves.graph import Edge, Graph, Node, Output, Region, that_lead_to
+from noisescale.collectors.halves.graph import (
+    Edge,
+    Graph,
+    Node,
+    Output,
+    Region,
+    kind,
+    that_lead_to,
+    walk,
+)
 
 _PRODUCTS = {"Mm", "Bmm", "Addmm", "Baddbmm", "Cdist", "EuclideanDist"}
 _ELEMENTWISE_PRODUCTS = {"Mul", "Div", "Dot", "Mv"}
@@ -52,11 +61,6 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
     3. A function that is not linear of what rows were summed or averaged to: products and quotients
        (Dice, correlations), powers (of a gradient, say). A root of one number is let be: it changes
        the gradient's length alone, by few parts in a batch.
-
-    Args:
-        graph: That of the loss.
-        cut: Of the graph.
-        rows: Of the batch.
     """
     for edge in cut.region.stops:
         if maker := _maker_of_similarities(graph, edge.output, rows):
@@ -69,7 +73,7 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
-            _kind(node),
+            kind(node),
             graph.shape((node, 0)),
             len(node.next_functions),
             edges,
@@ -87,25 +91,23 @@ def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | Non
 
     A matrix of logits is as large where there are as many classes, but made by a weight.
     """
-    left, seen = [output], {output}
-    while left:
-        node, _ = here = left.pop()
-        if graph.shape(here)[:2] != (rows, rows):
-            continue
-        edges = graph.edges(node)
-        if (kind := _kind(node)) in _PRODUCTS and len(graph.shape(here)) == 2:
-            factors = [e for e in edges if e.position >= len(node.next_functions) - 2]
+
+    def is_product(one: Output) -> bool:
+        return kind(one[0]) in _PRODUCTS and len(graph.shape(one)) == 2
+
+    def squares(made_of: list[Output]) -> list[Output]:
+        return [one for one in made_of if graph.shape(one)[:2] == (rows, rows)]
+
+    def further(one: Output) -> list[Output]:
+        return [] if is_product(one) else squares([e.output for e in graph.edges(one[0])])
+
+    for one in walk(squares([output]), further):
+        node = one[0]
+        if is_product(one):
+            factors = [e for e in graph.edges(node) if e.position >= len(node.next_functions) - 2]
             if len(factors) == 2 and not any(graph.is_weight(e.output[0]) for e in factors):
-                return f"{kind} of shape {(rows, rows)}"
-            continue
-        further = [edge.output for edge in edges if edge.output not in seen]
-        seen.update(further)
-        left.extend(further)
+                return f"{kind(node)} of shape {(rows, rows)}"
     return None
-
-
-def _kind(node: Node) -> str:
-    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def _from_the_cut_on(region: Region, leading: Collection[Node]) -> list[Node]:
@@ -132,11 +134,7 @@ def _meets(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
     if _is_spread_out(step.shape, shapes, rows):
         return True
     over_rows = _sums_over_rows(node, shapes, step.shape, rows)
-    if step.kind in _SOFT and over_rows:
-        return True
-    if step.kind == "Logsumexp" and over_rows:
-        return True
-    if step.kind in _SPREADS and over_rows and len(step.shape) > 0:
+    if over_rows and (step.kind in {*_SOFT, "Logsumexp"} or (step.kind in _SPREADS and step.shape)):
         return True
     if not any(step.summed):
         return False

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from noisescale.collectors.halves.graph import Graph, Node, Output, Region, that_lead_to
+from noisescale.collectors.halves.graph import Graph, Node, Output, Region, kind, that_lead_to, walk
 
 _VIEWS = ("View", "UnsafeView", "_UnsafeView", "ReshapeAlias")
 
@@ -193,7 +193,7 @@ class _Search:
         region = graph.region(stops_at)
         # What is behind a cut is cut off there: a way round the cut is cut before it comes to that.
         behind = graph.behind([edge.output[0] for edge in region.stops])
-        if not behind.keys().isdisjoint(region.nodes):
+        if not behind.isdisjoint(region.nodes):
             region = graph.region(
                 lambda output: takes(output) and (stops_at(output) or output[0] in behind)
             )
@@ -225,16 +225,13 @@ class _Search:
 
     def _was_viewed(self, output: Output) -> bool:
         """Whether its rows come from a view of a tensor with the rows of the batch in front."""
+
+        def leading_to(node: Node, rows: tuple[int, ...]) -> list[Node]:
+            edges = self._graph.edges(node)
+            return [e.output[0] for e in edges if self._graph.shape(e.output)[:1] == rows]
+
         flat = self._graph.shape(output)[:1]
-        left, seen = [output[0]], {output[0]}
-        while left:
-            node = left.pop()
-            views = node.name().rstrip("0123456789").removesuffix("Backward") in _VIEWS
-            for edge in self._graph.edges(node):
-                leading = self._graph.shape(edge.output)[:1]
-                if views and leading == (self._rows,):
-                    return True
-                if leading == flat and edge.output[0] not in seen:
-                    seen.add(edge.output[0])
-                    left.append(edge.output[0])
-        return False
+        return any(
+            kind(node) in _VIEWS and leading_to(node, (self._rows,))
+            for node in walk([output[0]], lambda node: leading_to(node, flat))
+        )

@@ -6,10 +6,10 @@ Private attribute read here, as of torch 2.13: `Node._input_metadata`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.autograd.graph import GradientEdge
 
@@ -18,6 +18,8 @@ Node = Any
 
 Output = tuple[Node, int]
 """A tensor of the forward pass: the node that made it, and which of its outputs it is."""
+
+_T = TypeVar("_T")
 
 
 class Edge(NamedTuple):
@@ -41,11 +43,7 @@ class Region(NamedTuple):
 
 
 class Graph:
-    """The graph behind the loss. What was read once is kept, and so are its nodes.
-
-    Args:
-        loss: What a backward pass starts from.
-    """
+    """The graph behind the loss. What was read once is kept, and so are its nodes."""
 
     def __init__(self, loss: GradientEdge) -> None:
         self.start = Edge(None, 0, (loss.node, loss.output_nr))
@@ -95,23 +93,12 @@ class Graph:
                 left.extend(reversed(nodes[node]))
         return Region(nodes, stops)
 
-    def behind(self, nodes: Iterable[Node]) -> dict[Node, None]:
+    def behind(self, nodes: Iterable[Node]) -> set[Node]:
         """Return these nodes and all that gradients flow on to from them."""
-        found = dict.fromkeys(nodes)
-        left = list(found)
-        while left:
-            for edge in self.edges(left.pop()):
-                node = edge.output[0]
-                if node not in found:
-                    found[node] = None
-                    left.append(node)
-        return found
+        return set(walk(nodes, lambda node: [e.output[0] for e in self.edges(node)]))
 
     def normalizes_over_batch(self, rows: int) -> bool:
-        """Whether BatchNorm is in it, with the statistics of so many rows.
-
-        Normalization of each instance, or of a weight, is made of it with one row.
-        """
+        """Whether BatchNorm goes by so many rows; by one it normalizes an instance, or a weight."""
         return any(
             "BatchNorm" in node.name()
             and getattr(node, "_saved_training", True)
@@ -140,11 +127,21 @@ def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     for node, edges in region.nodes.items():
         for edge in edges:
             before.setdefault(edge.output[0], []).append(node)
-    found = dict.fromkeys(ends)
-    left = list(found)
+    return set(walk(ends, lambda node: before.get(node, ())))
+
+
+def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
+    """Yield what is reached, each once, before it is asked what is further from there."""
+    seen = dict.fromkeys(starts)
+    left = list(seen)
     while left:
-        for node in before.get(left.pop(), ()):
-            if node not in found and node in region.nodes:
-                found[node] = None
-                left.append(node)
-    return found.keys()
+        yield (one := left.pop())
+        for another in further(one):
+            if another not in seen:
+                seen[another] = None
+                left.append(another)
+
+
+def kind(node: Node) -> str:
+    """What operation it is of, as in "AddmmBackward0"."""
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")

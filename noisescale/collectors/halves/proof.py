@@ -25,12 +25,7 @@ _NAMED = 3
 
 
 class Proof:
-    """Compares what a pass with the factor ½ gave with the gradients of the training's own pass.
-
-    Args:
-        names: Of the parameters.
-        left_out: Indices of those that are not measured.
-    """
+    """Compares what a pass with the factor ½ gave with the gradients of the training's own pass."""
 
     def __init__(self, names: Sequence[str], left_out: Collection[int]) -> None:
         self._names = names

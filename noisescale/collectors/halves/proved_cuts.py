@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -19,10 +18,14 @@ from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
-from noisescale.collectors.halves.retained import retained_gradients_kept
 from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
-from noisescale.collectors.halves.upset import Buffers, SavedTensors, others_hooks
-from noisescale.guard import RefusalError
+from noisescale.collectors.halves.upset import (
+    Buffers,
+    SavedTensors,
+    others_hooks,
+    retained_gradients_kept,
+)
+from noisescale.guard import RefusalError, WarnOnce
 
 INSTEAD = " Accumulate two or more micro-batches, which need none of this, or use several devices."
 """The end of every refusal."""
@@ -55,29 +58,17 @@ class _Proving(NamedTuple):
 class ProvedCuts:
     """Where to cut the graphs of a model, and what is known of each such cut.
 
-    Args:
-        model: What is trained.
-        norms: The parameters that are trained, and where their norms count.
-        names: Of modules at whose outputs to cut; None: those that the training step calls.
-        compiled: Whether some of it is: hooks would have it compiled once more.
-
-    Raises:
-        ValueError: If `names` names no module.
+    Arguments are those of `HalvesCollector`; `names` is its `cut`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        norms: GradientNorms,
-        names: Sequence[str] | None,
-        *,
-        compiled: bool,
+        self, model: nn.Module, norms: GradientNorms, names: Sequence[str] | None, *, compiled: bool
     ) -> None:
         self._model = model
         self._norms = norms
         self._names = names
         self._compiled = compiled
-        self._told: set[str] = set()
+        self.tell = WarnOnce()
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -98,19 +89,9 @@ class ProvedCuts:
         self._proving = None
         self._calls.forget()
 
-    def tell(self, message: str) -> None:
-        """Warn of it, once."""
-        if message not in self._told:
-            self._told.add(message)
-            warnings.warn(message, stacklevel=5)
-
     @contextmanager
     def nothing_else_changed(self, *, first: bool = False) -> Iterator[None]:
-        """Have a block with a pass leave buffers and retained gradients as they are.
-
-        Args:
-            first: Find out which buffers the pass writes to.
-        """
+        """Have a block with a pass leave buffers (see `Buffers`) and retained gradients alone."""
         with self._buffers.kept(first=first), retained_gradients_kept():
             yield
 
@@ -118,11 +99,6 @@ class ProvedCuts:
         """Return the edges of a cut; None: there is none to be had in this step.
 
         That of a graph unlike those before is proved: see `settle`.
-
-        Args:
-            loss: What the backward pass starts from.
-            gradient: The gradient that it starts with.
-            rows: Of the batch.
 
         Raises:
             RefusalError: If there is none, or halves there would not show the batch's noise.
@@ -197,13 +173,7 @@ class ProvedCuts:
         )
 
     def _take_halved(
-        self,
-        proof: Proof,
-        graph: Graph,
-        cut: Cut,
-        loss: GradientEdge,
-        gradient: Tensor,
-        rows: int,
+        self, proof: Proof, graph: Graph, cut: Cut, loss: GradientEdge, gradient: Tensor, rows: int
     ) -> None:
         """Go back once with the factor ½ at the cut, and show the proof the gradients."""
         with (

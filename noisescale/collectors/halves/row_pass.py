@@ -23,10 +23,7 @@ from noisescale.collectors.own_pass import own_pass
 def signs(rows: int, draw: int, device: torch.device) -> Tensor:
     """Return +1 for one half of the rows and -1 for the other, at random; 0 for one that is over.
 
-    Args:
-        rows: Of the batch.
-        draw: Which draw it is: the same number gives the same halves.
-        device: Where the signs are to be.
+    The same `draw` gives the same halves.
     """
     half = rows // 2
     ordered = np.repeat(np.array([1.0, -1.0, 0.0], dtype=np.float32), [half, half, rows - 2 * half])
@@ -51,10 +48,9 @@ def row_pass(
         loss: What the pass starts from.
         gradient: The gradient that it starts with.
         edges: The cut.
-        factors: One for each row of the batch, shape (rows,).
+        factors: Shape (rows,).
         parameters: Those whose gradients are asked for.
-        on_gradient: Called with a parameter's index and its gradient, in hooks. What it is given
-            is gone after the call.
+        on_gradient: Called in hooks with an index and a gradient, which is gone after the call.
     """
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
     factor_of = {
@@ -73,11 +69,7 @@ def row_pass(
             hook = partial(_show, on_gradient, index)
             held.callback(parameters[index].register_hook(hook).remove)
         torch.autograd.grad(
-            loss,
-            [parameters[i] for i in wanted],
-            gradient,
-            retain_graph=True,
-            allow_unused=True,
+            loss, [parameters[i] for i in wanted], gradient, retain_graph=True, allow_unused=True
         )
 
 

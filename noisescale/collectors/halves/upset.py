@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
@@ -21,11 +22,7 @@ _OURS = __name__.partition(".")[0]
 
 
 class Buffers:
-    """Those that a backward pass writes to: checkpointing goes forward again in it.
-
-    Args:
-        model: Whose buffers; BatchNorm updates its averages in each forward pass.
-    """
+    """Those of a model that a backward pass writes to: in it, checkpointing goes forward again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -53,9 +50,6 @@ class SavedTensors:
 
     Those of torch itself leave it alone. One that changes or frees what it keeps, as it is not
     needed again, would break the backward pass of the training.
-
-    Args:
-        graph: That of the pass.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -83,6 +77,48 @@ class SavedTensors:
                         if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
                             tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
                         tensor.data.copy_(value)
+
+
+_noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Tensors whose gradients their user asked to keep: nothing tells which of a graph these are."""
+
+_watchers = 0
+
+
+def watch() -> None:
+    """Note calls of `retain_grad()` from now on, until as many calls of `unwatch`."""
+    global _watchers
+    _watchers += 1
+    if _watchers == 1:
+        Tensor.retain_grad = _retain_grad  # type: ignore[assignment,method-assign]
+
+
+def unwatch() -> None:
+    """End a `watch`."""
+    global _watchers
+    _watchers -= 1
+    if _watchers == 0:
+        del Tensor.retain_grad  # what it inherits is in force again
+        _noted.clear()
+
+
+def _retain_grad(self: Tensor) -> None:
+    super(Tensor, self).retain_grad()
+    if not self.is_leaf:
+        _noted[self] = None
+
+
+@contextmanager
+def retained_gradients_kept() -> Iterator[None]:
+    """Have a block with a backward pass leave gradients that users retain as they are."""
+    before = [(tensor, tensor.grad) for tensor in _noted.keys()]  # noqa: SIM118 - a weak dict's
+    for tensor, _ in before:
+        tensor.grad = None  # what the pass would add to
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient
 
 
 def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:

@@ -20,10 +20,9 @@ References:
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -41,7 +40,6 @@ from noisescale.collectors.per_example.exclusions import (
     check_some_measured,
     find_layers,
     refuse_batch_norm,
-    refuse_compiled,
     what_is_left,
 )
 from noisescale.collectors.per_example.hooks import LayerHooks, Use
@@ -54,7 +52,7 @@ from noisescale.collectors.rows.window_layout import (
     weighted_examples,
 )
 from noisescale.collectors.squared_norms import wide_dtype
-from noisescale.guard import keeps_errors
+from noisescale.guard import WarnOnce, keeps_errors
 
 Layers = Literal["all", "normalization"]
 
@@ -73,8 +71,8 @@ class PerExampleCollector(Collector):
         layers: "normalization" measures LayerNorm, RMSNorm and GroupNorm alone.
 
     Raises:
-        ValueError: If the model is compiled, or no parameter can be measured. After the first
-            step `small_sq_norms` raises it if none can after all.
+        RefusalError: If no parameter can be measured. After the first step `small_sq_norms`
+            raises it if none can after all.
     """
 
     nothing_to_compare = (
@@ -91,12 +89,7 @@ class PerExampleCollector(Collector):
         *,
         layers: Layers = "all",
     ) -> None:
-        if layers not in get_args(Layers):
-            raise ValueError(
-                f'`layers` must be "all" or "normalization", got {layers!r}. Leave it at "all".'
-            )
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        refuse_compiled(self._model)
         refuse_batch_norm(self._model)
         super().__init__(GradientNorms(named_parameters, groups), group)
         self._normalization_only = layers == "normalization"
@@ -117,21 +110,12 @@ class PerExampleCollector(Collector):
         self._entry_of = self.norms.entry_of
         self._passes: list[_Pass] = []
         self._live: _Pass | None = None
-        self._warned: set[str] = set()
+        self._warn = WarnOnce()
 
     @property
     def coverage(self) -> float:
         """Share of |g|² that is of measured parameters. Reads the device."""
         return self._coverage.share()
-
-    @property
-    def wanted(self) -> bool:
-        """Whether forward passes are looked at: turn it off for steps that are not measured."""
-        return self._hooks.wanted
-
-    @wanted.setter
-    def wanted(self, wanted: bool) -> None:
-        self._hooks.wanted = wanted
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every row of every micro-batch is a part; see `each_example`."""
@@ -197,6 +181,9 @@ class PerExampleCollector(Collector):
             if "coverage" in state:  # 0.1 saved none
                 self._coverage.load_state_dict(state["coverage"])
             self.reset()
+
+    def _look(self) -> None:
+        self._hooks.look(self.wanted)
 
     def _is_constant(self, x: Tensor) -> bool:
         return self._probe is not None and self._probe.is_constant(x)
@@ -282,11 +269,6 @@ class PerExampleCollector(Collector):
 
     def _check_some_measured(self, verdicts: Sequence[Verdict]) -> None:
         check_some_measured(self.norms.names, verdicts, normalization_only=self._normalization_only)
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned and not (dist.is_initialized() and dist.get_rank()):
-            warnings.warn(message, stacklevel=3)
-        self._warned.add(message)
 
 
 class _Pass:

@@ -22,11 +22,7 @@ _DECAY = 0.99  # a step's; the share changes slowly
 
 
 class Coverage:
-    """The share of |g|² that is of measured parameters, averaged over some hundred steps.
-
-    Args:
-        device: Where gradients are.
-    """
+    """The share of |g|² that is of measured parameters, averaged over some hundred steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=wide_dtype(device), device=device)

@@ -146,20 +146,9 @@ def check_some_measured(
 def compiled_part(model: nn.Module) -> str | None:
     """Name what torch.compile made of a module of the model, "" for the model; None: nothing.
 
-    Reads the private `_compiled_call_impl` of modules, as of torch 2.13.
+    Hooks do not see its layers. Reads the private `_compiled_call_impl`, as of torch 2.13.
     """
     for name, module in model.named_modules():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             return str(name)
     return None
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise a ValueError if a module is compiled: the hooks would not see its layers."""
-    name = compiled_part(model)
-    if name is not None:
-        raise RefusalError(
-            "`model` must not be compiled where examples are the small batches, got"
-            f" torch.compile on {name or 'all of it'}. Leave it uncompiled, or choose"
-            ' small_batch="half", "micro_batch" or "rank".'
-        )

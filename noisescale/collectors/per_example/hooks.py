@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,24 +28,21 @@ _FORWARD_HOOKS: dict[int, Callable[..., Any]] = torch.nn.modules.module._global_
 _GIVEN_KEYWORDS: dict[int, bool] = torch.nn.modules.module._global_forward_hooks_with_kwargs
 
 
+@dataclass(eq=False)
 class Use:
-    """One call of a layer that has a backward pass to come.
+    """One call of a layer that has a backward pass to come."""
 
-    Attributes:
-        layer: The layer.
-        names: Which of its parameters were trained at the time.
-        constant: What `LayerHooks.is_constant` said of its input.
-        over: Whether the input has been taken.
-        statistics: See `Layer.statistics`.
-    """
-
-    def __init__(self, layer: Layer, names: list[str], kept: Tensor | None, constant: bool) -> None:
-        self.layer = layer
-        self.names = names
-        self.constant = constant
-        self.over = False
-        self.statistics: Statistics | None = None
-        self._kept = kept
+    layer: Layer
+    names: list[str]
+    """Which of its parameters were trained at the time."""
+    constant: bool
+    """What `LayerHooks.is_constant` said of its input."""
+    statistics: Statistics | None
+    """See `Layer.statistics`."""
+    kept: Tensor | None
+    """What saved the input."""
+    over: bool = False
+    """Whether it has been taken."""
 
     @property
     def needs_input(self) -> bool:
@@ -53,7 +51,7 @@ class Use:
 
     def take(self) -> Tensor | None:
         """Return the input, once, and free it; None if it has been changed in place since."""
-        kept, self._kept, self.over = self._kept, None, True
+        kept, self.kept, self.over = self.kept, None, True
         if kept is None:
             return None
         try:
@@ -89,13 +87,8 @@ class LayerHooks(HookErrors):
         self._layer_of: dict[int, Layer] = {}
         self._show: Callable[[bool], None] | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Whether forward passes are looked at; where they are not, no module has a hook."""
-        return self._wanted
-
-    @wanted.setter
-    def wanted(self, wanted: bool) -> None:
+    def look(self, wanted: bool) -> None:
+        """Look at forward passes or not; where they are not looked at, no module has a hook."""
         if wanted != self._wanted:
             self._wanted = wanted
             self._watch()
@@ -144,8 +137,7 @@ class LayerHooks(HookErrors):
             if "weight" in names:
                 # torch does not annotate `Function.apply`.
                 kept = _Keep.apply(self._anchor, x.detach())  # type: ignore[no-untyped-call]
-            use = Use(layer, names, kept, self._is_constant(x))
-            use.statistics = layer.statistics(output)
+            use = Use(layer, names, self._is_constant(x), layer.statistics(output), kept)
             output.register_hook(partial(self._on_output_gradient, use))
 
 

@@ -52,7 +52,7 @@ class Probe(HookErrors):
         parameters: All parameters.
         layers: Those to be checked.
         verdicts: Each parameter's so far.
-        constants: Tensors that are no data: inputs that share their memory do not count.
+        constants: Tensors whose memory, where it is a layer's input, is no data.
     """
 
     def __init__(
@@ -81,17 +81,13 @@ class Probe(HookErrors):
         self._found: dict[int, Verdict] = {}
         self._checks: list[tuple[int, float, Tensor]] = []
         self._any_gradient = False
-        self._begin_pass()
+        self.begin_pass(live=False)
 
-    def _begin_pass(self) -> None:
-        self._live = False
+    def begin_pass(self, *, live: bool = True) -> None:
+        """Begin to look at gradients, or wait for a pass to begin."""
+        self._live = live
         self._seen: list[Seen] = []
         self._awaited: dict[int, tuple[Tensor, Tensor, float]] = {}
-
-    def begin_pass(self) -> None:
-        """Begin to look at gradients."""
-        self._begin_pass()
-        self._live = True
 
     def is_constant(self, x: Tensor) -> bool:
         """Whether a layer's input is no data: a buffer, a parameter or 0, 1, 2, ..."""
@@ -145,7 +141,7 @@ class Probe(HookErrors):
                     self._judge(index, Verdict.NOT_BATCH_FIRST)
         for index in self._awaited:
             self._judge(index, Verdict.USED_ELSEWHERE)
-        self._begin_pass()
+        self.begin_pass(live=False)
         return rows
 
     def verdicts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.rows.reduced_rows import ReducedRows
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.collectors.squared_norms import wide_dtype
@@ -30,7 +30,7 @@ class MeasuredStep(NamedTuple):
 
 
 class StepRows:
-    """A queue of measured steps.
+    """A queue of measured steps: summed over ranks at once, read by the host when it asks.
 
     Args:
         norms: What the entries of a row are norms of.
@@ -42,11 +42,11 @@ class StepRows:
         self._none = norms.entries, norms.device
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
-        self._rows = ReducedRows()
+        self._waiting: list[tuple[Tensor, dist.Work | None]] = []
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._waiting)
 
     def add(
         self,
@@ -73,9 +73,14 @@ class StepRows:
             row = self._row(small, big, layout, counts)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            self._rows.add(self._row(None, None, UNKNOWN, counts), self._group)
+            self._reduce(self._row(None, None, UNKNOWN, counts))
             raise
-        self._rows.add(row, self._group)
+        self._reduce(row)
+
+    def _reduce(self, row: Tensor) -> None:
+        group = self._group
+        work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
+        self._waiting.append((row, work))
 
     def _row(
         self,
@@ -103,9 +108,18 @@ class StepRows:
         return torch.cat([small, big, self._on_device(numbers, big)])
 
     def read(self, *, without_waiting: bool = False) -> Iterator[MeasuredStep]:
-        """Take all steps out; `without_waiting` only those that need no other rank."""
-        rows = self._rows.read_without_waiting() if without_waiting else self._rows.read()
-        for row in rows:
+        """Take all steps out, waiting for the device.
+
+        Args:
+            without_waiting: Only those that need no other rank, after an error that may have ended
+                them. On an accelerator there are none: its stream may be stuck behind a lost rank.
+        """
+        ready = list(takewhile(_has_come, self._waiting)) if without_waiting else self._waiting
+        for _, work in ready:
+            if work is not None:
+                work.wait()
+        self._waiting = self._waiting[len(ready) :]
+        for row in torch.stack([row for row, _ in ready]).tolist() if ready else []:
             *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
             weighted = (weights, total) != (self.ranks, self.ranks)
             if not weights:  # nothing counts in this step: leave it out
@@ -133,7 +147,7 @@ class StepRows:
 
     def clear(self) -> None:
         """Drop what has not been read."""
-        self._rows = ReducedRows()
+        self._waiting = []
 
     def _on_device(self, numbers: tuple[Weight, ...], like: Tensor) -> Tensor:
         """Numbers as a tensor: those of the host are never copied synchronously."""
@@ -149,3 +163,13 @@ class StepRows:
                 tensor = tensor.pin_memory().to(like.device, non_blocking=True)
             self._constants = values, tensor.to(like.device)
         return self._constants[1]
+
+
+def _has_come(waiting: tuple[Tensor, dist.Work | None]) -> bool:
+    row, work = waiting
+    if row.device.type != "cpu" or (work is not None and not work.is_completed()):
+        return False
+    try:
+        return work is None or bool(work.wait())
+    except RuntimeError:  # completed by failing
+        return False

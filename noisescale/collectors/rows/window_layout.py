@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the micro-batches of one optimizer step make up the small and the big batch."""
+"""How the micro-batches of one optimizer step make up the small and the big batch.
+
+Of each backward pass of the step on this rank `sizes` has the examples, `weights` what the mean
+loss was multiplied by, up to a factor common to all ranks, and `loss_divisor` divided every loss.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +47,7 @@ UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan)
 
 
 def whole_rank(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-    """The rank is the part: a mean over micro-batches of `sizes` examples.
-
-    Args:
-        sizes: This rank's examples in each backward pass of the step.
-        loss_divisor: What each loss was divided by.
-    """
+    """The rank is the part: a mean over micro-batches of `sizes` examples."""
     scale = (loss_divisor / len(sizes)) ** 2 if sizes else math.nan
     inverse_size = mean_inverse(sizes) / max(len(sizes), 1)
     return WindowLayout(scale, scale, inverse_size, inverse_size)
@@ -70,12 +69,8 @@ def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayo
     """The two halves of one batch are the parts, each of as many of its rows.
 
     An odd row is in neither. Then the half difference of the halves, g_s, has tr(Σ)·(B - 1)/B² of
-    noise instead of tr(Σ)/B, B rows: |g|² + |g_s|² is that of parts of B²/(2·B - 1) rows.
-
-    Args:
-        size: Examples in the batch.
-        rows: Of the batch, two or more.
-        loss_divisor: What its loss was divided by.
+    noise instead of tr(Σ)/B, B rows: |g|² + |g_s|² is that of parts of B²/(2·B - 1) rows. There
+    are two or more, of `size` examples together.
     """
     signed = rows - rows % 2
     return WindowLayout(
@@ -87,18 +82,13 @@ def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayo
 
 
 def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-    """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them.
-
-    Args:
-        sizes: This rank's examples in each backward pass of the step.
-        weights: What the mean loss of each was multiplied by, up to a factor common to all ranks.
-    """
+    """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them."""
     total = sum(weights)
     return _weighted(sizes, weights, part_weight=total * total)
 
 
 def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-    """Every micro-batch is a part, of a weight of its own; arguments as for `weighted_rank`."""
+    """Every micro-batch is a part, of a weight of its own."""
     return _weighted(sizes, weights, part_weight=sum(u * u for u in weights))
 
 
@@ -129,19 +119,14 @@ def each_example(
     """Every row of every micro-batch is a part, of size/rows examples (or tokens).
 
     A micro-batch's loss is the mean over its rows, so that row i adds c_i = g_i/rows; captured
-    are rows · Σ|c_i|², the means of |g_i|².
-
-    Args:
-        sizes: This rank's examples in each backward pass of the step.
-        rows: The rows of the batch in each; None where they are not known.
-        loss_divisor: What each loss was divided by.
+    are rows · Σ|c_i|², the means of |g_i|². `rows` is None where it is not known.
 
     Raises:
-        ValueError: If a micro-batch has more rows than examples: they are not independent.
+        RefusalError: If a micro-batch has more rows than examples: they are not independent.
     """
     window = len(sizes)
     if not window or len(rows) != window:
-        return WindowLayout(math.nan, math.nan, math.nan, math.nan)
+        return UNKNOWN
     inverse_row_sizes = []
     for size, n in zip(sizes, rows, strict=True):
         if n is not None and 0 < size < n:

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import Optimizer
 
 from noisescale.collectors.choosing import assigned_groups
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.supported import accumulates
-from noisescale.lightning.trainer_access import is_compiled, rank_zero_info, rank_zero_warn
+from noisescale.lightning.trainer_access import is_compiled, rank_zero_info
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
-from noisescale.meter.refusals import nothing_to_measure
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -26,31 +29,17 @@ def meters_for(
 
     Args:
         trainer: About to fit, its strategy set up.
-        options: The monitor's.
+        options: The monitor's, `with_assigned_groups`.
         name: The monitor's.
 
-    Returns:
-        None at all, after one warning, where there is nothing to measure.
+    Raises:
+        ValueError: If what the options ask for cannot be measured.
     """
     model = trainer.strategy.model
     assert model is not None
-    if not ids_of_trained(trainer):
-        rank_zero_warn(
-            "NoiseScaleMonitor has nothing to measure: no parameter that an optimizer has requires"
-            " a gradient. Training goes on without it. Unfreeze some before training starts, or"
-            " leave it out."
-        )
-        return []
-    our_choice = trainer.world_size < 2 and options.leaves_choice
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
-    # A pattern may match parameters of one optimizer only; none at all is an error, and no reason
-    # to go on without measuring.
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    parameters = [p for group in groups for p in group["params"]]
-    options = replace(options, groups=assigned_groups(model, options.groups, parameters))
     meters: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
-        of_one = [optimizer] if several else trainer.optimizers
         try:
             if options.small_batch == "example" and is_compiled(trainer.lightning_module):
                 raise ValueError(
@@ -62,18 +51,15 @@ def meters_for(
                 model,
                 options,
                 optimizer,
-                parameters=[p for o in of_one for g in o.param_groups for p in g["params"]],
+                parameters=_parameters([optimizer] if several else trainer.optimizers),
                 grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
             )
-        except ValueError as reason:
+        except ValueError:
             for made in reversed(meters):
                 made.meter.close()
-            if not our_choice:
-                raise
-            warn_that_nothing_is_measured(reason)
-            return []
+            raise
         meters.append(LoggedMeter(meter, prefix_of(index, name)))
-    if our_choice and not accumulates(trainer):
+    if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"
             " accumulate. A measured step has one backward pass more; unless you set"
@@ -83,24 +69,19 @@ def meters_for(
     return meters
 
 
+def with_assigned_groups(options: MeterOptions, trainer: pl.Trainer) -> MeterOptions:
+    """Have a pattern match parameters of any optimizer; one that matches none is an error."""
+    model = trainer.strategy.model
+    assert model is not None
+    groups = assigned_groups(model, options.groups, _parameters(trainer.optimizers))
+    return replace(options, groups=groups)
+
+
 def ids_of_trained(trainer: pl.Trainer) -> set[int]:
     """What tells the parameters that are trained now from those that were earlier."""
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    return {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    return {id(p) for p in _parameters(trainer.optimizers) if p.requires_grad}
 
 
-def warn_that_one_is_not_measured(which: int, reason: Exception) -> None:
-    """Say so once: the gradients of an optimizer, by its index, cannot be measured."""
-    rank_zero_warn(
-        f"NoiseScaleMonitor does not measure the gradients of optimizer {which}: {reason} The"
-        " others are measured on."
-    )
-
-
-def warn_that_nothing_is_measured(reason: Exception) -> None:
-    """Say so once, and what to do. `reason`: why halves of a batch cannot be compared."""
-    remedy = (
-        "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
-        ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
-    )
-    rank_zero_warn(nothing_to_measure("NoiseScaleMonitor", reason, remedy))
+def _parameters(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [p for group in groups for p in group["params"]]

@@ -21,17 +21,11 @@ from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.guard import Guard, RefusalError, beside_training
+from noisescale.guard import Guard, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
-from noisescale.lightning.monitor.meters import (
-    ids_of_trained,
-    meters_for,
-    warn_that_nothing_is_measured,
-    warn_that_one_is_not_measured,
-)
-from noisescale.lightning.monitor.publishing import log_reading, publish_news
+from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
 from noisescale.lightning.monitor.reporting import report_run
 from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
 from noisescale.lightning.supported import (
@@ -39,7 +33,7 @@ from noisescale.lightning.supported import (
     refuse_namesakes,
     refuse_several_gradients_a_step,
 )
-from noisescale.meter.logged_meter import LoggedMeter
+from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions
 
@@ -146,6 +140,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         McCandlish et al. 2018, arXiv:1812.06162.
     """
 
+    _HOW_TO_HAVE_SEVERAL = (
+        "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
+        ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
+    )
+
     def __init__(
         self,
         window: int | Literal["auto"] = "auto",
@@ -212,8 +211,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @property
     def recent_noise_scale(self) -> NoiseScale:
         """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
-        first = self._first
-        return self._options.before_first_step if first is None else first.meter.recent_noise_scale
+        return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
 
     @property
     def average_moments(self) -> GradientMoments | None:
@@ -247,12 +245,27 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._counted = False
         self._guard = Guard(trainer_access.MisconfigurationException)
         self._meters = []
+        self._shared = None
         check_supported(trainer)
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
         ]
         refuse_namesakes([monitor.name for monitor in monitors])
-        self._meters = meters_for(trainer, self._options, name=self._name)
+        self._fit.trained = ids_of_trained(trainer)
+        if not self._fit.trained:
+            self._tell(
+                "NoiseScaleMonitor has nothing to measure: no parameter that an optimizer has"
+                " requires a gradient. Training goes on without it. Unfreeze some before training"
+                " starts, or leave it out."
+            )
+            return
+        options = with_assigned_groups(self._options, trainer)
+        try:
+            self._meters = meters_for(trainer, options, name=self._name)
+        except ValueError as reason:
+            if trainer.world_size > 1 or not self._options.leaves_choice:
+                raise
+            self._tell_that_nothing_is_measured(reason)
         for logged in self._meters:
             logged.meter.pause()  # from batch to batch, see `on_train_batch_end`
             if self._follow is not None:
@@ -260,19 +273,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         with self._guard("The averages of before were not restored, they begin anew"):
             for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
                 logged.resume(saved)
-        self._fit.trained = ids_of_trained(trainer)
-        self._shared = None
         if trainer.world_size > 1:
             self._shared = SharedExamples(
-                trainer.strategy.root_device,
-                trainer.accumulate_grad_batches,
-                trainer_access.rank_zero_warn,
+                trainer.strategy.root_device, trainer.accumulate_grad_batches, self._tell
             )
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for logged in self._meters:
-            logged.start()
         self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
@@ -320,23 +327,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit.stepped = True
         which = 0 if len(self._meters) == 1 else trainer.optimizers.index(optimizer)
         logged = self._meters[which]
-        if not logged.measuring:
-            return
         # By hand losses are divided as the module likes: by the passes of a step, it is assumed.
-        try:
-            logged.step(loss_divisor=trainer.accumulate_grad_batches if automatic else None)
-        except RefusalError as reason:
-            if not self._options.leaves_choice:
-                raise
-            logged.close()
-            if self._measuring:
-                warn_that_one_is_not_measured(which, reason)
-                return
-            warn_that_nothing_is_measured(reason)
-            self._stop(interrupted=False)
-            self._meters = []
-            return
-        if trainer_access.should_log(trainer):
+        divisor = trainer.accumulate_grad_batches if automatic else None
+        measured = logged.measuring and self._close_step(which, divisor)
+        if measured and trainer_access.should_log(trainer):
             self._log(trainer, logged, trainer_access.log_step(trainer))
 
     @beside_training
@@ -408,7 +402,16 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._loaded = state_dict
 
     def _log(self, trainer: pl.Trainer, logged: LoggedMeter, step: int) -> None:
-        reading = log_reading(trainer, logged, step, self._guard)
+        reading = logged.read()
+        if trainer_access.has_log_steps(trainer):
+            for logger in trainer.loggers:
+                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
+                    logger.log_metrics(reading.known, step=step)
+        # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
+        # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
+        # missing makes EarlyStopping raise, ModelCheckpoint too once there was a validation. One
+        # that stays would pass for a new measurement.
+        trainer_access.publish(trainer, reading.all)
         if logged is self._first:
             trainer_access.show_in_progress_bar(
                 trainer, self._prefix.rstrip("/"), reading.estimate.short()
@@ -420,7 +423,19 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return prefix_of(0, self._name)
 
     def _publish(self, trainer: pl.Trainer) -> None:
-        publish_news(trainer, self._meters, self._prefix)
+        """Put metrics where early stopping, checkpoints and schedules are about to look.
+
+        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and the
+        history keep to that. Reads the device where there is something new.
+        """
+        if not self._meters:
+            trainer_access.publish(trainer, nothing_measured(self._prefix))
+        for logged in self._meters:
+            if logged.has_news:
+                trainer_access.publish(trainer, logged.look().all)
+
+    def _tell(self, message: str) -> None:
+        trainer_access.rank_zero_warn(message)
 
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
@@ -432,7 +447,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             logged.meter.resume()
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
-            trainer_access.rank_zero_warn(
+            self._tell(
                 "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
                 " measuring those that were trained then. Resume from a checkpoint to measure"
                 " all of them."
@@ -444,7 +459,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._shared.look(trainer_access.tensors_of(batch))
 
     def _stop(self, *, interrupted: bool) -> None:
-        """Take everything back that was put into the model and the loggers."""
         with self._guard("The charts of the noise scale were not closed"):
             self._fit.layouts.close()
         self._close_meters(interrupted=interrupted)

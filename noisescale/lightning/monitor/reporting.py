@@ -69,19 +69,11 @@ def run_folder(trainer: pl.Trainer) -> Path:
 def hand_to(logger: Any, page: Path, key: str) -> None:
     """Give a logger that keeps files a page of the run; leave others alone."""
     if isinstance(logger, trainer_access.WANDB_LOGGERS):
-        _to_wandb(logger, page, key)
+        import wandb
+
+        logger.log_metrics({key: wandb.Html(str(page), inject=False)})
     elif isinstance(logger, trainer_access.MLFLOW_LOGGERS):
-        _to_mlflow(logger, page)
-
-
-def _to_wandb(logger: Any, page: Path, key: str) -> None:
-    import wandb
-
-    logger.log_metrics({key: wandb.Html(str(page), inject=False)})
-
-
-def _to_mlflow(logger: Any, page: Path) -> None:
-    logger.experiment.log_artifact(logger.run_id, str(page))
+        logger.experiment.log_artifact(logger.run_id, str(page))
 
 
 def _page(folder: Path, prefix: str, *, keep_others: bool) -> Path:

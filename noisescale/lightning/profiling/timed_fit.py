@@ -73,15 +73,8 @@ def timed_fit(
 @contextmanager
 def quiet() -> Iterator[None]:
     """Lightning's lines for every Trainer are of no use here, nor is its advice on loaders."""
-    loggers = [
-        logging.getLogger(name)
-        for name in (
-            "lightning.pytorch",
-            "pytorch_lightning",
-            "lightning.fabric",
-            "lightning_fabric",
-        )
-    ]
+    packages = "lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"
+    loggers = [logging.getLogger(name) for name in packages]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)

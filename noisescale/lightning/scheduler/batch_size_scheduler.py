@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale.checks import check_confidence
+from noisescale.checks import check_confidence, checked_choice
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
-from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover
+from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
 from noisescale.lightning.scheduler.schedules import (
     PROGRESS,
-    ClockedSchedules,
     Progress,
     default_progress,
 )
-from noisescale.lightning.scheduler.starting import check_saved, start
 from noisescale.plan import Plan
+from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
-from noisescale.scheduling.move import Move
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
 
@@ -130,9 +128,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         super().__init__()
-        if progress not in (None, *PROGRESS):
-            names = ", ".join(f'"{name}"' for name in PROGRESS)
-            raise ValueError(f"`progress` must be one of {names}, got {progress!r}. Choose one.")
+        if progress is not None:
+            checked_choice("progress", progress, PROGRESS, "Choose one.")
         self._arguments: dict[str, Any] = {
             "policy": policy,
             "lr_scaling": lr_scaling,
@@ -141,7 +138,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             "max_device_batch_size": max_device_batch_size,
             "decide_every_n_steps": decide_every_n_steps,
         }
-        settings = Settings.checked(**self._arguments)
+        settings = Settings(**self._arguments)
         check_confidence(confidence)
         self._progress = progress
         self._needs_monitor = settings.needs_noise_scale or progress == "gain"
@@ -284,35 +281,20 @@ class BatchSizeScheduler(trainer_access.Callback):
             one_has_halves = trainer.world_size > 1 or examples > 1
             needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
             least = min(needed, taken.accumulation)
-        begun = start(
-            trainer,
-            examples,
-            self._arguments,
-            accumulation=taken.accumulation,
-            min_accumulation=least,
-            saved=taken.saved,
-        )
         by_gain = self._arguments["lr_scaling"] == "adascale"
-        schedules = ClockedSchedules(
-            trainer,
-            begun.controller,
-            self._progress
-            or default_progress(taken.saved, by_gain=by_gain, measured=self._needs_monitor),
-            accumulation=taken.accumulation,
-            saved=taken.saved,
+        progress = self._progress or default_progress(
+            taken.saved, by_gain=by_gain, measured=self._needs_monitor
         )
-        return ScheduledFit(begun, schedules, taken)
+        return ScheduledFit(trainer, taken, examples, least, self._arguments, progress)
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
-        controller = fit.controller
-        follows = self._needs_monitor or controller.settings.takes_noise_scale
-        measured = self._monitor if follows else None
-        move = controller.decide(
-            None if measured is None else measured.recent_noise_scale,
-            None if measured is None else measured.average_moments,
-            device_batch_size=controller.plan.device_batch_size,
-        )
+        controller, monitor = fit.controller, self._monitor
+        measured: tuple[Any, Any] = None, None
+        if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
+            measured = monitor.recent_noise_scale, monitor.average_moments
+        size = controller.plan.device_batch_size
+        move = controller.decide(*measured, device_batch_size=size)
         if move is not None:
             self._tell(trainer, str(move))
             if fit.schedules.drifts(trainer) and not self._warned:

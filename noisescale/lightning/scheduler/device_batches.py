@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from noisescale.checks import refuse
 from noisescale.lightning.resized_loaders import KEPT
 from noisescale.lightning.trainer_access import MisconfigurationException
 
@@ -92,16 +93,13 @@ def check_resizable(loaders: list[Any]) -> None:
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
         if not plain:
-            _refuse(
-                "data that do not come from a plain torch DataLoader with a `batch_size`",
-                type(loader).__name__,
-            )
+            data = "data that do not come from a plain torch DataLoader with a `batch_size`"
+            _refuse(data, type(loader).__name__)
     if len(sizes := {loader.batch_size for loader in loaders}) > 1:
         _refuse("loaders of different `batch_size`", " and ".join(map(str, sorted(sizes))))
 
 
 def _refuse(data: str, value: str) -> NoReturn:
-    raise MisconfigurationException(
-        f"`max_device_batch_size` must be left out for {data}, got {value}. Micro-batches then"
-        " stay as they are, and only their number changes."
-    )
+    remedy = "Micro-batches then stay as they are, and only their number changes."
+    needed, error = f"be left out for {data}", MisconfigurationException
+    refuse("max_device_batch_size", needed, value, remedy, error=error)

@@ -46,9 +46,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
         None if it fits on all ranks, else why it does not on this one.
     """
     failure = None
-    with (
-        trainer_access.isolate_rng()
-    ):  # has no `finally` of its own, so nothing may leave it raised
+    with trainer_access.isolate_rng():  # without a `finally`, so nothing may leave it raised
         try:
             of_batch = trainer_access.count_examples(trainer, batch).examples
             rows: set[int] = set()
@@ -77,14 +75,13 @@ def _repeated(tensor: Tensor, of_batch: int, growth: float) -> Tensor:
 
 def _forward_and_backward(trainer: pl.Trainer, batch: Any) -> None:
     module = _copy(trainer)
+    arguments = (batch, 0) if trainer_access.takes_batch_idx(module) else (batch,)
     with (
         _as_it_was(trainer, module),
         trainer.precision_plugin.train_step_context(),
         torch.enable_grad(),
     ):
-        output = module.training_step(
-            *((batch, 0) if trainer_access.takes_batch_idx(module) else (batch,))
-        )
+        output = module.training_step(*arguments)
         loss = output if isinstance(output, Tensor) or output is None else output["loss"]
     if loss is not None:
         loss.backward()
@@ -120,9 +117,7 @@ def _copy(trainer: pl.Trainer) -> Any:
         # Outputs that are kept for the end of an epoch have a graph, which cannot be copied.
         shared |= {id(t): t.detach().clone() for t in _tensors_in(vars(submodule)) if not t.is_leaf}
     made = copy.deepcopy(module, shared)
-    if trainer_access.is_compiled(
-        module
-    ):  # its methods were replaced by compiled ones, of the original
+    if trainer_access.is_compiled(module):  # its methods are compiled ones, of the original
         for name in ("forward", "training_step"):
             vars(made).pop(name, None)
     submodules: list[Any] = list(made.modules())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from noisescale.checks import refuse_setting
 from noisescale.lightning import trainer_access
 
 if TYPE_CHECKING:
@@ -82,7 +83,5 @@ def check_may_resize(trainer: pl.Trainer) -> None:
 
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    raise trainer_access.MisconfigurationException(
-        f"`{setting}` must be one that BatchSizeScheduler can work under, got {value}: {reason}."
-        f" {remedy}"
-    )
+    use, error = "BatchSizeScheduler can work", trainer_access.MisconfigurationException
+    refuse_setting(use, setting, value, reason, remedy, error)

@@ -3,23 +3,42 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
+from noisescale.checks import checked_state
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
 from noisescale.lightning.scheduler.accumulation import Accumulation
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
-from noisescale.lightning.scheduler.schedules import ClockedSchedules
-from noisescale.lightning.scheduler.starting import Start
-from noisescale.scheduling.move import Move
+from noisescale.lightning.scheduler.schedules import ClockedSchedules, Progress
+from noisescale.plan import Plan
+from noisescale.scheduling.controller import BatchSizeController
+from noisescale.scheduling.decision import Move
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+
+
+_EPOCH_SHARE = 10
+"""Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
+
+_SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows")
+"""What a fit goes on from. How schedules go, `went_by` tells also where it was not saved."""
+
+
+def check_saved(saved: Any) -> None:
+    """Raise a ValueError where a state of the callback lacks something; empty is a new run."""
+    if saved != {}:
+        checked_state("BatchSizeScheduler", saved, _SAVED)
+        needed = ("plan", "steps", "base_batch_size", "clock")
+        checked_state("BatchSizeScheduler, `controller`,", saved["controller"], needed)
 
 
 class Takeover:
@@ -63,23 +82,75 @@ class Takeover:
 
 
 class ScheduledFit:
-    """A fit from its first batch on.
+    """A fit from its first batch on. All ranks make it.
 
     Args:
-        start: What it starts with.
-        schedules: Of its Trainer.
-        taken: What was taken over of that.
+        trainer: At its first batch.
+        taken: What was taken over of it.
+        examples: Of that batch, on this rank.
+        min_accumulation: Least micro-batches a step.
+        arguments: Of the controller, as the user gave them.
+        progress: See `ClockedSchedules`.
+
+    Raises:
+        ValueError: If the loader's batches exceed `max_device_batch_size`, or no plan meets the
+            bounds.
     """
 
-    def __init__(self, start: Start, schedules: ClockedSchedules, taken: Takeover) -> None:
-        self.controller = start.controller
-        self.schedules = schedules
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        taken: Takeover,
+        examples: float,
+        min_accumulation: int,
+        arguments: dict[str, Any],
+        progress: Progress,
+    ) -> None:
+        loaders, saved = trainer.fit_loop._combined_loader, taken.saved
+        assert loaders is not None
+        rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
+        most = arguments["max_device_batch_size"]
+        if most is not None and rows is not None and most < rows:
+            raise ValueError(
+                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
+                f" {most} < {rows}. Raise it, or start with smaller batches."
+            )
+        if saved and saved["rows"] == rows:
+            size = saved["controller"]["plan"][0]
+        else:
+            if rows is not None and trainer_access.is_last_batch(trainer):  # it may be a short one
+                examples = max(examples, rows)
+            size = _mean_over_ranks(examples, trainer)
+        plan = Plan(size, taken.accumulation, trainer.world_size)
+        max_batch_size = arguments["max_batch_size"]
+        if max_batch_size is None and saved:
+            max_batch_size = saved["max_batch_size"]
+        elif max_batch_size is None and math.isfinite(trainer.num_training_batches):
+            of_epoch = plan.device_batch_size * plan.devices * trainer.num_training_batches
+            max_batch_size = max(of_epoch / _EPOCH_SHARE, plan.batch_size)
+            if most is not None and rows is not None:
+                # A prime number of rows would be reached by micro-batches of one row.
+                full = most * size / rows * plan.devices
+                max_batch_size = max(max_batch_size // full * full, plan.batch_size)
+        self.controller = BatchSizeController(
+            plan,
+            trainer.optimizers,
+            min_accumulation=min_accumulation,
+            base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
+            examples_per_row=size / rows if rows else 1.0,
+            **{**arguments, "max_batch_size": max_batch_size},
+        )
+        if saved:
+            self.controller.load_state_dict(saved["controller"], device_batch_size=size)
+        self.schedules = ClockedSchedules(
+            trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
+        )
         self.logged_step = -1
         """The step that was logged last."""
-        self._max_batch_size = start.max_batch_size
+        self._max_batch_size = max_batch_size  # None where an epoch has no known end
         self._loaders = taken.loaders
-        self._rows = start.rows  # of a batch on one device, where the loader tells
-        self._largest_rows = max(start.rows or 0, taken.saved.get("largest_rows", 0))
+        self._rows = rows  # of a batch on one device, where the loader tells
+        self._largest_rows = max(rows or 0, saved.get("largest_rows", 0))
         self._batch: tuple[Any, int] | None = None  # to try a larger one with, and its rows
         self._under_way = taken.under_way
         self._begins_anew = True
@@ -174,3 +245,11 @@ def _batches_taken(trainer: pl.Trainer) -> int:
     of_step = trainer.accumulate_grad_batches
     begin = of_step.begin if isinstance(of_step, Accumulation) else 0
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready - begin
+
+
+def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
+    if trainer.world_size == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
+    dist.all_reduce(total)
+    return float(total) / trainer.world_size

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ class Net(nn.Module):
     def __init__(self, inner: int = 7, wide: int = 9, *, reentrant: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.sizes, self.reentrant = (inner, wide), reentrant
+        self.again, self.reentrant = partial(Net, inner, wide), reentrant
         self.first = nn.Linear(5, inner)
         self.blocks = nn.ModuleList([Block(inner, wide), Block(inner, wide)])
         self.last = nn.Linear(inner, 3)
@@ -131,7 +132,7 @@ def loss_of(net: nn.Module, step: int, pass_: int, rank: int, branch: bool = Tru
 
 def whole(model: Any) -> nn.Module:
     """What is sharded, in float64: the weights stand still."""
-    return in_float64(Net(*model.sizes))
+    return in_float64(model.again())
 
 
 def brute_force(
@@ -160,13 +161,11 @@ def steps(
     branch: Branch = always,
     *,
     groups: Any = None,
-    only: str = "",
     capture: bool = False,
 ) -> dict[str, Any]:
     """Go through a few steps; return what was captured and what it should be."""
     rank = dist.get_rank()
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and only in n]
-    collector = FsdpCollector(model, named, groups)
+    collector = FsdpCollector(model, trained(model), groups)
     passes = [pass_ for round_ in rounds for pass_ in round_]
     result: dict[str, Any] = {"rows": []}
     for step in range(STEPS):
@@ -216,13 +215,19 @@ EVERY_WAY = [(SINGLE, GROUPS), (EVERY_PASS, None), (SUMMED, None), (TWO_ROUNDS, 
 
 @pytest.mark.parametrize(("mesh", "ways"), [((4,), EVERY_WAY[3:]), ((2, 2), EVERY_WAY)])
 def test_captured_norms_are_those_of_brute_force(mesh: tuple[int, ...], ways: Any) -> None:
-    """Of one unit and of nested units. For two ranks see the contract of all collectors."""
+    """Of one unit and of nested units, of which FSDP's final callback reduces the root's gradients.
+
+    For two ranks see the contract of all collectors.
+    """
     check_runs(
         mesh,
         lambda device_mesh: [
-            steps(sharded(Net(), device_mesh, nested=nested), rounds, groups=groups)
+            steps(
+                sharded(Net(), device_mesh, nested=nested), rounds, groups=groups, capture=capture
+            )
             for nested in (False, True)
             for rounds, groups in ways
+            for capture in (False, True)
         ],
     )
 
@@ -272,6 +277,31 @@ def test_nested_backward_passes_of_reentrant_checkpoints_are_whole() -> None:
     )
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.again = Complex
+        self.first = nn.Linear(5, 6)
+        self.middle = nn.Linear(3, 3, dtype=torch.cfloat)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, branch: bool) -> Tensor:
+        z = self.middle(torch.view_as_complex(self.first(x).unflatten(-1, (3, 2))))
+        return self.last(torch.view_as_real(z).flatten(-2))
+
+
+def test_complex_parameters_are_measured_in_a_unit_of_their_own() -> None:
+    """FSDP2 itself takes one dtype a unit."""
+
+    def measured() -> dict[str, Any]:
+        mesh, net = mesh_of((2,)), Complex()
+        fully_shard(net.middle, mesh=mesh)
+        return steps(fully_shard(net, mesh=mesh), SINGLE)
+
+    check(on_ranks(2, measured))
+
+
 def test_modules_may_share_a_unit_and_gradients_be_offloaded() -> None:
     def shared() -> dict[str, Any]:
         net = Net()
@@ -282,62 +312,6 @@ def test_modules_may_share_a_unit_and_gradients_be_offloaded() -> None:
         )
 
     check(on_ranks(2, shared))
-
-
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(5, 6)
-        self.middle = nn.Linear(3, 3, dtype=torch.cfloat)
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.middle(torch.view_as_complex(self.first(x).unflatten(-1, (3, 2))))
-        return self.last(torch.view_as_real(z).flatten(-2))
-
-
-def test_complex_parameters_are_measured_in_a_unit_of_their_own() -> None:
-    """FSDP2 itself takes one dtype a unit."""
-
-    def measured() -> tuple[float, ...]:
-        rank, plain, net = dist.get_rank(), Complex(), Complex()
-        mesh = mesh_of((2,))
-        fully_shard(net.middle, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        collector = FsdpCollector(net, list(net.named_parameters()))
-        loss = net(batch(0, 0, rank)).square().mean()
-        collector.before_backward(loss, 1)
-        loss.backward()
-        small, big = collector.small_sq_norms(), collector.big_sq_norms()
-        dist.all_reduce(big, group=collector.group)
-        assert small is not None
-        of_ranks = [
-            gradient_of(
-                in_float64(plain), lambda n, r=r: n(batch(0, 0, r).double()).square().mean()
-            )
-            for r in range(2)
-        ]
-        mean = torch.stack(of_ranks).mean(0)
-        truth = of_ranks[rank].square().sum().item(), mean.square().sum().item()
-        return (small.item(), big.item(), *truth)
-
-    for small, big, expected_small, expected_big in on_ranks(2, measured):
-        assert (small, big) == pytest.approx((expected_small, expected_big), rel=1e-6)
-
-
-def test_only_trained_parameters_count() -> None:
-    check_runs(
-        (2,),
-        lambda device_mesh: [
-            steps(sharded(Net(), device_mesh, nested=nested), EVERY_PASS, only=only, groups=groups)
-            for nested, only, groups in (
-                (False, "weight", lambda name: name),
-                (True, "blocks.1", None),
-                (False, "last.bias", None),
-            )
-        ],
-    )
 
 
 TOLERANCES = {
@@ -391,18 +365,6 @@ def test_a_divisor_of_ones_own_is_in_both_norms(mesh: tuple[int, ...]) -> None:
             for small, big, expected_small, expected_big in result["rows"]:
                 assert small == pytest.approx([4 * e for e in expected_small], rel=5e-4)
                 assert big == pytest.approx([4 * e for e in expected_big], rel=5e-4)
-
-
-def test_the_average_is_captured_after_fsdp_has_written_it() -> None:
-    """And before it is clipped. The root's gradients are reduced by FSDP's final callback."""
-    check_runs(
-        (2, 2),
-        lambda device_mesh: [
-            steps(sharded(Net(), device_mesh, nested=nested), rounds, capture=True)
-            for nested in (False, True)
-            for rounds in (EVERY_PASS, SUMMED)
-        ],
-    )
 
 
 @pytest.mark.parametrize(("mesh", "dtype"), [((2,), torch.float16), ((2, 2), torch.float32)])
@@ -617,24 +579,6 @@ def test_what_has_no_norm_of_its_own_gets_none(mesh: tuple[int, ...]) -> None:
     assert on_ranks(math.prod(mesh), none) == [[]] * math.prod(mesh)
 
 
-def test_dropped_gradients_are_noticed_after_a_round_only() -> None:
-    def noticed() -> list[bool]:
-        model = sharded(Net(), mesh_of((2,)))
-        collector = FsdpCollector(model, trained(model))
-        seen = [collector.gradients_dropped]
-        for sync in (False, True):
-            model.set_requires_gradient_sync(sync)
-            loss = loss_of(model, 0, 0, dist.get_rank())
-            collector.before_backward(loss, 1)
-            loss.backward()
-            seen.append(collector.gradients_dropped)
-        model.zero_grad()
-        seen.append(collector.gradients_dropped)
-        return seen
-
-    assert on_ranks(2, noticed) == [[False, False, False, True]] * 2
-
-
 def test_layout_lies_between_a_part_a_pass_and_a_part_a_rank() -> None:
     both_sizes = [[4.0, 8.0, 2.0, 4.0], [4.0, 0.0, 2.0, 4.0]]
 
@@ -678,99 +622,99 @@ def test_the_group_is_that_of_all_data_parallel_ranks() -> None:
     ) == [True, True]
 
 
-def refusal(make: Callable[[], nn.Module], ranks: int = 2) -> str:
-    def refused() -> str:
-        model = make()
-        with pytest.raises(ValueError) as error:  # noqa: PT011 - asserted whole
-            FsdpCollector(model, trained(model))
-        return str(error.value)
-
-    (message,) = set(on_ranks(ranks, refused))
-    return message
+def part() -> nn.Module:
+    net = Net()
+    fully_shard(net.blocks[0], mesh=mesh_of((2,)))
+    return net
 
 
-def test_parameters_that_are_not_sharded_are_refused() -> None:
-    def part() -> nn.Module:
-        net = Net()
-        fully_shard(net.blocks[0], mesh=mesh_of((2,)))
-        return net
-
-    assert refusal(part) == (
-        "`model` must shard every trained parameter, got 'first.weight': FSDP does not reduce its"
-        " gradient. Apply `fully_shard` to the whole model as well, or leave the parameter out."
-    )
+def first_version() -> nn.Module:
+    net = Net()
+    net.frozen = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # needs a GPU
+    nn.Module.__init__(net.frozen)
+    return net
 
 
-of_replicate = pytest.param(
-    lambda: replicate(Net(), mesh=mesh_of((2,))),
-    marks=pytest.mark.skipif(
-        "mesh" not in inspect.signature(replicate).parameters, reason="this torch has another"
-    ),
-    id="replicate",
+def tensor_parallel() -> nn.Module:
+    mesh, net = mesh_of((2, 2)), Net()
+    net.last.weight = nn.Parameter(distribute_tensor(net.last.weight, mesh["shard"], [Shard(1)]))
+    return fully_shard(net, mesh=mesh["replica"])
+
+
+def two_meshes() -> nn.Module:
+    mesh, net = mesh_of((2, 2)), Net()
+    fully_shard(net.blocks[0], mesh=mesh["shard"])
+    return fully_shard(net, mesh=mesh)
+
+
+def hooked() -> nn.Module:
+    model = sharded(Net(), mesh_of((2,)))
+    model.set_all_reduce_hook(lambda gradient: None)
+    return model
+
+
+UNSHARDED = (
+    r"shard over two or more ranks, got 'first\.weight' on .*: nothing is reduce-scattered there\."
+    r" Use DistributedDataParallel\."
 )
 
 
 @pytest.mark.parametrize(
-    "unsharded",
-    [pytest.param(lambda: sharded(Net(), mesh_of((2, 1))), id="one shard"), of_replicate],
+    ("make", "ranks", "message"),
+    [
+        (
+            part,
+            2,
+            r"shard every trained parameter, got 'first\.weight': FSDP does not reduce its"
+            r" gradient\. Apply `fully_shard` to the whole model as well, or leave the parameter"
+            r" out\.",
+        ),
+        pytest.param(lambda: sharded(Net(), mesh_of((2, 1))), 2, UNSHARDED, id="one shard"),
+        pytest.param(
+            lambda: replicate(Net(), mesh=mesh_of((2,))),
+            2,
+            UNSHARDED,
+            marks=pytest.mark.skipif(
+                "mesh" not in inspect.signature(replicate).parameters,
+                reason="this torch has another",
+            ),
+            id="replicate",
+        ),
+        (
+            first_version,
+            2,
+            r"be sharded by `fully_shard`, got FullyShardedDataParallel: FSDP1 does not show"
+            r" unsharded gradients\. Use FSDP2\.",
+        ),
+        (
+            tensor_parallel,
+            4,
+            r"be data parallel only, got 'last\.weight' on DeviceMesh.*: a rank has only a part of"
+            r" its gradient\. Train without tensor parallelism, or leave the noise scale out\.",
+        ),
+        (
+            two_meshes,
+            4,
+            r"be sharded over one mesh, got 2: its gradients are means over different ranks\."
+            r" Measure the parameters of one mesh\.",
+        ),
+        (
+            hooked,
+            2,
+            r"have no all-reduce hook, got one on the unit of 'first\.weight': FSDP does not know"
+            r" what it averages over\. Pass `fully_shard` a mesh of two dimensions instead\.",
+        ),
+    ],
 )
-def test_a_mesh_without_shards_is_refused(unsharded: Callable[[], nn.Module]) -> None:
-    message = refusal(unsharded)
+def test_what_is_no_fsdp2_over_one_mesh_is_refused(
+    make: Callable[[], nn.Module], ranks: int, message: str
+) -> None:
+    def refused() -> None:
+        model = make()
+        with pytest.raises(ValueError, match=f"^`model` must {message}$"):
+            FsdpCollector(model, trained(model))
 
-    assert message.startswith("`model` must shard over two or more ranks, got 'first.weight' on ")
-    assert message.endswith("nothing is reduce-scattered there. Use DistributedDataParallel.")
-
-
-def test_fsdp1_is_refused() -> None:
-    def first_version() -> nn.Module:
-        net = Net()
-        net.frozen = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # needs a GPU
-        nn.Module.__init__(net.frozen)
-        return net
-
-    assert refusal(first_version) == (
-        "`model` must be sharded by `fully_shard`, got FullyShardedDataParallel: FSDP1 does not"
-        " show unsharded gradients. Use FSDP2."
-    )
-
-
-def test_tensor_parallelism_is_refused() -> None:
-    def tensor_parallel() -> nn.Module:
-        mesh = mesh_of((2, 2))
-        net = Net()
-        net.last.weight = nn.Parameter(
-            distribute_tensor(net.last.weight, mesh["shard"], [Shard(1)])
-        )
-        return fully_shard(net, mesh=mesh["replica"])
-
-    message = refusal(tensor_parallel, ranks=4)
-
-    assert message.startswith("`model` must be data parallel only, got 'last.weight' on DeviceMesh")
-    assert message.endswith(
-        ": a rank has only a part of its gradient. Train without tensor parallelism, or leave the"
-        " noise scale out."
-    )
-
-
-def test_two_meshes_and_all_reduce_hooks_are_refused() -> None:
-    def two() -> nn.Module:
-        mesh, net = mesh_of((2, 2)), Net()
-        fully_shard(net.blocks[0], mesh=mesh["shard"])
-        return fully_shard(net, mesh=mesh)
-
-    def hooked() -> nn.Module:
-        model = sharded(Net(), mesh_of((2,)))
-        model.set_all_reduce_hook(lambda gradient: None)
-        return model
-
-    assert refusal(two, ranks=4) == (
-        "`model` must be sharded over one mesh, got 2: its gradients are means over different"
-        " ranks. Measure the parameters of one mesh."
-    )
-    assert refusal(hooked) == (
-        "`model` must have no all-reduce hook, got one on the unit of 'first.weight': FSDP does"
-        " not know what it averages over. Pass `fully_shard` a mesh of two dimensions instead."
-    )
+    on_ranks(ranks, refused)
 
 
 def test_sharded_is_what_fully_shard_was_applied_to() -> None:

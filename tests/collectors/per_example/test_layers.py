@@ -16,6 +16,7 @@ from noisescale.collectors.per_example import (
     Summed,
     register_layer,
 )
+from noisescale.collectors.per_example.exclusions import Verdict, find_layers
 from noisescale.collectors.per_example.layers import kind_of
 from noisescale.collectors.rows.step_norms import StepNorms
 
@@ -93,13 +94,10 @@ def test_layers_of_ones_own_are_measured(recorded: list[StepNorms]) -> None:
         want = expected(examples_of(gradients_of_examples(model, batch(seed), loss_of)))
         assert got[:4] == pytest.approx(tuple(want), rel=1e-5)
     assert len(recorded) == 3
-    only = NoiseScaleMeter(model, layers="normalization")
-    model.zero_grad()
-    only.backward(loss_of(model(batch(0)[0]), batch(0)[1]), 6)
-    only.step()
-    assert only._collector is not None
-    assert only._collector.norms.names == ["1.weight"]
-    only.close()
+    assert find_layers(model, list(model.parameters()), normalization_only=True)[1] == [
+        Verdict.MEASURED if name == "1.weight" else Verdict.NOT_ASKED_FOR
+        for name, _ in model.named_parameters()
+    ]
 
 
 def test_a_wrong_formula_is_found_and_left_out_by_name() -> None:

@@ -64,11 +64,6 @@ class ConvLayer(Layer):
         if all(n == 1 for n in (*conv.kernel_size, *conv.stride)) and not any(padding):
             return x.flatten(2)
         if x.dim() == 3:  # one-dimensional: a picture of height 1
-            (kernel,), (dilation,), (pad,), (stride,) = (
-                conv.kernel_size,
-                conv.dilation,
-                padding,
-                conv.stride,
-            )
-            return F.unfold(x.unsqueeze(2), (1, kernel), (1, dilation), (0, pad), (1, stride))
+            window = (1, *conv.kernel_size), (1, *conv.dilation), (0, *padding), (1, *conv.stride)
+            return F.unfold(x.unsqueeze(2), *window)
         return F.unfold(x, conv.kernel_size, conv.dilation, padding, conv.stride)

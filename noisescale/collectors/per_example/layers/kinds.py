@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 
 from noisescale.collectors.per_example.layers.convolution import ConvLayer
-from noisescale.collectors.per_example.layers.embedding import EmbeddingLayer
 from noisescale.collectors.per_example.layers.layer import Layer
-from noisescale.collectors.per_example.layers.linear import LinearLayer
+from noisescale.collectors.per_example.layers.linear import EmbeddingLayer, LinearLayer
 from noisescale.collectors.per_example.layers.normalization import GroupNormLayer, NormLayer
 
 Kinds = dict[type[nn.Module], type[Layer]]

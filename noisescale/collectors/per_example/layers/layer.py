@@ -74,11 +74,7 @@ class Layer(ABC):
         return None
 
     def in_chunks(
-        self,
-        x: Tensor | None,
-        d: Tensor,
-        names: list[str],
-        statistics: Statistics | None = None,
+        self, x: Tensor | None, d: Tensor, names: list[str], statistics: Statistics | None = None
     ) -> Iterator[Gradients]:
         """Yield the gradients of some examples at a time, in at least 32 bits.
 
