@@ -391,7 +391,7 @@ def main() -> int:
     command = Command.read(__doc__.splitlines()[0])
     rows = [] if command.smoke else saved_rows("adaptive")
     if command.smoke:
-        few = {"goal": 0.5, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}
+        few = {"goal": 1.0, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}
         FARTHER["digits"] = few
         SCHEDULED_SEEDS["digits"] = DEFAULT_SEEDS["digits"] = 2
 

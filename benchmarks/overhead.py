@@ -157,6 +157,10 @@ class Setting:
         return FAMILIES[self.family]
 
     @property
+    def read_every(self) -> int:
+        return READ_EVERY if self.claims else 5
+
+    @property
     def shares_gpu(self) -> bool:
         return self.device == "cuda" and self.ranks > torch.cuda.device_count()
 
@@ -231,7 +235,7 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
         batch = setting.batch()
         for i in shuffled.sample(range(len(trainings)), len(trainings)):
             steps[i](trainings[i].step, *batch)
-            if t % READ_EVERY == 0:
+            if t % setting.read_every == 0:
                 reads[i](trainings[i].noise_scale)
     return [
         {
@@ -298,7 +302,7 @@ def row(setting: Setting, record: dict[str, Any], plain: dict[str, Any]) -> dict
     """A record set against that of the plain training."""
     claimed = setting.of.highest_ratio.get(record["measuring"], {}).get(setting.device, math.inf)
     read = statistics.median(record["read_seconds"])
-    seconds = [step + read / READ_EVERY for step in record["step_seconds"]]
+    seconds = [step + read / setting.read_every for step in record["step_seconds"]]
     ratios = [s / p for s, p in zip(seconds, plain["step_seconds"], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     allocated = record["allocated_bytes"] - plain["allocated_bytes"]
@@ -404,8 +408,8 @@ def parsed_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.rounds, arguments.sizes = READ_EVERY, [(0.02, 8)]
-    if arguments.rounds < READ_EVERY:
+        arguments.rounds, arguments.sizes = 5, [(0.02, 8)]
+    elif arguments.rounds < READ_EVERY:
         parser.error(f"`--rounds` must be at least {READ_EVERY}, got {arguments.rounds}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device cuda` needs a GPU that torch can use, got none")

@@ -64,12 +64,12 @@ class Network(LightningModule):
 class Timed(Callback):
     """Write the mean seconds of the steps after the first ones to a file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, left_out: int) -> None:
+        self.path, self.left_out = path, left_out
         self.began: tuple[int, float] | None = None
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if self.began is None and trainer.global_step == LEFT_OUT:
+        if self.began is None and trainer.global_step == self.left_out:
             self.began = trainer.global_step, time.perf_counter()
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
@@ -80,7 +80,9 @@ class Timed(Callback):
             self.path.write_text(repr(mean))
 
 
-def seconds_per_step(layout: str, scheduled: bool, steps: int, folder: Path) -> float:
+def seconds_per_step(
+    layout: str, scheduled: bool, left_out: int, steps: int, folder: Path
+) -> float:
     options = LAYOUTS[layout]
     micro_batches = options.get("accumulate_grad_batches", 1) * options["devices"]
     callbacks: list[Callback] = [NoiseScaleMonitor()]
@@ -93,7 +95,7 @@ def seconds_per_step(layout: str, scheduled: bool, steps: int, folder: Path) -> 
         accelerator="cpu",
         max_steps=steps,
         max_epochs=-1,
-        callbacks=[*callbacks, Timed(folder / "seconds")],
+        callbacks=[*callbacks, Timed(folder / "seconds", left_out)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -108,7 +110,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--smoke", action="store_true", help="one short round, unsaved")
     arguments = parser.parse_args()
-    rounds, steps = (1, LEFT_OUT + 8) if arguments.smoke else (arguments.rounds, STEPS)
+    rounds, left_out, steps = arguments.rounds, LEFT_OUT, STEPS
+    if arguments.smoke:
+        rounds, left_out, steps = 1, 8, 16
     torch.set_num_threads(1)
     disable_possible_user_warnings()
     warnings.simplefilter("ignore")
@@ -119,7 +123,8 @@ def main() -> int:
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(rounds):
                 for way in random.sample(list(ways), len(ways)):
-                    seconds[way].append(seconds_per_step(layout, ways[way], steps, Path(folder)))
+                    fit = layout, ways[way], left_out, steps, Path(folder)
+                    seconds[way].append(seconds_per_step(*fit))
             for way in ("monitor again", "scheduler"):
                 pairs = zip(seconds[way], seconds["monitor"], strict=True)
                 ratios = sorted(mine / plain for mine, plain in pairs)

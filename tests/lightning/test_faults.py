@@ -14,7 +14,8 @@ from fits import both_loggers, fit, loader
 
 from noisescale import NoiseScaleMonitor
 
-STEPS = 150
+STEPS, FEW = 150, 30
+"""Most functions are called at every step, which has one fault each; the rest at a fit's ends."""
 
 
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
@@ -98,7 +99,6 @@ def fitted(callbacks: list[Any], folder: Path, ranks: int, **options: Any) -> di
     defaults: dict[str, Any] = {
         "strategy": "auto" if ranks == 1 else "ddp_fork",
         "train_loader": loader(4, 400),
-        "max_steps": STEPS,
         "max_epochs": -1,
         "logger": both_loggers(folder),
         "log_every_n_steps": 3,
@@ -121,18 +121,21 @@ def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
     ranks: int, small_batch: Any, options: dict[str, Any], least: int, tmp_path: Path
 ) -> None:
     """Also where one rank of two has it alone."""
-    plain = fitted([], tmp_path / "plain", ranks, **options)
+    lengths = STEPS, FEW
+    plains = {n: fitted([], tmp_path / f"{n}", ranks, max_steps=n, **options) for n in lengths}
     done: set[str] = set()
+    steps = STEPS
     for attempt in itertools.count():
         faults = Faults("NoiseScaleMonitor.on_train_start", spared, set(done))
         monitor = NoiseScaleMonitor(every_n_steps=1, small_batch=small_batch)
         callbacks = [Faulty(faults, ranks - 1), monitor]
-        faulty = fitted(callbacks, tmp_path / f"{attempt}", ranks, **options)
-        found, done = faulty["done"] - done, faulty["done"]
+        faulty = fitted(callbacks, tmp_path / f"{attempt}", ranks, max_steps=steps, **options)
+        plain, found, done = plains[steps], faulty["done"] - done, faulty["done"]
         assert faulty["steps"] == plain["steps"]
         for ours, theirs in zip(faulty["parameters"], plain["parameters"], strict=True):
             assert torch.equal(ours, theirs), found
         assert faulty["measured"] > [0], found
-        if not found:
+        if steps == STEPS and not found:
             break
+        steps = FEW if found else STEPS
     assert len(done) > least

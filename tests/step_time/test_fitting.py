@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from noisescale.step_time import StepTiming, assume_step_time, fit_step_time
 
@@ -49,30 +50,30 @@ def test_a_full_set_of_timings_gives_the_constants_back(p: float, update: float)
 
 
 @pytest.mark.parametrize(
-    ("plans", "asked", "scatter"),
+    ("plans", "asked", "scatter", "sets"),
     [
-        (PLANS, [(64, 2, 4, 1), (128, 1, 8, 1), (16, 8, 24, 3)], 0.05),
-        (ONE_DEVICE, [(4, 1, 1, 1), (24, 2, 1, 1), (128, 8, 1, 1)], 0.10),
-        (ONE_DEVICE[:6], [(4, 1, 1, 1), (16, 4, 1, 1), (32, 1, 1, 1)], 0.02),
+        (PLANS, [(64, 2, 4, 1), (128, 1, 8, 1), (16, 8, 24, 3)], 0.05, 5),
+        (ONE_DEVICE, [(4, 1, 1, 1), (24, 2, 1, 1), (128, 8, 1, 1)], 0.10, 18),
+        (ONE_DEVICE[:6], [(4, 1, 1, 1), (16, 4, 1, 1), (32, 1, 1, 1)], 0.02, 12),
     ],
     ids=["cluster", "one device", "few timings"],
 )
 def test_bounds_of_noisy_timings_hold_further_timings(
-    plans: list[Plan], asked: list[Plan], scatter: float
+    plans: list[Plan], asked: list[Plan], scatter: float, sets: int
 ) -> None:
-    """0.95, less two standard errors of 24 sets of timings: 0.09.
+    """0.95, less two standard errors of 24 sets of timings with one further timing each: 0.09.
 
-    With 100 to 400 sets: benchmarks/step_time_coverage.py.
+    The share of all further timings is known here, and so many sets tell as much or more. With
+    100 to 400 sets: benchmarks/step_time_coverage.py.
     """
-    rng = np.random.default_rng(1)
-
     held = []
-    for seed in range(10 if plans is PLANS else 24):
+    for seed in range(sets):
         model = fit_step_time(timings(plans, 2.0, 0.01, scatter, seed))
         for plan in asked:
-            further = pollux(*plan, 2.0, 0.01) * math.exp(rng.normal(0, scatter))
             band = model.seconds(*plan)
-            held.append(band.low <= further <= band.high)
+            ends = np.log([band.low, band.high]) - math.log(pollux(*plan, 2.0, 0.01))
+            below, above = ndtr(ends / scatter)
+            held.append(above - below)
             assert band.low < band.value < band.high < 3 * band.low
 
     assert np.mean(held) >= 0.86, np.mean(held)
