@@ -40,9 +40,26 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     not those of two halves of the batch; see `small_batch`. Training is bitwise what it is without
     it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
     the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
-    and those of a noise scale where it is resolved. They are `noise_scale/simple` (B_simple =
-    tr(Σ)/|G|², in `unit`), `noise_scale/simple_low` and so on: the table is at
-    `NoiseScaleMonitor`, and in the README.
+    and those of a noise scale where it is resolved.
+
+    | key | meaning |
+    |---|---|
+    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
+    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
+    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
+    | `noise_scale/batch_size` | the global batch size of that step |
+    | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
+    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
+    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
+    `predict`; see `History` |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
+    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
+    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
+    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
     loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are

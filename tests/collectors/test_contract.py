@@ -28,7 +28,7 @@ from brute_force import (
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from ways import WAYS, Net, Way, batch, half_squares, not_averaging, sharded
+from ways_of_capture import WAYS, Net, Way, batch, half_squares, not_averaging, sharded
 
 from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
