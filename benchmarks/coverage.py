@@ -31,7 +31,8 @@ import numpy as np
 from _coverage import coverage, heading, line
 from _results import saved_rows, write_results
 
-from noisescale import GradientMoments, NoiseScaleEstimator, gradient_moments, level
+from noisescale import GradientMoments, NoiseScaleEstimator, gradient_moments
+from noisescale.estimation import level
 from noisescale.estimation.estimator import AUTO_WINDOWS
 from noisescale.estimation.recent import RecentSteps
 

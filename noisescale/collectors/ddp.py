@@ -70,7 +70,6 @@ class _Pass:
     """Autograd's number of it, once it has started."""
     nested: bool = False
     """Whether gradients came in a backward pass within it."""
-    over: bool = False
     norms_of: dict[int, Norms] = field(default_factory=dict)
     """What hooks normed, by the index of the parameter: the last one in it was ready last."""
     sq_norms: Tensor | None = None
@@ -88,6 +87,8 @@ class DdpCollector(Collector):
         self._probes_left = _PROBING_BACKWARDS
         self._averaged = 0
         self._pass: _Pass | None = None
+        self._live: _Pass | None = None
+        """The same while it is under way: hooks on parameters ask for it."""
         self._hooks: dict[int, RemovableHandle] = {}
         self._install_hooks()
 
@@ -116,7 +117,9 @@ class DdpCollector(Collector):
         if self.phase is Phase.BY_HOOKS:
             self._install_hooks()
         if loss.requires_grad:
-            self._pass = _Pass(self.phase is not Phase.AT_BACKWARD_END, capture_average)
+            self._pass = self._live = _Pass(
+                self.phase is not Phase.AT_BACKWARD_END, capture_average
+            )
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -139,7 +142,7 @@ class DdpCollector(Collector):
 
     def _forget(self) -> None:
         super().reset()
-        self._pass = None
+        self._pass = self._live = None
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -147,11 +150,6 @@ class DdpCollector(Collector):
             handle.remove()
         self._hooks = {}
         self.reset()
-
-    @property
-    def _live(self) -> _Pass | None:
-        """The pass under way, if one that was announced is."""
-        return None if self._pass is None or self._pass.over else self._pass
 
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
@@ -171,11 +169,8 @@ class DdpCollector(Collector):
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        one = self._live
-        if one is None:
-            return
-        one.over = True
-        if not one.by_hooks:
+        one, self._live = self._live, None
+        if one is not None and not one.by_hooks:
             pieces = [
                 Piece(index, p.grad)
                 for index, p in enumerate(self.norms.parameters)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -97,7 +96,9 @@ class StepCapture:
         self._warn = WarnOnce()
         self._step = StepUnderWay(due=True)
         self._paused = False
-        self._accepted = False  # a step as this way of measuring needs it
+        self._spoils_step = _SpoilsStep(self)
+        self.accepted = False
+        """Whether a step was as this way of measuring needs it."""
 
     def add_pass(
         self,
@@ -110,7 +111,7 @@ class StepCapture:
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`."""
         collector = self._open_collector()
-        with self._spoils_step():
+        with self._spoils_step:
             if not collector.norms.any_trained():
                 return  # another optimizer's turn, with this one's parameters toggled off
             step = self._step
@@ -136,13 +137,13 @@ class StepCapture:
             big: Tensor | None = None
             layout = UNKNOWN
             try:
-                with self._spoils_step():
+                with self._spoils_step:
                     step.keep(collector.reached)
                     small, big = self._norms(collector, step)
                     layout = step.layout(collector, loss_divisor)
-                    self._accepted |= small is not None
+                    self.accepted |= small is not None
             finally:
-                with self._spoils_step():
+                with self._spoils_step:
                     small = None if step.spoiled else small
                     self.unread.add(
                         small,
@@ -152,14 +153,14 @@ class StepCapture:
                         unmeasured_examples=unmeasured_examples,
                     )
         self._step = StepUnderWay(step.due)
-        with self._spoils_step():  # the next one
+        with self._spoils_step:  # the next one
             collector.reset()
         return step
 
     def open_step(self, *, due: bool) -> None:
         """Begin a step that is to be measured or is not."""
         self._step.due = due
-        with self._spoils_step():
+        with self._spoils_step:
             self._look()
 
     def pause(self, paused: bool) -> None:
@@ -190,19 +191,6 @@ class StepCapture:
         if self.collector is not None:
             self.collector.wanted = self._step.due and not self._paused
 
-    @contextmanager
-    def _spoils_step(self) -> Iterator[None]:
-        """Have errors leave out the step that is under way, and no more.
-
-        A refusal is raised until a step was as this way of measuring needs it.
-        """
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, RefusalError) and not self._accepted:
-                raise
-            self.leave_step_out(error)
-
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """The small norms of the step, None where there are none to rely on, and the big one."""
         if collector.averaged_too_often:
@@ -225,3 +213,26 @@ class StepCapture:
             None if small is None else self._loss_scale.without(small),
             self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
         )
+
+
+class _SpoilsStep:
+    """Has errors leave out the step that is under way, and no more.
+
+    A refusal is raised until a step was as this way of measuring needs it. No generator, as it is
+    entered several times a step.
+    """
+
+    def __init__(self, capture: StepCapture) -> None:
+        self._capture = capture
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, RefusalError) and not self._capture.accepted:
+            return False
+        self._capture.leave_step_out(error)
+        return True

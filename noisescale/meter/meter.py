@@ -296,7 +296,7 @@ class NoiseScaleMeter(MeterReadings):
         try:
             try:
                 self._counts.load_state_dict(state)
-            finally:  # how often steps are measured goes by what the collector knows
+            finally:  # which steps are due goes by what the collector knows
                 if self._capture.collector is not None:
                     self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])

@@ -22,10 +22,12 @@ from noisescale.scheduling.decision import (
     NOTHING_MEASURED,
     ControllerState,
     Move,
-    Terms,
     adopted,
     decision,
     informed,
+    lowered,
+    most_rows,
+    plan_of,
     resumed,
 )
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -142,6 +144,8 @@ steps on
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
             optimizers=several,
+            min_accumulation=min_accumulation,
+            examples_per_row=examples_per_row,
         )
         self.moves: deque[Move] = deque(maxlen=_MOVES_KEPT)
         """The last thousand changes of the batch size."""
@@ -152,16 +156,18 @@ steps on
         )
         # Counted here and put into the state where it is needed: a step has to cost nothing.
         self._steps, self._examples = 0, 0.0
-        self._terms = Terms.checked(
-            self.settings,
-            self._state,
-            min_accumulation=min_accumulation,
-            examples_per_row=examples_per_row,
-        )
+        # A plan that a saved one is about to replace, on more devices say, may be the larger one.
+        starts_with = min(plan.batch_size, self.base_batch_size)
+        if (most := self.settings.bounds.max_batch_size) < starts_with:
+            raise ValueError(
+                f"`max_batch_size` must be at least the batch size that the run starts with, got"
+                f" {most:g} < {starts_with:g}. Raise it, or start with fewer examples a step."
+            )
+        self.plan_for(plan.batch_size)  # there has to be one
         self._handed_out: int | None = None  # batches of the step under way
         self._agreement = Agreement(trained[0].device, self.settings.asked.checksum)
         if self.settings.lr_scaling == "malladi":
-            check_betas(several, self._terms.bounds.max_batch_size / self.base_batch_size)
+            check_betas(several, most / self.base_batch_size)
         self._scaled = ScaledSteps(several)
 
     plan: Plan = _read("_state.plan")
@@ -189,7 +195,7 @@ steps on
     @property
     def max_device_batch_size(self) -> int | None:
         """The largest micro-batch to try, in rows; lowered where memory ran out."""
-        return self._terms.max_device_batch_size(self._state)
+        return most_rows(self.settings, self._state)
 
     @property
     def due(self) -> bool:
@@ -278,7 +284,7 @@ steps on
         """
         noise_scale = noise_scale or NOTHING_MEASURED
         self._state = before = informed(
-            self._terms,
+            self.settings,
             self._state,
             noise_scale,
             self._scaled.learning_rate,
@@ -287,7 +293,7 @@ steps on
         )
         try:
             answer = self._asked_for(before, noise_scale)
-            state, move = decision(self._terms, before, answer, average, device_batch_size)
+            state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
@@ -299,7 +305,7 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        state, move = adopted(self._terms, self._now(), plan, reason, average)
+        state, move = adopted(self.settings, self._now(), plan, reason, average)
         self._go_on(state, move)
         return move
 
@@ -311,11 +317,11 @@ steps on
             device_batch_size: Of every micro-batch. Default: as large as `max_device_batch_size`
                 allows, where it is given, else that of now.
         """
-        return self._terms.plan_for(self._state, batch_size, device_batch_size)
+        return plan_of(self.settings, self._state, batch_size, device_batch_size)
 
     def lower_max_device_batch_size(self, rows: int) -> None:
         """Try micro-batches of at most so many rows from now on, as memory ran out."""
-        self._state = self._terms.lowered(self._state, rows)
+        self._state = lowered(self.settings, self._state, rows)
 
     def settle(self) -> None:
         """Wait until all ranks are known to want the same. All ranks have to call it.
@@ -362,7 +368,7 @@ steps on
         checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
         saved = ControllerState.loaded(state)
         self._steps, self._examples = saved.steps, saved.examples
-        self._go_on(resumed(self._terms, self.plan, saved, device_batch_size))
+        self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"] is not None:
             self.settings.asked.go_on_from(state["policy"], state.get("policy_kind"))
@@ -388,7 +394,7 @@ steps on
                 "`meter` must be given where the policy or the learning rate goes by the noise"
                 " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
             )
-        least, needed = self._terms.bounds.min_accumulation, meter.least_micro_batches
+        least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:
             raise ValueError(
                 f"`min_accumulation` must be at least {needed} where micro-batches are compared in"

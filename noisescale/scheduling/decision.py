@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from noisescale.checks import checked_count, checked_positive, checked_state, is_positive
+from noisescale.checks import checked_state, is_positive
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.plan import Bounds, Plan, plan_for
+from noisescale.plan import Plan, plan_for
 from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for, gain_of
 from noisescale.scheduling.policy import Progress, Wanted
@@ -127,70 +127,42 @@ class Move:
         )
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What decisions keep to, which stays as it is along a run."""
+def most_rows(settings: Settings, state: ControllerState) -> int | None:
+    """Return the largest micro-batch to try, in rows; None where micro-batches stay."""
+    most = settings.max_device_batch_size
+    return most if most is None or state.lowered_to is None else min(most, state.lowered_to)
 
-    settings: Settings
-    bounds: Bounds
-    examples_per_row: float
 
-    @classmethod
-    def checked(
-        cls,
-        settings: Settings,
-        start: ControllerState,
-        *,
-        min_accumulation: int,
-        examples_per_row: float,
-    ) -> Terms:
-        """Return them, or raise a ValueError where no plan of the run's beginning meets them."""
-        checked_positive("examples_per_row", examples_per_row, "Leave it at 1.")
-        checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
-        most = settings.max_batch_size
-        # A plan that a saved one is about to replace, on more devices say, may be the larger one.
-        starts_with = min(start.plan.batch_size, start.base_batch_size)
-        if most is not None and most < starts_with:
-            raise ValueError(
-                f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {starts_with:g}. Raise it, or start with fewer examples a step."
-            )
-        bounds = Bounds(settings.min_batch_size or 0.0, most or math.inf, min_accumulation)
-        terms = cls(settings, bounds, examples_per_row)
-        terms.plan_for(start, start.plan.batch_size)
-        return terms
+def lowered(settings: Settings, state: ControllerState, rows: int | None) -> ControllerState:
+    """Return the state with micro-batches of at most so many rows, if that is fewer."""
+    most = settings.max_device_batch_size
+    lower = rows is not None and most is not None and rows < most
+    return state._replace(lowered_to=rows if lower else None)
 
-    def max_device_batch_size(self, state: ControllerState) -> int | None:
-        """Return the largest micro-batch to try, in rows; None where micro-batches stay."""
-        most = self.settings.max_device_batch_size
-        return most if most is None or state.lowered_to is None else min(most, state.lowered_to)
 
-    def lowered(self, state: ControllerState, rows: int | None) -> ControllerState:
-        """Return the state with micro-batches of at most so many rows, if that is fewer."""
-        most = self.settings.max_device_batch_size
-        lower = rows is not None and most is not None and rows < most
-        return state._replace(lowered_to=rows if lower else None)
-
-    def plan_for(
-        self, state: ControllerState, batch_size: float, device_batch_size: float | None = None
-    ) -> Plan:
-        """Return the plan nearest to a global batch, see `BatchSizeController.plan_for`."""
-        most = self.max_device_batch_size(state)
-        if device_batch_size is None and most is None:
-            device_batch_size = state.plan.device_batch_size
-        return plan_for(
-            batch_size,
-            devices=state.plan.devices,
-            nodes=state.plan.nodes,
-            device_batch_size=device_batch_size,
-            max_device_batch_size=most,
-            examples_per_row=self.examples_per_row,
-            bounds=self.bounds,
-        )
+def plan_of(
+    settings: Settings,
+    state: ControllerState,
+    batch_size: float,
+    device_batch_size: float | None = None,
+) -> Plan:
+    """Return the plan nearest to a global batch, see `BatchSizeController.plan_for`."""
+    most = most_rows(settings, state)
+    if device_batch_size is None and most is None:
+        device_batch_size = state.plan.device_batch_size
+    return plan_for(
+        batch_size,
+        devices=state.plan.devices,
+        nodes=state.plan.nodes,
+        device_batch_size=device_batch_size,
+        max_device_batch_size=most,
+        examples_per_row=settings.examples_per_row,
+        bounds=settings.bounds,
+    )
 
 
 def informed(
-    terms: Terms,
+    settings: Settings,
     state: ControllerState,
     noise_scale: NoiseScale,
     learning_rate: float,
@@ -205,14 +177,14 @@ def informed(
         examples=examples,
         run=run,
         steps_observed=steps,
-        next_decision=steps + min(max(steps // 4, 1), terms.settings.decide_every_n_steps),
+        next_decision=steps + min(max(steps // 4, 1), settings.decide_every_n_steps),
         low=noise_scale.low,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
 
 
 def decision(
-    terms: Terms,
+    settings: Settings,
     state: ControllerState,
     answer: Any,
     average: GradientMoments | None = None,
@@ -221,7 +193,7 @@ def decision(
     """Return the state with the plan for what is wanted, and the move to it, if it is one.
 
     Args:
-        terms: That decisions keep to.
+        settings: That the user chose.
         state: See `informed`.
         answer: Of the policy.
         average: Moments averaged over the run, for the learning rate.
@@ -235,18 +207,18 @@ def decision(
             f"`policy` must give a positive number of examples, got {answer!r} at step"
             f" {state.steps}. Return `plan.batch_size` to stay."
         )
-    wanted, bounds = float(answer), terms.bounds
+    wanted, bounds = float(answer), settings.bounds
     reason = answer.reason if isinstance(answer, Wanted) else "the policy asks for it"
     if wanted < bounds.min_batch_size:
         reason += f", `min_batch_size` is {bounds.min_batch_size:g}"
     elif wanted > bounds.max_batch_size:
         reason += f", `max_batch_size` is {bounds.max_batch_size:g}"
-    plan = terms.plan_for(state, wanted, device_batch_size)
-    return adopted(terms, state, plan, reason, average, wanted)
+    plan = plan_of(settings, state, wanted, device_batch_size)
+    return adopted(settings, state, plan, reason, average, wanted)
 
 
 def adopted(
-    terms: Terms,
+    settings: Settings,
     state: ControllerState,
     plan: Plan,
     reason: str,
@@ -259,7 +231,7 @@ def adopted(
     changes: dict[str, Any] = {
         "wanted": state.wanted if wanted is None else wanted,
         "gain": gain_of(b, **sizes),
-        "factors": factors_for(terms.settings.lr_scaling, noise_scale=b, **sizes),
+        "factors": factors_for(settings.lr_scaling, noise_scale=b, **sizes),
     }
     if plan == state.plan:
         return state._replace(**changes), None
@@ -273,24 +245,24 @@ def adopted(
 
 
 def resumed(
-    terms: Terms, now: Plan, saved: ControllerState, device_batch_size: float | None = None
+    settings: Settings, now: Plan, saved: ControllerState, device_batch_size: float | None = None
 ) -> ControllerState:
     """Return a saved state as it goes on: on other devices the plan is made anew.
 
     Args:
-        terms: Of the run that goes on.
+        settings: Of the run that goes on.
         now: How its steps would be made up.
         saved: As it was loaded.
         device_batch_size: See `BatchSizeController.load_state_dict`.
     """
-    state, plan = terms.lowered(saved, saved.lowered_to), saved.plan
-    free = terms.max_device_batch_size(state) is not None
+    state, plan = lowered(settings, saved, saved.lowered_to), saved.plan
+    free = most_rows(settings, state) is not None
     if plan.devices == now.devices and (free or plan.device_batch_size == now.device_batch_size):
         plan = replace(plan, nodes=now.nodes)
     else:
-        plan = terms.plan_for(state._replace(plan=now), plan.batch_size)
+        plan = plan_of(settings, state._replace(plan=now), plan.batch_size)
     if device_batch_size not in (None, plan.device_batch_size):
-        plan = terms.plan_for(state._replace(plan=plan), plan.batch_size, device_batch_size)
+        plan = plan_of(settings, state._replace(plan=plan), plan.batch_size, device_batch_size)
     return state._replace(plan=plan)
 
 

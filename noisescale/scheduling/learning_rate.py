@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from noisescale.checks import checked_choice, is_positive
+from noisescale.checks import is_positive
 
-NAMES = ("auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating")
+_Name = Literal[
+    "auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating"
+]
+NAMES: tuple[str, ...] = get_args(_Name)
 
 BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
 """Those that go by the noise scale."""
@@ -17,10 +20,7 @@ BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
 LearningRateRule = Callable[[float, float, float], float]
 """From batch size, base batch size and noise scale of the run to a factor on the learning rate."""
 
-LearningRateScaling = (
-    Literal["auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating"]
-    | LearningRateRule
-)
+LearningRateScaling = _Name | LearningRateRule
 """What users give for `lr_scaling`."""
 
 
@@ -153,11 +153,3 @@ def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) ->
     if math.isinf(noise_scale):
         return batch_size / base_batch_size
     return (1 + noise_scale / base_batch_size) / (1 + noise_scale / batch_size)
-
-
-def checked_scaling(scaling: Any) -> LearningRateScaling:
-    """Return it, or raise a ValueError that says what may be given."""
-    if not callable(scaling):
-        remedy = 'Leave it at "auto".'
-        checked_choice("lr_scaling", scaling, NAMES, remedy, or_else=" or a function")
-    return scaling  # type: ignore[no-any-return]

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.optim import SGD, Optimizer
 
-from noisescale.checks import checked_bounds, checked_choice, checked_count
+from noisescale.checks import checked_bounds, checked_choice, checked_count, checked_positive
+from noisescale.plan import Bounds
 from noisescale.scheduling.gate import Gate
-from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, LearningRateScaling, checked_scaling
+from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
     DoublingRule,
     Given,
@@ -43,6 +45,8 @@ class Settings:
 
     Args:
         optimizers: That `lr_scaling="auto"` goes by. None: it stays "auto".
+        min_accumulation: Least micro-batches a step, which only a controller knows.
+        examples_per_row: Likewise.
 
     Raises:
         ValueError: If one of them is out of its range.
@@ -59,6 +63,8 @@ class Settings:
         max_device_batch_size: int | None,
         decide_every_n_steps: int,
         optimizers: Iterable[Optimizer] | None = None,
+        min_accumulation: int = 1,
+        examples_per_row: float = 1.0,
     ) -> None:
         self.policy: Any = policy
         """A function as it was given; what a name or a mapping stands for."""
@@ -86,8 +92,17 @@ class Settings:
         remedy = "Leave it out for the default."
         if max_device_batch_size is not None:
             checked_count("max_device_batch_size", max_device_batch_size, remedy)
-        self.lr_scaling = checked_scaling(lr_scaling)
-        self.min_batch_size, self.max_batch_size = checked_bounds(min_batch_size, max_batch_size)
+        if not callable(lr_scaling):
+            hint = 'Leave it at "auto".'
+            checked_choice("lr_scaling", lr_scaling, NAMES, hint, or_else=" or a function")
+        self.lr_scaling = lr_scaling
+        least, most = checked_bounds(min_batch_size, max_batch_size)
+        checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
+        self.bounds = Bounds(least or 0.0, most or math.inf, min_accumulation)
+        """What plans keep to."""
+        self.examples_per_row = checked_positive(
+            "examples_per_row", examples_per_row, "Leave it at 1."
+        )
         self.max_device_batch_size = max_device_batch_size
         every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
         self.decide_every_n_steps = every

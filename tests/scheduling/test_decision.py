@@ -9,10 +9,10 @@ import pytest
 from noisescale import GradientMoments, NoiseScale, Plan
 from noisescale.scheduling.decision import (
     ControllerState,
-    Terms,
     adopted,
     decision,
     informed,
+    most_rows,
     resumed,
 )
 from noisescale.scheduling.learning_rate import Factors
@@ -24,8 +24,10 @@ START = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
 LATER = START._replace(steps=9, examples=288.0)
 
 
-def terms(max_device_batch_size: int | None = None, max_batch_size: float | None = None) -> Terms:
-    settings = Settings(
+def settings(
+    max_device_batch_size: int | None = None, max_batch_size: float | None = None
+) -> Settings:
+    return Settings(
         policy="ratio",
         lr_scaling="linear",
         min_batch_size=None,
@@ -33,16 +35,15 @@ def terms(max_device_batch_size: int | None = None, max_batch_size: float | None
         max_device_batch_size=max_device_batch_size,
         decide_every_n_steps=8,
     )
-    return Terms.checked(settings, START, min_accumulation=1, examples_per_row=1.0)
 
 
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
     before = copy.deepcopy(LATER.state_dict())
 
     informed_once, informed_twice = (
-        informed(terms(), LATER, KNOWN, 0.1, steps=9, examples=288.0) for _ in range(2)
+        informed(settings(), LATER, KNOWN, 0.1, steps=9, examples=288.0) for _ in range(2)
     )
-    first, again = (decision(terms(), informed_once, Wanted(64, "why")) for _ in range(2))
+    first, again = (decision(settings(), informed_once, Wanted(64, "why")) for _ in range(2))
 
     assert LATER.state_dict() == before
     assert informed_once.state_dict() == informed_twice.state_dict() != before
@@ -52,7 +53,7 @@ def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
 
 def test_a_decision_has_the_plan_the_factor_and_when_it_moved() -> None:
     state, move = decision(
-        terms(max_batch_size=100), LATER, Wanted(640, "why"), GradientMoments(1.0, 100.0)
+        settings(max_batch_size=100), LATER, Wanted(640, "why"), GradientMoments(1.0, 100.0)
     )
 
     assert move is not None
@@ -63,7 +64,7 @@ def test_a_decision_has_the_plan_the_factor_and_when_it_moved() -> None:
 
 
 def test_a_plan_that_is_adopted_again_is_no_move() -> None:
-    state, move = adopted(terms(), LATER, LATER.plan, "why")
+    state, move = adopted(settings(), LATER, LATER.plan, "why")
 
     assert move is None
     assert state.examples_at_move == -math.inf
@@ -84,7 +85,7 @@ def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(
 ) -> None:
     saved = LATER._replace(plan=Plan(8, 12))
 
-    assert resumed(terms(), now, saved, device_batch_size).plan == expected
+    assert resumed(settings(), now, saved, device_batch_size).plan == expected
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_a_saved_plan_goes_on_where_devices_and_micro_batches_are_the_same(
 def test_what_memory_suffices_for_goes_on_below_what_the_user_says(
     most: int | None, lowered_to: int | None, expected: int | None
 ) -> None:
-    bounds = terms(max_device_batch_size=most)
+    chosen = settings(max_device_batch_size=most)
 
-    state = resumed(bounds, START.plan, LATER._replace(lowered_to=lowered_to))
+    state = resumed(chosen, START.plan, LATER._replace(lowered_to=lowered_to))
 
-    assert bounds.max_device_batch_size(state) == expected
+    assert most_rows(chosen, state) == expected
     assert state.lowered_to == (None if expected == most else expected)

@@ -12,7 +12,6 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.scheduling.learning_rate import (
     Factors,
     adascale_gain,
-    checked_scaling,
     factors_for,
 )
 
@@ -122,8 +121,3 @@ def test_a_function_that_gives_no_factor_is_told(factor: object) -> None:
 
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         factors_for(lambda *_: factor, batch_size=64, base_batch_size=8)  # type: ignore[arg-type, return-value]
-
-
-def test_an_unknown_scaling_is_told() -> None:
-    with pytest.raises(ValueError, match=r'^`lr_scaling` must be one of "auto", .* got \'cubic\''):
-        checked_scaling("cubic")

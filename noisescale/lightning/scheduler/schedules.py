@@ -100,7 +100,7 @@ class ClockedSchedules:
         if clock.is_past_end and any(map(_counts_steps, trainer.lr_scheduler_configs)):
             self._warn_that_it_is_over()
         for config in trainer.lr_scheduler_configs:
-            if _waits(config):  # Lightning asks for its metric after this
+            if _counts_steps(config, waits=True):  # Lightning asks for its metric after this
                 step = self._of_epoch(trainer.global_step, self._epoch_began)
                 is_due = self._is_due(config, step, batches)
                 config.frequency = 1 if is_due else _NEVER
@@ -151,7 +151,7 @@ class ClockedSchedules:
     def _take_over(self, trainer: pl.Trainer) -> None:
         """Also those that came later: averaging of weights brings one of its own."""
         for config in trainer.lr_scheduler_configs:
-            if id(config) not in self._frequencies and (_counts_steps(config) or _waits(config)):
+            if id(config) not in self._frequencies and config.interval == "step":
                 self._frequencies[id(config)] = config, config.frequency
                 if not config.reduce_on_plateau:
                     config.frequency = _NEVER
@@ -233,12 +233,8 @@ def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:
     )
 
 
-def _counts_steps(config: Any) -> bool:
-    return bool(config.interval == "step" and not config.reduce_on_plateau)
-
-
-def _waits(config: Any) -> bool:
-    return bool(config.interval == "step" and config.reduce_on_plateau)
+def _counts_steps(config: Any, *, waits: bool = False) -> bool:
+    return bool(config.interval == "step" and config.reduce_on_plateau == waits)
 
 
 def _is_over(schedule: Any) -> bool:
