@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread a process, loopback for gloo: what makes two-process tests fast and repeatable."""
 
+import functools
+import gc
 import os
+from importlib import metadata
 
 import pytest
 
@@ -17,6 +20,17 @@ from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.meter.readings import MeterReadings
 
 torch.set_num_threads(1)
+# Every Trainer of Lightning looks through all installed packages: a third of a short fit.
+metadata.entry_points = functools.cache(metadata.entry_points)
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage, one after each fit of transformers, leave out what is imported.
+
+    Forks then share its pages, too.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -46,7 +46,9 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test that compiles in a forked process of its own.
 
     From torch 2.15 on, processes that are forked from one that has compiled have no backward pass.
+    What compiling imports is imported here, and not by each of them.
     """
+    import functorch.compile  # noqa: F401
 
     @functools.wraps(test)
     def forked(*arguments: Any, **options: Any) -> None:
