@@ -2,6 +2,7 @@
 """Run a function on several ranks of a gloo process group and bring back what it returns."""
 
 import functools
+import importlib
 import os
 import signal
 import tempfile
@@ -48,10 +49,15 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
     From torch 2.15 on, processes that are forked from one that has compiled have no backward pass.
     What compiling imports is imported here, and not by each of them.
     """
-    import functorch.compile  # noqa: F401
 
     @functools.wraps(test)
     def forked(*arguments: Any, **options: Any) -> None:
+        for name in (
+            "dynamo.backends.inductor",
+            "dynamo.repro.after_dynamo",
+            "inductor.compile_fx",
+        ):
+            importlib.import_module(f"torch._{name}")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             context = multiprocessing.get_context("fork")

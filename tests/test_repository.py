@@ -30,10 +30,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
 
 
-def printed(script: Path, *options: str) -> str:
+def printed(script: str, *options: object, cwd: Path = ROOT) -> str:
     """What a script prints, in a fork: what it imports is there already."""
+    words = [str(ROOT / script), *map(str, options)]
     with tempfile.TemporaryFile("w+") as output:
-        process = get_context("fork").Process(target=as_main, args=(output, script, options))
+        process = get_context("fork").Process(target=as_main, args=(output, words, cwd))
         process.start()
         process.join(280)
         process.kill()
@@ -44,20 +45,21 @@ def printed(script: Path, *options: str) -> str:
     return said
 
 
-def as_main(output: IO[str], script: Path, options: tuple[str, ...]) -> None:
+def as_main(output: IO[str], words: list[str], cwd: Path) -> None:
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     sys.stdout, sys.stderr = output, output
-    sys.argv = [str(script), *options]
-    sys.path.insert(0, str(script.parent))
+    sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
+    os.chdir(cwd)
     warnings.simplefilter("default")
-    runpy.run_path(str(script), run_name="__main__")
+    runpy.run_path(words[0], run_name="__main__")
 
 
-def run(*arguments: object, cwd: Path = ROOT) -> str:
+def run(*arguments: str) -> str:
     finished = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
+        [sys.executable, *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,  # some forty seconds where nothing else runs
@@ -206,7 +208,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use(package: str) -> Non
 
 
 def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
-    output = run(ROOT / "examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
+    output = printed("examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
 
     assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
     assert re.search(r"Critical batch size +[\d.,]+ examples \(95 % interval", output)
@@ -219,7 +221,7 @@ def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
 def test_the_batch_size_follows_in_the_example(tmp_path: Path) -> None:
     options = ["--schedule", "--batch-size", 2, "--epochs", 1, "--logs", tmp_path]
 
-    output = run(ROOT / "examples/digits_ddp.py", *options, cwd=tmp_path)
+    output = printed("examples/digits_ddp.py", *options, cwd=tmp_path)
 
     assert re.search(
         r"^BatchSizeScheduler: step \d+: batch size 4 -> \d+ = 2 x \d+ micro-batches x 2 devices,"
@@ -233,9 +235,8 @@ def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_p
     tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
     options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
 
-    output = run(
-        ROOT / "examples/char_transformer.py", *options, "--text", "none", "--logs", tmp_path
-    )
+    options += ["--text", "none", "--logs", tmp_path]
+    output = printed("examples/char_transformer.py", *options)
 
     assert "There is no none: Python's own standard library is read instead." in output
     for layers in ("all", "embedding", "normalization", "attention", "mlp", "head"):
@@ -243,22 +244,13 @@ def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_p
     assert "12: " in output
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["examples/fabric_loop.py"],
-        [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "examples/torchrun_loop.py",
-        ],
-    ],
-    ids=["fabric", "torchrun"],
-)
-def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> None:
-    output = run(*command, "--epochs", 2)
+@pytest.mark.parametrize("launch", ["fabric", "torchrun"])
+def test_the_loops_of_ones_own_measure_on_two_processes(launch: str) -> None:
+    if launch == "fabric":
+        output = printed("examples/fabric_loop.py", "--epochs", 2)
+    else:
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        output = run(*command, "examples/torchrun_loop.py", "--epochs", "2")
 
     shown = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
     assert [epoch for epoch, _ in shown] == ["1", "2"]
@@ -287,4 +279,4 @@ def test_the_loops_of_ones_own_measure_on_two_processes(command: list[str]) -> N
     ],
 )
 def test_benchmarks_run(script: str, options: list[str]) -> None:
-    assert printed(ROOT / "benchmarks" / script, *options)
+    assert printed(f"benchmarks/{script}", *options)

@@ -102,9 +102,12 @@ class Module(L.LightningModule):
         self.log("loss", loss, batch_size=1)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.answers.append(self.answer(batch).detach().clone())
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("val_loss", self.loss(batch), batch_size=1)
+        return self.answer(batch)
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.answers.append(outputs.detach().clone())
 
     def configure_optimizers(self) -> Any:
         trained = [p for p in self.parameters() if p.requires_grad]
@@ -411,8 +414,8 @@ class Silent(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.answers.append(self.answer(batch).detach().clone())
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.answer(batch)
 
 
 class Thaws(Module):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from noisescale._moved import former_names
 from noisescale.bounded import Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
@@ -71,3 +72,6 @@ class PredictionRecord:
                 f" {', '.join(map(str, known))}."
             )
         return fastest_row(rows, self.law)
+
+
+__getattr__ = former_names(__name__, {"Prediction": "noisescale.Prediction"})

@@ -110,7 +110,7 @@ def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().to_dense().reshape(-1).view(torch.uint8).tolist())
+    return tensor.detach().to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def trained(
@@ -130,7 +130,8 @@ def trained(
         torch.manual_seed(1)
         module = entry.module()
         module.val_dataloader = entry.loader
-        own = {"max_epochs": EPOCHS, "num_sanity_val_steps": 0, **entry.options(folder), **options}
+        own = {"max_epochs": EPOCHS, "num_sanity_val_steps": 0, "limit_val_batches": 3}
+        own |= {**entry.options(folder), **options}
         seen = fit(
             *callbacks,
             *own.pop("callbacks", []),

@@ -145,23 +145,8 @@ def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]
     return page, [said for said in noise if said != path.as_uri()]
 
 
-@pytest.mark.parametrize("width", [1200, 700])
-@pytest.mark.parametrize("unresolved", [0, 40])
-@pytest.mark.parametrize("seconds", [0.5, math.nan])
-def test_a_browser_draws_the_page_in_silence_and_in_its_width(
-    browser: "Browser", tmp_path: Path, width: int, unresolved: int, seconds: float
-) -> None:
-    p = predict(history(unresolved=unresolved, seconds=seconds))
-
-    page, noise = opened(browser, p.to_html(tmp_path / "report.html"), width)
-
-    assert noise == []
-    assert page.locator("figure .xtitle").count() == 3
+def check_fit(page: "Page", width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # Plotly would offer to send the figure to a server.
-    buttons = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
-    assert "Reset axes" in buttons
-    assert not [title for title in buttons if re.search("share|cloud|edit", title, re.I)]
     for place in ("front", "noise-scale", "speed-up"):
         # The legend ends within its figure.
         figure = page.locator(f"#{place}").bounding_box()
@@ -169,6 +154,36 @@ def test_a_browser_draws_the_page_in_silence_and_in_its_width(
         assert figure is not None
         assert legend is not None
         assert legend["y"] + legend["height"] <= figure["y"] + figure["height"] + 1
+
+
+@pytest.mark.parametrize(
+    ("unresolved", "seconds", "width", "other"),
+    [
+        (0, 0.5, 1200, 700),
+        (40, 0.5, 700, 1200),
+        (0, math.nan, 700, 1200),
+        (40, math.nan, 1200, 700),
+    ],
+)
+def test_a_browser_draws_the_page_in_silence_and_in_its_width(
+    browser: "Browser", tmp_path: Path, unresolved: int, seconds: float, width: int, other: int
+) -> None:
+    """Also where the width changes."""
+    p = predict(history(unresolved=unresolved, seconds=seconds))
+
+    page, noise = opened(browser, p.to_html(tmp_path / "report.html"), width)
+
+    assert noise == []
+    assert page.locator("figure .xtitle").count() == 3
+    # Plotly would offer to send the figure to a server.
+    buttons = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
+    assert "Reset axes" in buttons
+    assert not [title for title in buttons if re.search("share|cloud|edit", title, re.I)]
+    check_fit(page, width)
+    before = page.locator("#speed-up .main-svg").first.get_attribute("width")
+    page.set_viewport_size({"width": other, "height": 900})
+    page.locator(f"#speed-up .main-svg:not([width='{before}'])").first.wait_for()
+    check_fit(page, other)
     page.close()
 
 
