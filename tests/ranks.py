@@ -44,9 +44,10 @@ def on_ranks(
 
 
 def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test that compiles in a forked process of its own.
+    """Run a test that compiles or profiles in a forked process of its own.
 
     From torch 2.15 on, processes that are forked from one that has compiled have no backward pass.
+    Those that are forked from one that has profiled may end where they profile.
     What compiling imports is imported here, and not by each of them.
     """
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from ranks import in_a_fork
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -107,6 +108,7 @@ def test_a_non_finite_element_shows(bad: float) -> None:
     ],
     ids=["real", "complex", "conjugate"],
 )
+@in_a_fork
 def test_no_copy_is_made(tensor: Tensor) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         squared_norm([tensor], device=CPU)

@@ -13,6 +13,7 @@ import torch
 from fits import CLASSES, FEATURES, classifier, loader, network, trainer
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.loggers import TensorBoardLogger
+from ranks import in_a_fork
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.profiler import ProfilerActivity, profile
@@ -143,6 +144,7 @@ class Encoder(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@in_a_fork
 def test_validation_is_bitwise_what_it_is_without() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(48, 5, FEATURES, generator=generator)

@@ -189,6 +189,7 @@ def test_compiled_code_beside_the_model_stays_whole() -> None:
     assert len(set(seen)) == 1
 
 
+@in_a_fork
 def test_inference_takes_the_path_that_it_takes_without() -> None:
     """Encoders have one of fused kernels, rounded in another order, not taken beside hooks."""
 
