@@ -4,7 +4,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import noisescale
@@ -32,7 +32,7 @@ class Faults:
         self._begin = begin
         self._spared = spared
         self._begun = False
-        self.raised = 0
+        self._passed: set[CodeType] = set()
 
     def next_step(self) -> None:
         """Let another fault be raised; call it where a step begins."""
@@ -43,16 +43,19 @@ class Faults:
 
     def _on_call(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(_PACKAGE):
+        if code in self._passed:
+            return
+        if not code.co_filename.startswith(_PACKAGE):
+            self._passed.add(code)
             return
         self._begun |= code.co_qualname == self._begin
+        if not self._begun:
+            return
+        self._passed.add(code)
         module = code.co_filename.removeprefix(_PACKAGE)[1:]
         name = f"{module}: {code.co_qualname}"
-        if not self._begun or name in self.done or "<" in code.co_name:
-            return
-        if self._spared(module, code.co_qualname):
+        if name in self.done or "<" in code.co_name or self._spared(module, code.co_qualname):
             return
         self.done.add(name)
-        self.raised += 1
         # Python takes a trace function that raises out, so this is the only fault of the step.
         raise FaultError(name)
