@@ -76,7 +76,8 @@ class Setting:
         for t in range(self.steps):
             progress = t / (self.steps - 1)
             signal = self.fall**-progress
-            yield GradientMoments(signal, signal * self.first_noise_scale * self.rise**progress)
+            noise_trace = signal * self.first_noise_scale * self.rise**progress
+            yield GradientMoments(grad_sq_norm=signal, noise_trace=noise_trace)
 
 
 RECENT = (

@@ -117,8 +117,9 @@ def moments_along(setting: Setting, rng: np.random.Generator) -> tuple[Array, Ar
 
 def history_of(setting: Setting, grad_sq_norm: Array, noise_trace: Array) -> History:
     increments, sums, history = Increments(), MomentSums(0.0, 0.0, 0.0), History()
-    for step, pair in enumerate(zip(grad_sq_norm, noise_trace, strict=True), start=1):
-        moments = GradientMoments(*map(float, pair))
+    pairs = zip(grad_sq_norm.tolist(), noise_trace.tolist(), strict=True)
+    for step, (signal, noise) in enumerate(pairs, start=1):
+        moments = GradientMoments(grad_sq_norm=signal, noise_trace=noise)
         increments.add(moments, BATCH_SIZE)
         sums = sums.plus(moments, BATCH_SIZE)
         if step % setting.every == 0 or step == setting.steps:

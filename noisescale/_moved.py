@@ -39,6 +39,7 @@ _NOW = {
 } | {
     "band": "bounded",
     "collectors.comm_hooks": "collectors.ddp",
+    "collectors.examples": "collectors.per_example",
     "collectors.examples.verdicts": "collectors.per_example.exclusions",
     "collectors.fsdp_unit": "collectors.fsdp.units",
     "collectors.halves.retained": "collectors.halves.upset",
@@ -85,10 +86,14 @@ class _Moved(MetaPathFinder, Loader):
             DeprecationWarning,
             stacklevel=2,
         )
-        return importlib.import_module(now)
+        module = importlib.import_module(now)
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has been loaded."""
+        """Give the module, which has been executed, its own spec back."""
+        former = module.__spec__
+        module.__spec__ = former and former.loader_state
 
 
 def former_names(module: str, now: Mapping[str, str]) -> Callable[[str], Any]:
@@ -109,6 +114,6 @@ def former_names(module: str, now: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def install() -> None:
-    """Have modules of before be found, after all that there are."""
+    """Have modules of before be found, first of all: below a room they would be found anew."""
     if not any(type(finder).__name__ == _Moved.__name__ for finder in sys.meta_path):
-        sys.meta_path.append(_Moved())
+        sys.meta_path.insert(0, _Moved())

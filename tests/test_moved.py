@@ -15,6 +15,7 @@ band Band
 batch_counter BatchCounter
 batch_size Count examples_in examples_of_loaders rows_in
 collectors.comm_hooks spoiling_comm_hook
+collectors.examples
 collectors.examples.coverage Coverage
 collectors.examples.hooks LayerHooks Use
 collectors.examples.layers ConvLayer EmbeddingLayer GroupNormLayer Layer LinearLayer NormLayer
@@ -88,10 +89,16 @@ def lines_of(table: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(("module", "names"), lines_of(MOVED).items(), ids=lines_of(MOVED))
 def test_a_module_of_before_is_found_where_it_is_now(module: str, names: list[str]) -> None:
     former = f"noisescale.{module}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module(former.rpartition(".")[0])
     sys.modules.pop(former, None)
     with pytest.warns(DeprecationWarning, match=rf"`{former}` is now `noisescale\."):
         found = importlib.import_module(former)
 
+    assert found is sys.modules[found.__name__]
+    assert found.__spec__ is not None
+    assert found.__spec__.name == found.__name__ != former
     for name in names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

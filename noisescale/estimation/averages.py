@@ -65,8 +65,14 @@ class Average(NamedTuple):
     @property
     def means(self) -> WeightedMeans:
         """The average, and what its error comes from."""
+        noise_trace, grad_sq_norm = self.mean
         return WeightedMeans(
-            *self.mean, self.weight, self.scatter, self.sq_weight, self.fourth_weight
+            noise_trace=noise_trace,
+            grad_sq_norm=grad_sq_norm,
+            weight=self.weight,
+            scatter=self.scatter,
+            sq_weight=self.sq_weight,
+            fourth_weight=self.fourth_weight,
         )
 
 
@@ -112,7 +118,7 @@ class Scatter(NamedTuple):
         relative, level = self.level.step(moments, weight)
         if relative is None:
             return self._replace(level=level)
-        signal, noise = relative
+        noise, signal = relative.noise_trace, relative.grad_sq_norm
         last_weight, last_noise, last_signal = self.last
         # Before there is another step the pair weighs nothing.
         pair = weight * last_weight / (weight + last_weight)

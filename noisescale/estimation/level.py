@@ -73,7 +73,9 @@ class Level(NamedTuple):
             # Unequal parts may spoil a step's |g|²: such a step leaves the level alone.
             return None, Level(sq_norm) if sq_norm > 0 else self
         level = max(self.sq_norm, sq_norm / LARGEST_STEP)
-        relative = GradientMoments(moments.grad_sq_norm / level, moments.noise_trace / level)
+        relative = GradientMoments(
+            grad_sq_norm=moments.grad_sq_norm / level, noise_trace=moments.noise_trace / level
+        )
         if not sq_norm > 0:
             return relative, self
         # One large step would be remembered for tens of steps, which would count little.

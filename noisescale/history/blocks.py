@@ -55,12 +55,16 @@ class Blocks(NamedTuple):
             total(rows.products + sq_weight * ds * dq),
             total(rows.grad_sq_norm_squares + sq_weight * dq * dq),
         )
-        columns = (
-            *(s, q, np.ones_like(weight), (squares / weight**2).T),
-            total(sq_weight) / weight**2,
-            total(rows.weight * rows.unit_weight**3) / weight**4,
-        )
-        means = [WeightedMeans(*x) for x in zip(*(c.tolist() for c in columns), strict=True)]
+        columns = {
+            "noise_trace": s,
+            "grad_sq_norm": q,
+            "weight": np.ones_like(weight),
+            "scatter": (squares / weight**2).T,
+            "sq_weight": total(sq_weight) / weight**2,
+            "fourth_weight": total(rows.weight * rows.unit_weight**3) / weight**4,
+        }
+        of_blocks = zip(*(column.tolist() for column in columns.values()), strict=True)
+        means = [WeightedMeans(**dict(zip(columns, x, strict=True))) for x in of_blocks]
         ruling = _ruling_units(rows, batch_size, total) - 1
         known = np.maximum([mean.freedom for mean in means], 0.0)
         freedom = np.minimum(known, np.maximum(ruling, 1.0))

@@ -97,7 +97,7 @@ class _Row(NamedTuple):
 
     def after(self, relative: GradientMoments, weight: float) -> _Row:
         """Add one step: a shift of the mean moves every square about it."""
-        q, s = relative
+        q, s = relative.grad_sq_norm, relative.noise_trace
         share = weight / (self.weight + weight)
         shift_s, shift_q = share * (s - self.s), share * (q - self.q)
         mean_s, mean_q = self.s + shift_s, self.q + shift_q

@@ -107,15 +107,17 @@ def _from_running_sums(
     added = np.diff(sums[:, where], prepend=0.0).T.tolist()
     for k, (weight, noise, signal) in zip(where.tolist(), added, strict=True):
         if weight > 0:
-            moments, size = GradientMoments(signal / weight, noise / weight), float(batch_size[k])
+            moments = GradientMoments(grad_sq_norm=signal / weight, noise_trace=noise / weight)
+            size = float(batch_size[k])
             sq_norm = moments.grad_sq_norm + moments.noise_trace / size
             # The first row is its own level: it has many steps, or the whole has many rows.
             level = level if level.sq_norm else Level(max(sq_norm, 0.0))
             relative, level = level.step(moments, size)
             if relative is not None:
-                of_signal, of_noise = relative
+                noise_trace = weight * relative.noise_trace
+                grad_sq_norm = weight * relative.grad_sq_norm
                 # The squares of a single unit are zero.
-                columns[:, k] = 1.0, weight, weight * of_noise, weight * of_signal, 0.0, 0.0, 0.0
+                columns[:, k] = 1.0, weight, noise_trace, grad_sq_norm, 0.0, 0.0, 0.0
             rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
             columns[:, k] = 0.0

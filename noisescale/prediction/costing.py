@@ -157,7 +157,7 @@ def timings_of(
     steps = np.diff(history["step"], prepend=0)
     devices = _recorded(history, "devices", 1.0)
     accumulation = _recorded(history, "accumulation", 1.0)
-    # The mean of each stretch, as the seconds are: a row's own step may be an epoch's short last.
+    # The mean of each segment, as the seconds are: a row's own step may be an epoch's short last.
     device_batch = np.diff(history["examples"], prepend=0) / steps / (devices * accumulation)
     seconds = history["seconds_per_step"]
     timed = (seconds > 0) & np.isfinite(seconds) & (device_batch > 0) & np.isfinite(device_batch)

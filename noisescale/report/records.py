@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from noisescale import __version__
 from noisescale.bounded import Bounded
@@ -104,7 +103,7 @@ def fit_as_dict(
             "version": __version__,
             "unit": unit,
             "confidence": confidence,
-            **fit_bands(fit, confidence),
+            **fit.bands(confidence),
             "overhead_batch_size": None
             if optimal_batch_size is None
             else fit.overhead_batch_size(0.2, optimal_batch_size),
@@ -115,24 +114,6 @@ def fit_as_dict(
         }
     )
     return record
-
-
-def fit_bands(fit: TradeoffFit, confidence: float = 0.95) -> dict[str, Bounded]:
-    """Return S_min, E_min and B_crit of a fit with Student's interval on their logarithms."""
-    degrees_of_freedom = len(fit.batch_sizes) - 2
-    quantile = float(stdtrit(degrees_of_freedom, 0.5 + confidence / 2))
-
-    def band(value: float, error: float) -> Bounded:
-        if math.isnan(error):  # Two points determine the law and leave nothing for errors.
-            return Bounded(value, 0.0, math.inf)
-        factor = math.exp(quantile * error)
-        return Bounded(value, value / factor, value * factor)
-
-    return {
-        "min_steps": band(fit.min_steps, fit.relative_errors.min_steps),
-        "min_examples": band(fit.min_examples, fit.relative_errors.min_examples),
-        "critical_batch_size": fit.critical_batch_size_band(confidence),
-    }
 
 
 def _run(p: PredictionRecord) -> dict[str, Any]:

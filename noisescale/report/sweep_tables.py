@@ -8,7 +8,6 @@ import math
 from noisescale.bounded import Bounded
 from noisescale.printable import printable
 from noisescale.report.numbers import bounds, count, number
-from noisescale.report.records import fit_bands
 from noisescale.report.tables import Cell, Line, Table
 from noisescale.tradeoff.fit import DOUBTFUL, TradeoffFit
 
@@ -17,7 +16,7 @@ def fit_headline(
     fit: TradeoffFit, unit: str, optimal_batch_size: float | None, confidence: float
 ) -> list[tuple[str, str]]:
     """Return what a sweep says: the law's two ends, where they meet, and whether it holds."""
-    bands, errors, unit = fit_bands(fit, confidence), fit.relative_errors, printable(unit)
+    bands, errors, unit = fit.bands(confidence), fit.relative_errors, printable(unit)
     found = [
         ("Critical batch size", _fitted(bands["critical_batch_size"], errors[2], unit, confidence)),
         ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence)),

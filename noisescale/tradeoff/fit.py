@@ -61,14 +61,22 @@ class TradeoffFit(Tradeoff):
 
     def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
         """Return B_crit with Student's interval on its logarithm; unbounded with two points."""
+        return self.bands(confidence)["critical_batch_size"]
+
+    def bands(self, confidence: float = 0.95) -> dict[str, Bounded]:
+        """Return S_min, E_min and B_crit with Student's interval on their logarithms."""
         check_confidence(confidence)
-        value, error = self.critical_batch_size, self.relative_errors.critical_batch_size
-        if math.isnan(error):
-            return Bounded(value, 0.0, math.inf)
         quantile = float(stdtrit(len(self.batch_sizes) - 2, 0.5 + confidence / 2))
-        return Bounded(
-            value, value * math.exp(-quantile * error), value * math.exp(quantile * error)
-        )
+
+        def band(name: str) -> Bounded:
+            value, error = getattr(self, name), getattr(self.relative_errors, name)
+            if math.isnan(error):  # Two points determine the law and leave nothing for errors.
+                return Bounded(value, 0.0, math.inf)
+            return Bounded(
+                value, value * math.exp(-quantile * error), value * math.exp(quantile * error)
+            )
+
+        return {name: band(name) for name in RelativeErrors._fields}
 
     @property
     def warnings(self) -> tuple[str, ...]:

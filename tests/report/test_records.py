@@ -8,7 +8,7 @@ from reported_runs import history
 
 import noisescale
 from noisescale.predictor import predict
-from noisescale.report.records import fit_as_dict, fit_bands
+from noisescale.report.records import fit_as_dict
 from noisescale.tradeoff.fit import fit_tradeoff
 
 
@@ -103,7 +103,7 @@ def test_a_fit_as_a_record_has_the_unit_and_the_overhead_that_were_asked_for() -
 def test_three_intervals_of_a_fit_are_of_one_kind() -> None:
     fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
 
-    bands = fit_bands(fit, 0.9)
+    bands = fit.bands(0.9)
 
     band, errors = fit.critical_batch_size_band(0.9), fit.relative_errors
     quantile = math.log(band.high / band.value) / errors.critical_batch_size
