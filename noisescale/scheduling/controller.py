@@ -34,7 +34,7 @@ from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
-from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
+from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -136,14 +136,17 @@ steps on
             )
         if base_batch_size is not None:
             checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
-        self.settings = Settings(
+        options = SchedulerOptions(
             policy=policy,
             lr_scaling=lr_scaling,
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
-            optimizers=several,
+        )
+        self.settings = Settings.checked(
+            options,
+            several,
             min_accumulation=min_accumulation,
             examples_per_row=examples_per_row,
         )
@@ -165,7 +168,7 @@ steps on
             )
         self.plan_for(plan.batch_size)  # there has to be one
         self._handed_out: int | None = None  # batches of the step under way
-        self._agreement = Agreement(trained[0].device, self.settings.asked.checksum)
+        self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, most / self.base_batch_size)
         self._scaled = ScaledSteps(several)
@@ -203,7 +206,7 @@ steps on
         if not self.settings.needs_noise_scale or self._steps >= self._state.next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
-        scheduled = self.settings.asked.checksum is not None
+        scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
         return scheduled and not (agreed and self._asked_for(self._now()) == self.wanted)
 
@@ -298,7 +301,7 @@ steps on
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
-        stays = move is None and self.settings.asked.by_reduced_values
+        stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
         self._go_on(state, move)
         return move
@@ -337,7 +340,7 @@ steps on
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
-        policy = self.settings.asked
+        policy = self.settings.policy
         return self._now().state_dict() | {
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
@@ -371,7 +374,7 @@ steps on
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"] is not None:
-            self.settings.asked.go_on_from(state["policy"], state.get("policy_kind"))
+            self.settings.policy.go_on_from(state["policy"], state.get("policy_kind"))
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 
@@ -386,7 +389,7 @@ steps on
 
     def _asked_for(self, state: ControllerState, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
         progress = state.progress(self._scaled.learning_rate)
-        return self.settings.asked(noise_scale, state.plan, progress)
+        return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from noisescale.lightning.scheduler.schedules import ClockedSchedules, Progress
 from noisescale.plan import Plan
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
+from noisescale.scheduling.settings import SchedulerOptions
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -89,7 +91,7 @@ class ScheduledFit:
         taken: What was taken over of it.
         examples: Of that batch, on this rank.
         min_accumulation: Least micro-batches a step.
-        arguments: Of the controller, as the user gave them.
+        options: That the user chose.
         progress: See `ClockedSchedules`.
 
     Raises:
@@ -103,13 +105,13 @@ class ScheduledFit:
         taken: Takeover,
         examples: float,
         min_accumulation: int,
-        arguments: dict[str, Any],
+        options: SchedulerOptions,
         progress: Progress,
     ) -> None:
         loaders, saved = trainer.fit_loop._combined_loader, taken.saved
         assert loaders is not None
         rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
-        most = arguments["max_device_batch_size"]
+        most = options.max_device_batch_size
         if most is not None and rows is not None and most < rows:
             raise ValueError(
                 "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
@@ -122,7 +124,7 @@ class ScheduledFit:
                 examples = max(examples, rows)
             size = _mean_over_ranks(examples, trainer)
         plan = Plan(size, taken.accumulation, trainer.world_size)
-        max_batch_size = arguments["max_batch_size"]
+        max_batch_size = options.max_batch_size
         if max_batch_size is None and saved:
             max_batch_size = saved["max_batch_size"]
         elif max_batch_size is None and math.isfinite(trainer.num_training_batches):
@@ -138,7 +140,7 @@ class ScheduledFit:
             min_accumulation=min_accumulation,
             base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
             examples_per_row=size / rows if rows else 1.0,
-            **{**arguments, "max_batch_size": max_batch_size},
+            **vars(replace(options, max_batch_size=max_batch_size)),
         )
         if saved:
             self.controller.load_state_dict(saved["controller"], device_batch_size=size)
