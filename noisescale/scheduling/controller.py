@@ -157,8 +157,6 @@ steps on
         self._state = ControllerState(
             plan, base_batch_size or plan.batch_size, wanted=float(plan.batch_size)
         )
-        # Counted here and put into the state where it is needed: a step has to cost nothing.
-        self._steps, self._examples = 0, 0.0
         # A plan that a saved one is about to replace, on more devices say, may be the larger one.
         starts_with = min(plan.batch_size, self.base_batch_size)
         if (most := self.settings.bounds.max_batch_size) < starts_with:
@@ -179,9 +177,9 @@ steps on
     """The batch size that the learning rate was chosen for."""
     wanted: float = _read("_state.wanted")
     """What the policy asked for last."""
-    steps: int = _read("_steps")
+    steps: int = _read("_state.steps")
     """Optimizer steps taken."""
-    examples: float = _read("_examples")
+    examples: float = _read("_state.examples")
     """Examples of all devices in them."""
     gain: float = _read("_state.gain")
     """The steps of the first batch size that one of now is worth: AdaScale's gain."""
@@ -193,7 +191,7 @@ steps on
     @property
     def progress(self) -> Progress:
         """What the policy is told of the run."""
-        return self._now().progress(self._scaled.learning_rate)
+        return self._state.progress(self._scaled.learning_rate)
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -203,12 +201,12 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        if not self.settings.needs_noise_scale or self._steps >= self._state.next_decision:
+        if not self.settings.needs_noise_scale or self._state.steps >= self._state.next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._asked_for(self._now()) == self.wanted)
+        return scheduled and not (agreed and self._asked_for(self._state) == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -255,12 +253,12 @@ steps on
             examples: Of all devices in it. Default: those of the plan; where `windows` handed out
                 a short last list, of as many micro-batches as that had.
         """
+        state = self._state
         if examples is None:
-            plan = self._state.plan
+            plan = state.plan
             micro_batches = self._handed_out or plan.accumulation
             examples = plan.device_batch_size * micro_batches * plan.devices
-        self._steps += 1
-        self._examples += examples
+        self._state = state._replace(steps=state.steps + 1, examples=state.examples + examples)
         self._handed_out = None
 
     def decide(
@@ -287,12 +285,7 @@ steps on
         """
         noise_scale = noise_scale or NOTHING_MEASURED
         self._state = before = informed(
-            self.settings,
-            self._state,
-            noise_scale,
-            self._scaled.learning_rate,
-            steps=self._steps,
-            examples=self._examples,
+            self.settings, self._state, noise_scale, self._scaled.learning_rate
         )
         try:
             answer = self._asked_for(before, noise_scale)
@@ -308,7 +301,7 @@ steps on
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        state, move = adopted(self.settings, self._now(), plan, reason, average)
+        state, move = adopted(self.settings, self._state, plan, reason, average)
         self._go_on(state, move)
         return move
 
@@ -341,7 +334,7 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
         policy = self.settings.policy
-        return self._now().state_dict() | {
+        return self._state.state_dict() | {
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
@@ -370,7 +363,6 @@ steps on
         checked_state("BatchSizeController", state, needed)
         checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
         saved = ControllerState.loaded(state)
-        self._steps, self._examples = saved.steps, saved.examples
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"] is not None:
@@ -383,9 +375,6 @@ steps on
         self._scaled.factors = state.factors
         if move is not None and move.changes_batch_size:
             self.moves.append(move)
-
-    def _now(self) -> ControllerState:
-        return self._state._replace(steps=self._steps, examples=self._examples)
 
     def _asked_for(self, state: ControllerState, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
         progress = state.progress(self._scaled.learning_rate)

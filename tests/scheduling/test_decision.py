@@ -39,9 +39,7 @@ def settings(
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
     before = copy.deepcopy(LATER.state_dict())
 
-    informed_once, informed_twice = (
-        informed(settings(), LATER, KNOWN, 0.1, steps=9, examples=288.0) for _ in range(2)
-    )
+    informed_once, informed_twice = (informed(settings(), LATER, KNOWN, 0.1) for _ in range(2))
     first, again = (decision(settings(), informed_once, Wanted(64, "why")) for _ in range(2))
 
     assert LATER.state_dict() == before

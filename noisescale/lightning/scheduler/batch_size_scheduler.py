@@ -16,11 +16,7 @@ from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
 from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
-from noisescale.lightning.scheduler.schedules import (
-    PROGRESS,
-    Progress,
-    default_progress,
-)
+from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
 from noisescale.plan import Plan
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
@@ -123,7 +119,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         monitor: NoiseScaleMonitor | None = None,
         *,
         max_device_batch_size: int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressBy | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
@@ -307,7 +303,7 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int) -> None:
         metrics = self._metrics(fit)
-        fit.logged_step = step
+        fit.note_logged(step)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} was not given the batch size"):

@@ -18,7 +18,7 @@ from noisescale.lightning.scheduler.accumulation import Accumulation
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
-from noisescale.lightning.scheduler.schedules import ClockedSchedules, Progress
+from noisescale.lightning.scheduler.schedules import ClockedSchedules, ProgressBy
 from noisescale.plan import Plan
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
@@ -106,7 +106,7 @@ class ScheduledFit:
         examples: float,
         min_accumulation: int,
         options: SchedulerOptions,
-        progress: Progress,
+        progress: ProgressBy,
     ) -> None:
         loaders, saved = trainer.fit_loop._combined_loader, taken.saved
         assert loaders is not None
@@ -148,7 +148,7 @@ class ScheduledFit:
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
         self.logged_step = -1
-        """The step that was logged last."""
+        """The step that was logged last, see `note_logged`."""
         self._max_batch_size = max_batch_size  # None where an epoch has no known end
         self._loaders = taken.loaders
         self._rows = rows  # of a batch on one device, where the loader tells
@@ -188,6 +188,10 @@ class ScheduledFit:
         may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
         if self._loaders is not None and self._rows and not may_be_short:
             self._batch = batch, self._rows
+
+    def note_logged(self, step: int) -> None:
+        """Remember that this step is the one that was logged last."""
+        self.logged_step = step
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
         """Make up the wanted batch anew, with the loader's batches as large as they may be.
