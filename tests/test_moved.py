@@ -123,6 +123,15 @@ def test_a_prediction_is_found_where_it_was(module: str) -> None:
     assert found is Prediction
 
 
+def test_the_choices_of_progress_have_their_former_name_too() -> None:
+    from noisescale.lightning.scheduler import schedules
+
+    with pytest.warns(DeprecationWarning, match=r"schedules\.Progress` is now `.*\.ProgressBy`"):
+        former = schedules.Progress
+
+    assert former is schedules.ProgressBy
+
+
 def test_another_name_is_missed_as_ever() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'noisescale\.recents'$"):
         importlib.import_module("noisescale.recents")

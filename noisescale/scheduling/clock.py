@@ -61,6 +61,28 @@ class Clock:
         """Count the steps of another epoch, `already` of which are over."""
         self._epoch_began = self.time - already
 
+    def go_on(
+        self,
+        taken: int,
+        *,
+        time: float | None = None,
+        steps_per_epoch: float | None = None,
+        already: float = 0.0,
+    ) -> None:
+        """Go on from where a run is that was not on this clock until now.
+
+        Args:
+            taken: Whole steps that schedules have taken.
+            time: Steps of the first batch size so far. Default: `taken`.
+            steps_per_epoch: See there. Default: as it is.
+            already: Those of the epoch under way that are over.
+        """
+        self.taken = taken
+        self.time = float(taken) if time is None else time
+        if steps_per_epoch is not None:
+            self.steps_per_epoch = steps_per_epoch
+        self.begin_epoch(already)
+
     def advance(
         self, steps: float, *, ends_epoch: bool = False, optimizer_steps: int | None = None
     ) -> int:

@@ -34,7 +34,7 @@ from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
-from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
+from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -136,14 +136,17 @@ steps on
             )
         if base_batch_size is not None:
             checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
-        self.settings = Settings(
+        options = SchedulerOptions(
             policy=policy,
             lr_scaling=lr_scaling,
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
-            optimizers=several,
+        )
+        self.settings = Settings.checked(
+            options,
+            several,
             min_accumulation=min_accumulation,
             examples_per_row=examples_per_row,
         )
@@ -154,8 +157,6 @@ steps on
         self._state = ControllerState(
             plan, base_batch_size or plan.batch_size, wanted=float(plan.batch_size)
         )
-        # Counted here and put into the state where it is needed: a step has to cost nothing.
-        self._steps, self._examples = 0, 0.0
         # A plan that a saved one is about to replace, on more devices say, may be the larger one.
         starts_with = min(plan.batch_size, self.base_batch_size)
         if (most := self.settings.bounds.max_batch_size) < starts_with:
@@ -165,7 +166,7 @@ steps on
             )
         self.plan_for(plan.batch_size)  # there has to be one
         self._handed_out: int | None = None  # batches of the step under way
-        self._agreement = Agreement(trained[0].device, self.settings.asked.checksum)
+        self._agreement = Agreement(trained[0].device, self.settings.policy.checksum)
         if self.settings.lr_scaling == "malladi":
             check_betas(several, most / self.base_batch_size)
         self._scaled = ScaledSteps(several)
@@ -176,9 +177,9 @@ steps on
     """The batch size that the learning rate was chosen for."""
     wanted: float = _read("_state.wanted")
     """What the policy asked for last."""
-    steps: int = _read("_steps")
+    steps: int = _read("_state.steps")
     """Optimizer steps taken."""
-    examples: float = _read("_examples")
+    examples: float = _read("_state.examples")
     """Examples of all devices in them."""
     gain: float = _read("_state.gain")
     """The steps of the first batch size that one of now is worth: AdaScale's gain."""
@@ -190,7 +191,7 @@ steps on
     @property
     def progress(self) -> Progress:
         """What the policy is told of the run."""
-        return self._now().progress(self._scaled.learning_rate)
+        return self._state.progress(self._scaled.learning_rate)
 
     @property
     def max_device_batch_size(self) -> int | None:
@@ -200,12 +201,12 @@ steps on
     @property
     def due(self) -> bool:
         """Whether the policy is to be asked before the next step."""
-        if not self.settings.needs_noise_scale or self._steps >= self._state.next_decision:
+        if not self.settings.needs_noise_scale or self._state.steps >= self._state.next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
-        scheduled = self.settings.asked.checksum is not None
+        scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._asked_for(self._now()) == self.wanted)
+        return scheduled and not (agreed and self._asked_for(self._state) == self.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -252,12 +253,12 @@ steps on
             examples: Of all devices in it. Default: those of the plan; where `windows` handed out
                 a short last list, of as many micro-batches as that had.
         """
+        state = self._state
         if examples is None:
-            plan = self._state.plan
+            plan = state.plan
             micro_batches = self._handed_out or plan.accumulation
             examples = plan.device_batch_size * micro_batches * plan.devices
-        self._steps += 1
-        self._examples += examples
+        self._state = state._replace(steps=state.steps + 1, examples=state.examples + examples)
         self._handed_out = None
 
     def decide(
@@ -284,12 +285,7 @@ steps on
         """
         noise_scale = noise_scale or NOTHING_MEASURED
         self._state = before = informed(
-            self.settings,
-            self._state,
-            noise_scale,
-            self._scaled.learning_rate,
-            steps=self._steps,
-            examples=self._examples,
+            self.settings, self._state, noise_scale, self._scaled.learning_rate
         )
         try:
             answer = self._asked_for(before, noise_scale)
@@ -298,14 +294,14 @@ steps on
             self._agreement.check(0.0)  # the other ranks would wait for this one
             raise
         # While the plan stays there is nothing to wait for, unless a rank may be alone in that.
-        stays = move is None and self.settings.asked.by_reduced_values
+        stays = move is None and self.settings.policy.by_reduced_values
         self._agreement.check(state.wanted, in_background=stays)
         self._go_on(state, move)
         return move
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
         """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
-        state, move = adopted(self.settings, self._now(), plan, reason, average)
+        state, move = adopted(self.settings, self._state, plan, reason, average)
         self._go_on(state, move)
         return move
 
@@ -337,8 +333,8 @@ steps on
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that goes on from here, in builtins. Alike on all ranks."""
-        policy = self.settings.asked
-        return self._now().state_dict() | {
+        policy = self.settings.policy
+        return self._state.state_dict() | {
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
@@ -367,11 +363,10 @@ steps on
         checked_state("BatchSizeController", state, needed)
         checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
         saved = ControllerState.loaded(state)
-        self._steps, self._examples = saved.steps, saved.examples
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
         if state["policy"] is not None:
-            self.settings.asked.go_on_from(state["policy"], state.get("policy_kind"))
+            self.settings.policy.go_on_from(state["policy"], state.get("policy_kind"))
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 
@@ -381,12 +376,9 @@ steps on
         if move is not None and move.changes_batch_size:
             self.moves.append(move)
 
-    def _now(self) -> ControllerState:
-        return self._state._replace(steps=self._steps, examples=self._examples)
-
     def _asked_for(self, state: ControllerState, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
         progress = state.progress(self._scaled.learning_rate)
-        return self.settings.asked(noise_scale, state.plan, progress)
+        return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:

@@ -162,20 +162,12 @@ def plan_of(
 
 
 def informed(
-    settings: Settings,
-    state: ControllerState,
-    noise_scale: NoiseScale,
-    learning_rate: float,
-    *,
-    steps: int,
-    examples: float,
+    settings: Settings, state: ControllerState, noise_scale: NoiseScale, learning_rate: float
 ) -> ControllerState:
-    """Return the state at a step that knows the noise scale and the schedule's learning rate."""
-    run = _run_until(steps, state, noise_scale)
+    """Return the state that knows the noise scale and the learning rate of the run's schedule."""
+    steps = state.steps
     return state._replace(
-        steps=steps,
-        examples=examples,
-        run=run,
+        run=_run_so_far(state, noise_scale),
         steps_observed=steps,
         next_decision=steps + min(max(steps // 4, 1), settings.decide_every_n_steps),
         low=noise_scale.low,
@@ -240,7 +232,7 @@ def adopted(
     if move.changes_batch_size:
         changes["examples_at_move"] = state.examples
     # The steps of this batch size count with it, where the move comes between two decisions.
-    run = _run_until(state.steps, state, NOTHING_MEASURED)
+    run = _run_so_far(state, NOTHING_MEASURED)
     return state._replace(plan=plan, run=run, steps_observed=state.steps, **changes), move
 
 
@@ -266,8 +258,8 @@ def resumed(
     return state._replace(plan=plan)
 
 
-def _run_until(step: int, state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
-    steps = step - state.steps_observed
+def _run_so_far(state: ControllerState, noise_scale: NoiseScale) -> RunSoFar:
+    steps = state.steps - state.steps_observed
     return state.run.after(noise_scale, batch_size=state.plan.batch_size, steps=steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from torch.optim import SGD, Optimizer
 
@@ -40,84 +40,83 @@ DECIDE_EVERY_N_STEPS = 8
 """Steps from one decision to the next; early in a run they are nearer."""
 
 
-class Settings:
-    """What a user chooses of a scheduler, see `BatchSizeController`.
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What a user says of a scheduler, as it was said: see `BatchSizeController`.
 
-    Args:
-        optimizers: That `lr_scaling="auto"` goes by. None: it stays "auto".
-        min_accumulation: Least micro-batches a step, which only a controller knows.
-        examples_per_row: Likewise.
-
-    Raises:
-        ValueError: If one of them is out of its range.
-        TypeError: If one has a wrong type.
+    Policies keep a state, so that each run makes `Settings` of its own from this.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: PolicyLike,
-        lr_scaling: LearningRateScaling,
-        min_batch_size: float | None,
-        max_batch_size: float | None,
-        max_device_batch_size: int | None,
-        decide_every_n_steps: int,
+    policy: PolicyLike = "tradeoff"
+    lr_scaling: LearningRateScaling = "auto"
+    min_batch_size: float | None = None
+    max_batch_size: float | None = None
+    max_device_batch_size: int | None = None
+    decide_every_n_steps: int = DECIDE_EVERY_N_STEPS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run goes by, made of what a user says, see `checked`."""
+
+    policy: Policy
+    """What a name or a mapping stands for; a function with all that a policy has."""
+    lr_scaling: LearningRateScaling
+    bounds: Bounds
+    """What plans keep to."""
+    max_device_batch_size: int | None
+    decide_every_n_steps: int
+    examples_per_row: float
+
+    @classmethod
+    def checked(
+        cls,
+        options: SchedulerOptions,
         optimizers: Iterable[Optimizer] | None = None,
+        *,
         min_accumulation: int = 1,
         examples_per_row: float = 1.0,
-    ) -> None:
-        self.policy: Any = policy
-        """A function as it was given; what a name or a mapping stands for."""
-        if isinstance(policy, str):
-            otherwise = ", a mapping from steps to batch sizes or a function"
-            remedy = 'Leave it at "tradeoff".'
-            checked_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
-            right = _SCALINGS.get(policy, lr_scaling)
-            if lr_scaling not in ("auto", right):
-                raise ValueError(
-                    f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
-                    f' {lr_scaling!r}. Leave it at "auto".'
-                )
-            lr_scaling = right
-            self.policy = _NAMED[policy]()
-        elif isinstance(policy, Mapping):
-            self.policy = Given(policy)
-        elif not callable(policy):
-            raise TypeError(
-                f"`policy` must be a name, a mapping or a function, got {policy!r}."
-                ' Leave it at "tradeoff".'
-            )
-        self.asked = self.policy if isinstance(self.policy, Policy) else FunctionPolicy(self.policy)
-        """The policy, with all that a policy has, which a function need not have."""
+    ) -> Settings:
+        """Return the settings of a run.
+
+        Args:
+            options: That the user chose.
+            optimizers: That `lr_scaling="auto"` goes by. None: it stays "auto".
+            min_accumulation: Least micro-batches a step, which only a controller knows.
+            examples_per_row: Likewise.
+
+        Raises:
+            ValueError: If one of them is out of its range.
+            TypeError: If one has a wrong type.
+        """
+        policy, lr_scaling = _policy_of(options.policy), _scaling_of(options)
         remedy = "Leave it out for the default."
-        if max_device_batch_size is not None:
-            checked_count("max_device_batch_size", max_device_batch_size, remedy)
-        if not callable(lr_scaling):
-            hint = 'Leave it at "auto".'
-            checked_choice("lr_scaling", lr_scaling, NAMES, hint, or_else=" or a function")
-        self.lr_scaling = lr_scaling
-        least, most = checked_bounds(min_batch_size, max_batch_size)
+        if options.max_device_batch_size is not None:
+            checked_count("max_device_batch_size", options.max_device_batch_size, remedy)
+        least, most = checked_bounds(options.min_batch_size, options.max_batch_size)
         checked_count("min_accumulation", min_accumulation, "Leave it at 1.")
-        self.bounds = Bounds(least or 0.0, most or math.inf, min_accumulation)
-        """What plans keep to."""
-        self.examples_per_row = checked_positive(
-            "examples_per_row", examples_per_row, "Leave it at 1."
+        per_row = checked_positive("examples_per_row", examples_per_row, "Leave it at 1.")
+        every = checked_count("decide_every_n_steps", options.decide_every_n_steps, remedy)
+        if optimizers is not None and lr_scaling == "auto":
+            lr_scaling = scaling_for(optimizers, measured=policy.needs_noise_scale)
+        return cls(
+            policy,
+            lr_scaling,
+            Bounds(least or 0.0, most or math.inf, min_accumulation),
+            options.max_device_batch_size,
+            every,
+            per_row,
         )
-        self.max_device_batch_size = max_device_batch_size
-        every = checked_count("decide_every_n_steps", decide_every_n_steps, remedy)
-        self.decide_every_n_steps = every
-        if optimizers is not None and self.lr_scaling == "auto":
-            self.lr_scaling = scaling_for(optimizers, measured=self.needs_noise_scale)
 
     @property
     def needs_noise_scale(self) -> bool:
         """Whether the policy, or the learning rate, is told by the noise scale."""
-        return self.asked.needs_noise_scale or self.lr_scaling in BY_NOISE_SCALE
+        return self.policy.needs_noise_scale or self.lr_scaling in BY_NOISE_SCALE
 
     @property
     def takes_noise_scale(self) -> bool:
         """Whether a noise scale makes a difference. A function may do without, but takes one."""
-        by_policy = self.asked.takes_noise_scale or self.needs_noise_scale
+        by_policy = self.policy.takes_noise_scale or self.needs_noise_scale
         return by_policy or callable(self.lr_scaling)
 
 
@@ -137,3 +136,35 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
     if not measured:
         return "sqrt"
     return "adascale" if all(isinstance(one, SGD) for one in optimizers) else "capped_sqrt"
+
+
+def _policy_of(policy: PolicyLike) -> Policy:
+    if isinstance(policy, str):
+        otherwise = ", a mapping from steps to batch sizes or a function"
+        remedy = 'Leave it at "tradeoff".'
+        checked_choice("policy", policy, _NAMED, remedy, or_else=otherwise)
+        return _NAMED[policy]()
+    if isinstance(policy, Mapping):
+        return Given(policy)
+    if not callable(policy):
+        raise TypeError(
+            f"`policy` must be a name, a mapping or a function, got {policy!r}."
+            ' Leave it at "tradeoff".'
+        )
+    return policy if isinstance(policy, Policy) else FunctionPolicy(policy)
+
+
+def _scaling_of(options: SchedulerOptions) -> LearningRateScaling:
+    policy, lr_scaling = options.policy, options.lr_scaling
+    if isinstance(policy, str) and policy in _SCALINGS:
+        right = _SCALINGS[policy]
+        if lr_scaling not in ("auto", right):
+            raise ValueError(
+                f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
+                f' {lr_scaling!r}. Leave it at "auto".'
+            )
+        return right
+    if not callable(lr_scaling):
+        hint = 'Leave it at "auto".'
+        checked_choice("lr_scaling", lr_scaling, NAMES, hint, or_else=" or a function")
+    return lr_scaling

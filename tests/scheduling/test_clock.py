@@ -100,3 +100,21 @@ def test_it_goes_on_from_its_state() -> None:
     resumed.load_state_dict(clock.state_dict())
 
     assert [clock.advance(0.4) for _ in range(5)] == [resumed.advance(0.4) for _ in range(5)]
+
+
+def test_a_clock_goes_on_from_where_a_run_is() -> None:
+    clock = Clock()
+
+    clock.go_on(9, time=10.5, steps_per_epoch=4, already=2.5)
+
+    assert (clock.taken, clock.time, clock.steps_per_epoch, clock.epoch_began) == (9, 10.5, 4, 8)
+    assert clock.advance(5.0) == 3  # to the end of the epoch
+
+
+def test_a_clock_that_goes_on_without_a_time_stands_at_the_steps_taken() -> None:
+    clock = Clock()
+    clock.steps_per_epoch = 4
+
+    clock.go_on(9)
+
+    assert (clock.taken, clock.time, clock.steps_per_epoch, clock.epoch_began) == (9, 9.0, 4, 9)

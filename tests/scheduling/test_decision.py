@@ -17,7 +17,7 @@ from noisescale.scheduling.decision import (
 )
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.policy import Wanted
-from noisescale.scheduling.settings import Settings
+from noisescale.scheduling.settings import SchedulerOptions, Settings
 
 KNOWN = NoiseScale(500.0, 400.0, 600.0, grad_sq_norm=1.0, noise_trace=500.0, steps=50.0)
 START = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
@@ -27,22 +27,19 @@ LATER = START._replace(steps=9, examples=288.0)
 def settings(
     max_device_batch_size: int | None = None, max_batch_size: float | None = None
 ) -> Settings:
-    return Settings(
+    options = SchedulerOptions(
         policy="ratio",
         lr_scaling="linear",
-        min_batch_size=None,
         max_batch_size=max_batch_size,
         max_device_batch_size=max_device_batch_size,
-        decide_every_n_steps=8,
     )
+    return Settings.checked(options)
 
 
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
     before = copy.deepcopy(LATER.state_dict())
 
-    informed_once, informed_twice = (
-        informed(settings(), LATER, KNOWN, 0.1, steps=9, examples=288.0) for _ in range(2)
-    )
+    informed_once, informed_twice = (informed(settings(), LATER, KNOWN, 0.1) for _ in range(2))
     first, again = (decision(settings(), informed_once, Wanted(64, "why")) for _ in range(2))
 
     assert LATER.state_dict() == before

@@ -16,16 +16,12 @@ from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
 from noisescale.lightning.scheduler.device_batches import check_resizable
 from noisescale.lightning.scheduler.schedulable import check_schedulable
 from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
-from noisescale.lightning.scheduler.schedules import (
-    PROGRESS,
-    Progress,
-    default_progress,
-)
+from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
 from noisescale.plan import Plan
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
-from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, Settings
+from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -123,25 +119,25 @@ class BatchSizeScheduler(trainer_access.Callback):
         monitor: NoiseScaleMonitor | None = None,
         *,
         max_device_batch_size: int | None = None,
-        progress: Progress | None = None,
+        progress: ProgressBy | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
     ) -> None:
         super().__init__()
         if progress is not None:
             checked_choice("progress", progress, PROGRESS, "Choose one.")
-        self._arguments: dict[str, Any] = {
-            "policy": policy,
-            "lr_scaling": lr_scaling,
-            "min_batch_size": min_batch_size,
-            "max_batch_size": max_batch_size,
-            "max_device_batch_size": max_device_batch_size,
-            "decide_every_n_steps": decide_every_n_steps,
-        }
-        settings = Settings(**self._arguments)
+        self._options = SchedulerOptions(
+            policy=policy,
+            lr_scaling=lr_scaling,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            max_device_batch_size=max_device_batch_size,
+            decide_every_n_steps=decide_every_n_steps,
+        )
+        measured = Settings.checked(self._options).needs_noise_scale
         check_confidence(confidence)
         self._progress = progress
-        self._needs_monitor = settings.needs_noise_scale or progress == "gain"
+        self._needs_monitor = measured or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
         self._guard = Guard()
@@ -189,7 +185,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         check_saved(saved)
         self._taken = self._fit = None
         check_schedulable(trainer, self)
-        self._taken = Takeover(trainer, self._arguments["max_device_batch_size"], saved)
+        self._taken = Takeover(trainer, self._options.max_device_batch_size, saved)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._publish(trainer)
@@ -281,11 +277,11 @@ class BatchSizeScheduler(trainer_access.Callback):
             one_has_halves = trainer.world_size > 1 or examples > 1
             needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
             least = min(needed, taken.accumulation)
-        by_gain = self._arguments["lr_scaling"] == "adascale"
+        by_gain = self._options.lr_scaling == "adascale"
         progress = self._progress or default_progress(
             taken.saved, by_gain=by_gain, measured=self._needs_monitor
         )
-        return ScheduledFit(trainer, taken, examples, least, self._arguments, progress)
+        return ScheduledFit(trainer, taken, examples, least, self._options, progress)
 
     def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
@@ -307,7 +303,7 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int) -> None:
         metrics = self._metrics(fit)
-        fit.logged_step = step
+        fit.note_logged(step)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} was not given the batch size"):

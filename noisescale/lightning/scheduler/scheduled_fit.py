@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +18,11 @@ from noisescale.lightning.scheduler.accumulation import Accumulation
 from noisescale.lightning.scheduler.device_batches import ResizedLoaders
 from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
-from noisescale.lightning.scheduler.schedules import ClockedSchedules, Progress
+from noisescale.lightning.scheduler.schedules import ClockedSchedules, ProgressBy
 from noisescale.plan import Plan
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
+from noisescale.scheduling.settings import SchedulerOptions
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -89,7 +91,7 @@ class ScheduledFit:
         taken: What was taken over of it.
         examples: Of that batch, on this rank.
         min_accumulation: Least micro-batches a step.
-        arguments: Of the controller, as the user gave them.
+        options: That the user chose.
         progress: See `ClockedSchedules`.
 
     Raises:
@@ -103,13 +105,13 @@ class ScheduledFit:
         taken: Takeover,
         examples: float,
         min_accumulation: int,
-        arguments: dict[str, Any],
-        progress: Progress,
+        options: SchedulerOptions,
+        progress: ProgressBy,
     ) -> None:
         loaders, saved = trainer.fit_loop._combined_loader, taken.saved
         assert loaders is not None
         rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
-        most = arguments["max_device_batch_size"]
+        most = options.max_device_batch_size
         if most is not None and rows is not None and most < rows:
             raise ValueError(
                 "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
@@ -122,7 +124,7 @@ class ScheduledFit:
                 examples = max(examples, rows)
             size = _mean_over_ranks(examples, trainer)
         plan = Plan(size, taken.accumulation, trainer.world_size)
-        max_batch_size = arguments["max_batch_size"]
+        max_batch_size = options.max_batch_size
         if max_batch_size is None and saved:
             max_batch_size = saved["max_batch_size"]
         elif max_batch_size is None and math.isfinite(trainer.num_training_batches):
@@ -138,7 +140,7 @@ class ScheduledFit:
             min_accumulation=min_accumulation,
             base_batch_size=saved["controller"]["base_batch_size"] if saved else None,
             examples_per_row=size / rows if rows else 1.0,
-            **{**arguments, "max_batch_size": max_batch_size},
+            **vars(replace(options, max_batch_size=max_batch_size)),
         )
         if saved:
             self.controller.load_state_dict(saved["controller"], device_batch_size=size)
@@ -146,7 +148,7 @@ class ScheduledFit:
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
         self.logged_step = -1
-        """The step that was logged last."""
+        """The step that was logged last, see `note_logged`."""
         self._max_batch_size = max_batch_size  # None where an epoch has no known end
         self._loaders = taken.loaders
         self._rows = rows  # of a batch on one device, where the loader tells
@@ -186,6 +188,10 @@ class ScheduledFit:
         may_be_short = self._batch is not None and trainer_access.is_last_batch(trainer)
         if self._loaders is not None and self._rows and not may_be_short:
             self._batch = batch, self._rows
+
+    def note_logged(self, step: int) -> None:
+        """Remember that this step is the one that was logged last."""
+        self.logged_step = step
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
         """Make up the wanted batch anew, with the loader's batches as large as they may be.

@@ -6,18 +6,20 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
 
+from noisescale._moved import former_names
 from noisescale.lightning import trainer_access
 from noisescale.scheduling.controller import BatchSizeController
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-Progress = Literal["run", "steps", "examples", "gain"]
-PROGRESS: tuple[Progress, ...] = ("run", "steps", "examples", "gain")
+ProgressBy = Literal["run", "steps", "examples", "gain"]
+"""What the clock counts, see `BatchSizeScheduler`."""
+PROGRESS: tuple[ProgressBy, ...] = get_args(ProgressBy)
 
 
 class ClockedSchedules:
@@ -41,7 +43,7 @@ class ClockedSchedules:
         self,
         trainer: pl.Trainer,
         controller: BatchSizeController,
-        progress: Progress,
+        progress: ProgressBy,
         *,
         accumulation: int,
         saved: dict[str, Any],
@@ -125,28 +127,24 @@ class ClockedSchedules:
             "batches": self._batches,
         }
 
-    def _set_clock(self, trainer: pl.Trainer, went: Progress | None, *, new_layout: bool) -> None:
+    def _set_clock(self, trainer: pl.Trainer, went: ProgressBy | None, *, new_layout: bool) -> None:
         """Let the clock say how far the run is, where the run went by another one until now."""
         controller, clock = self._controller, self._controller.clock
-        if went is None:
-            clock.taken = trainer.global_step  # which Lightning has stepped schedules by
-        elif went == "steps" and not new_layout:
-            clock.time = clock.taken = controller.steps
+        if went == "steps" and not new_layout:  # it stood still: no epoch has begun on it
+            clock.go_on(controller.steps, already=controller.steps)
+        # Without a clock until now, schedules have been stepped by Lightning.
+        taken = trainer.global_step if went is None else clock.taken
         if self._by_examples and went not in _BY_EXAMPLES:
             plan, batch_idx = controller.plan, trainer.fit_loop.epoch_loop.batch_idx
             examples = batch_idx * plan.device_batch_size * plan.devices
             already = examples / controller.base_batch_size
-            if math.isfinite(self._steps_per_epoch):
-                clock.steps_per_epoch = self._steps_per_epoch
-                clock.time = trainer.current_epoch * self._steps_per_epoch + already
-                clock.begin_epoch(already)
+            if math.isfinite(per_epoch := self._steps_per_epoch):
+                time = trainer.current_epoch * per_epoch + already
+                clock.go_on(taken, time=time, steps_per_epoch=per_epoch, already=already)
             elif went is None:
-                clock.time = float(clock.taken)
-                clock.begin_epoch(already)
+                clock.go_on(taken, already=already)
         elif not self._by_examples and went != self.progress:
-            clock.steps_per_epoch = math.inf
-            clock.time = float(clock.taken)
-            clock.begin_epoch()
+            clock.go_on(taken, steps_per_epoch=math.inf)
 
     def _take_over(self, trainer: pl.Trainer) -> None:
         """Also those that came later: averaging of weights brings one of its own."""
@@ -187,7 +185,7 @@ class ClockedSchedules:
             )
 
 
-def went_by(saved: dict[str, Any]) -> Progress | None:
+def went_by(saved: dict[str, Any]) -> ProgressBy | None:
     """What the clock of a saved run counted; None for a new run.
 
     Checkpoints did not always say. Until then the clock of schedules by steps stood still, and
@@ -196,7 +194,7 @@ def went_by(saved: dict[str, Any]) -> Progress | None:
     if not saved or not saved["controller"]["steps"]:
         return None
     if "schedules" in saved:
-        progress: Progress = saved["schedules"]["progress"]
+        progress: ProgressBy = saved["schedules"]["progress"]
         return progress
     clock = saved["controller"]["clock"]
     if not clock["time"]:
@@ -204,7 +202,7 @@ def went_by(saved: dict[str, Any]) -> Progress | None:
     return "examples" if math.isfinite(clock["steps_per_epoch"]) else "gain"
 
 
-def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> Progress:
+def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:
     """What schedules go by where nobody says: as the run went until now, if it is one.
 
     Args:
@@ -212,7 +210,7 @@ def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) ->
         by_gain: Whether somebody says that the learning rate follows AdaScale's gain.
         measured: Whether there is a noise scale, which a gain is made of.
     """
-    default: Progress = "gain" if by_gain else "run"
+    default: ProgressBy = "gain" if by_gain else "run"
     went = went_by(saved)
     return default if went is None or (went == "gain" and not measured) else went
 
@@ -248,3 +246,8 @@ def _is_over(schedule: Any) -> bool:
             return False  # the next one begins
         return _is_over(combined[bisect_right(schedule._milestones, following)])
     return any(map(_is_over, combined))
+
+
+__getattr__ = former_names(
+    __name__, {"Progress": "noisescale.lightning.scheduler.schedules.ProgressBy"}
+)
