@@ -125,6 +125,10 @@ class HookErrors:
         if error is not None:
             raise error
 
+    def forget_error(self) -> None:
+        """Drop what a hook has failed with, if one has: the step it is of is over."""
+        self._error = None
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

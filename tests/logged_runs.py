@@ -13,10 +13,10 @@ def log_run(
     resolved: bool = True,
     optimizer: int = 0,
     monitor: str = "",
-    host: str = "",
+    before: str = "",
 ) -> None:
     """1,000 steps of 64 examples on two devices, 0.1 s each, a row every 10 steps."""
-    prefix = f"{host}noise_scale/" + (f"{monitor}/" if monitor else "")
+    prefix = f"{before}noise_scale/" + (f"{monitor}/" if monitor else "")
     prefix += f"optimizer_{optimizer}/" if optimizer else ""
     with SummaryWriter(str(folder)) as writer:
         for step in range(10, 1001, 10):

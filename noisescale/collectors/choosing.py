@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from noisescale.checks import checked_choice
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
@@ -39,13 +40,12 @@ def choose_collector(
 ) -> Collector:
     """Return the collector for a model, its hooks installed. For arguments see `NoiseScaleMeter`.
 
+    `small_batch` and `cut` are as `checked_small_batch` and `checked_cut` return them.
+
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If the arguments contradict each other or the way of training, or nothing is
-            trained.
+        ValueError: If the arguments contradict the way of training, or nothing is trained.
     """
-    small_batch = checked_small_batch(small_batch, layers, preconditioner is not None)
-    cut = checked_cut(cut, small_batch)
     compiled = compiled_part(model)
     if small_batch == "example" and compiled is not None:
         raise RefusalError(
@@ -131,11 +131,7 @@ def checked_small_batch(
         ("small_batch", small_batch, get_args(SmallBatch)),
         ("layers", layers, get_args(Layers)),
     ):
-        if value not in known:
-            choices = ", ".join(f'"{choice}"' for choice in known)
-            raise ValueError(
-                f'`{name}` must be one of {choices}, got {value!r}. Leave it at "{known[0]}".'
-            )
+        checked_choice(name, value, known, f'Leave it at "{known[0]}".')
     if layers != "all":
         if small_batch not in ("auto", "example"):
             raise ValueError(

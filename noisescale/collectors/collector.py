@@ -40,20 +40,20 @@ class Collector(HookErrors, ABC):
         self.norms = norms
         self.group = group
         self._average = AveragedGradient(norms, group)
-        self._wanted = True
+        self._watching = True
 
     @property
-    def wanted(self) -> bool:
+    def watching(self) -> bool:
         """Whether the next passes are to be measured: set to False for the steps between."""
-        return self._wanted
+        return self._watching
 
-    @wanted.setter
-    def wanted(self, wanted: bool) -> None:
-        self._wanted = wanted
+    @watching.setter
+    def watching(self, watching: bool) -> None:
+        self._watching = watching
         self._look()
 
     def _look(self) -> None:
-        """Look at forward passes while they are wanted, where that is what norms are made of."""
+        """Look at forward passes while watching, where that is what norms are made of."""
 
     @property
     def device(self) -> torch.device:

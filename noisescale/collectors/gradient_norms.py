@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class GradientNorms:
         named_parameters: The parameters that are trained, in an order that all ranks share.
         groups: See `Groups`; None: all parameters are one entry.
         preconditioner: What scales gradients for the last entry; None: there is none.
+        device: Where norms are summed up; None: where the first parameter is.
 
     Raises:
         ValueError: If `groups` does not fit the parameters.
@@ -53,10 +55,12 @@ class GradientNorms:
         named_parameters: Sequence[tuple[str, Parameter]],
         groups: Groups | None = None,
         preconditioner: AdamPreconditioner | None = None,
+        *,
+        device: torch.device | None = None,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
-        self.device = self.parameters[0].device
+        self.device = self.parameters[0].device if device is None else device
         self.preconditioner = preconditioner
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
@@ -66,6 +70,14 @@ class GradientNorms:
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._left_out: frozenset[int] = frozenset()
+
+    def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
+        """Return the norms of these parameters alone, in the same entries; before `leave_out`."""
+        some = copy.copy(self)
+        some.names = [self.names[i] for i in indices]
+        some.parameters = [self.parameters[i] for i in indices]
+        some.entry_of = [self.entry_of[i] for i in indices]
+        return some
 
     def leave_out(self, indices: Iterable[int]) -> None:
         """Count the gradients of all parameters but these from now on."""

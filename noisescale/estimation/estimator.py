@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from noisescale.checks import check_confidence, is_whole
+from noisescale.checks import check_confidence, is_whole, refuse
 from noisescale.estimation.averages import Average, Scatter
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
@@ -70,17 +70,9 @@ class NoiseScaleEstimator:
         confidence: float = 0.95,
         unit: str = "examples",
     ) -> None:
-        if window != "auto" and (not is_whole(window) or window < 2):
-            raise ValueError(
-                f'`window` must be "auto" or at least 2 steps, got {window!r}.'
-                ' Leave it at "auto" to have it sized from the noise.'
-            )
+        check_window(window)
         check_confidence(confidence)
-        if not (isinstance(unit, str) and unit):
-            raise ValueError(
-                f"`unit` must be a word, got {unit!r}."
-                ' Name what a batch size counts, such as "examples".'
-            )
+        check_unit(unit)
         self.window = window
         self.confidence = confidence
         self.unit = unit
@@ -194,3 +186,17 @@ class NoiseScaleEstimator:
             weight, noise, signal = saved["last"]
             scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
         self._averages, self._scatter = averages, scatter
+
+
+def check_window(window: int | Literal["auto"]) -> None:
+    """Raise a ValueError unless an estimator can average over it."""
+    if window != "auto" and (not is_whole(window) or window < 2):
+        remedy = 'Leave it at "auto" to have it sized from the noise.'
+        refuse("window", 'be "auto" or at least 2 steps', repr(window), remedy)
+
+
+def check_unit(unit: object) -> None:
+    """Raise a ValueError unless it can tell what a batch size counts."""
+    if not (isinstance(unit, str) and unit):
+        remedy = 'Name what a batch size counts, such as "examples".'
+        refuse("unit", "be a word", repr(unit), remedy)

@@ -8,8 +8,8 @@ import re
 ROOT = "noise_scale/"
 """What the names of all logged metrics begin with."""
 
-HOSTS = ("", "train/")
-"""What a logger may put before them: the Trainer of transformers has "train/" in TensorBoard."""
+TRAINER_PREFIXES = ("", "train/")
+"""What a trainer may put before them: that of transformers has "train/" in TensorBoard."""
 
 
 def prefix_of(optimizer: int, monitor: str | None = None) -> str:
@@ -24,7 +24,7 @@ def prefix_of(optimizer: int, monitor: str | None = None) -> str:
 
 
 _STEP = re.compile(
-    rf"(?:{'|'.join(map(re.escape, HOSTS))}){ROOT}"
+    rf"(?:{'|'.join(map(re.escape, TRAINER_PREFIXES))}){ROOT}"
     r"(?!group/)(?:(?!optimizer_\d+/)([^/]+)/)?(?:optimizer_(\d{1,9})/)?step"
 )
 
@@ -43,15 +43,15 @@ def measured_in(tag: str) -> tuple[str, int] | None:
 
 
 def name_in(tag: str, prefix: str) -> str | None:
-    """Return a tag without its prefix, whatever the host put before it; None of other tags.
+    """Return a tag without its prefix, whatever the trainer put before it; None of other tags.
 
     Example:
         >>> name_in("train/noise_scale/step", "noise_scale/"), name_in("loss", "noise_scale/")
         ('step', None)
     """
-    for host in HOSTS:
-        if tag.startswith(host + prefix):
-            return tag[len(host + prefix) :]
+    for before in TRAINER_PREFIXES:
+        if tag.startswith(before + prefix):
+            return tag[len(before + prefix) :]
     return None
 
 

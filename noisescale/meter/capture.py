@@ -189,7 +189,7 @@ class StepCapture:
 
     def _look(self) -> None:
         if self.collector is not None:
-            self.collector.wanted = self._step.due and not self._paused
+            self.collector.watching = self._step.due and not self._paused
 
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """The small norms of the step, None where there are none to rely on, and the big one."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +15,7 @@ from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.options import MeterOptions
 
 
-class MeasuringCallback:
+class MeasuringCallback(ABC):
     """A callback with meters, of which there are none before training.
 
     Args:

@@ -117,19 +117,7 @@ class NoiseScaleMeter(MeterReadings):
             preconditioned=preconditioner is not None,
             cut=cut,
         )
-        collector = choose_collector(
-            model,
-            small_batch=options.small_batch,
-            layers=layers,
-            parameters=parameters,
-            groups=groups,
-            preconditioner=preconditioner,
-            cut=options.cut,
-        )
-        wrapper = unwrapped(model)
-        ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
-        super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
-        self._found_by_close: dict[str, Any] = {}
+        self._open(model, options, parameters, grad_scaler, preconditioner)
 
     @classmethod
     def from_options(
@@ -142,15 +130,33 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: GradScaler | None = None,
     ) -> NoiseScaleMeter:
         """Return a meter as `options` describe it; `optimizer` is the preconditioner, if any."""
-        arguments = options.arguments()
-        preconditioner = optimizer if arguments.pop("preconditioned") else None
-        return cls(
+        meter = cls.__new__(cls)
+        preconditioner = optimizer if options.preconditioned else None
+        meter._open(model, options, parameters, grad_scaler, preconditioner)
+        return meter
+
+    def _open(
+        self,
+        model: nn.Module,
+        options: MeterOptions,
+        parameters: Iterable[nn.Parameter] | None,
+        grad_scaler: GradScaler | None,
+        preconditioner: Optimizer | None,
+    ) -> None:
+        """Have a collector put its hooks into the model, and begin with no steps."""
+        collector = choose_collector(
             model,
+            small_batch=options.small_batch,
+            layers=options.layers,
             parameters=parameters,
-            grad_scaler=grad_scaler,
+            groups=options.groups,
             preconditioner=preconditioner,
-            **arguments,
+            cut=options.cut,
         )
+        wrapper = unwrapped(model)
+        ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
+        super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
+        self._found_by_close: dict[str, Any] = {}
 
     def backward(self, loss: Tensor, local_batch_size: float, *, rows: int | None = None) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.

@@ -15,9 +15,10 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.guard import WarnOnce
+from noisescale.meter.cadence import Cadence
 from noisescale.meter.capture import StepCapture
 from noisescale.meter.estimates import Estimates, MomentSums
-from noisescale.meter.options import Cadence, MeterOptions
+from noisescale.meter.options import MeterOptions
 
 
 @dataclass

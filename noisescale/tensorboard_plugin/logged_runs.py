@@ -11,7 +11,7 @@ from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
 from noisescale.history.history import COLUMNS, History
-from noisescale.history.metric_names import HOSTS, measured_in, name_in, prefix_of
+from noisescale.history.metric_names import TRAINER_PREFIXES, measured_in, name_in, prefix_of
 from noisescale.history.reading import history_from_scalars
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
@@ -31,7 +31,7 @@ class LoggedRuns(NamedTuple):
 
     def any(self) -> bool:
         """Whether there is a run with the monitor."""
-        without_a_name = [f"{host}{prefix_of(0)}step" for host in HOSTS]
+        without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.measured())
 
     def measured(self) -> dict[str, dict[str, list[int]]]:
@@ -63,7 +63,7 @@ class LoggedRuns(NamedTuple):
             ValueError: If no row of it is whole.
         """
         prefix = prefix_of(optimizer, monitor)
-        tags = [host + prefix + tag for host in HOSTS for tag in TAGS]
+        tags = [before + prefix + tag for before in TRAINER_PREFIXES for tag in TAGS]
         found = self.provider.read_scalars(
             self.ctx,
             experiment_id=self.experiment,

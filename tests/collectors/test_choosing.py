@@ -17,12 +17,10 @@ def meter(**options: Any) -> NoiseScaleMeter:
 
 
 def test_normalization_layers_are_compared_by_example_without_saying_so() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    measuring = meter(layers="normalization")
 
-    collector = choose_collector(model, layers="normalization")
-
-    assert isinstance(collector, PerExampleCollector)
-    collector.close()
+    assert isinstance(measuring._capture.collector, PerExampleCollector)
+    measuring.close()
     for made in (NoiseScaleMonitor, NoiseScaleCallback):
         assert made(layers="normalization")._options.small_batch == "example"
 

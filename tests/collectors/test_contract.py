@@ -43,7 +43,7 @@ ACCIDENTS = {
     3: "no pass",
     5: "not finite",
     7: "not announced",
-    9: "not wanted",
+    9: "not watching",
     11: "a hook fails",
     13: "zero_grad",
 }
@@ -165,7 +165,7 @@ class Training:
         self.model.zero_grad()
         rows = [] if accident == "no pass" else self.case.rows[self.rank]
         if collector is not None:
-            collector.wanted = accident != "not wanted"
+            collector.watching = accident != "not watching"
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
                 last, size = micro == len(rows) - 1, n * self.case.size(micro)
@@ -179,7 +179,7 @@ class Training:
                 with not_averaging(self.model, self.way, last=last):
                     output = self.model(x, self.case.branch(self.rank, micro))
                     loss = half_squares(output, y) * self._factor(micro, accident)
-                    if collector is not None and accident not in ("not wanted", "not announced"):
+                    if collector is not None and accident not in ("not watching", "not announced"):
                         collector.expect(rows=n, last=last)
                         collector.before_backward(
                             loss, size, capture_average=last and self.case.clipped
@@ -298,7 +298,7 @@ def hooks(way: Way) -> list[list[str]]:
     before = hooks_of(training.model)
     training.collector = training.new_collector()
     training.step(0)
-    training.collector.wanted = True
+    training.collector.watching = True
     during = hooks_of(training.model)
     for step in range(1, STEPS):
         training.step(step)
@@ -484,7 +484,7 @@ def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str
 def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
     """Nothing is left of the step before, which was measured."""
     empty = {
-        s for s, what in ACCIDENTS.items() if what in ("no pass", "not announced", "not wanted")
+        s for s, what in ACCIDENTS.items() if what in ("no pass", "not announced", "not watching")
     }
     for one in facts(way):
         for name, measured in one.cases.items():

@@ -88,11 +88,13 @@ def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
     assert not own.run.as_logged
 
 
-@pytest.mark.parametrize("host", ["", "train/"])
-def test_what_a_host_puts_before_the_names_is_no_part_of_them(tmp_path: Path, host: str) -> None:
-    names = [f"{host}noise_scale/{name}" for name in ("step", "examples", "batch_size")]
+@pytest.mark.parametrize("before", ["", "train/"])
+def test_what_a_trainer_puts_before_the_names_is_no_part_of_them(
+    tmp_path: Path, before: str
+) -> None:
+    names = [f"{before}noise_scale/{name}" for name in ("step", "examples", "batch_size")]
     (tmp_path / "metrics.csv").write_text(
-        ",".join(["loss", *names, f"{host}noise_scale/lower_bound"]) + "\n,1,32,32,5.5\n0.5,,,,\n"
+        ",".join(["loss", *names, f"{before}noise_scale/lower_bound"]) + "\n,1,32,32,5.5\n0.5,,,,\n"
     )
 
     read = read_run(tmp_path)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from brute_force import micro_batch, whole
 from fits import FEATURES, Opaque
 from packaging.version import Version
 from ranks import as_torchrun, in_a_fork, on_ranks
@@ -51,13 +52,6 @@ from noisescale.hugging_face.supported import check_supported
 CLIPPED = {"max_grad_norm": 1e-3}
 
 
-def moments(parts: list[tuple[float, np.ndarray, float]]) -> tuple[float, float]:
-    """|G|² and tr(Σ), from weights, gradients and 1/n."""
-    return brute_force.expected(
-        [brute_force.Part(w, torch.as_tensor(g).double(), inverse, w**2) for w, g, inverse in parts]
-    ).moments
-
-
 Weigh = Callable[[list[Part]], np.ndarray]
 
 
@@ -81,16 +75,12 @@ def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, fl
     for step in zip(*(run.steps for run in runs), strict=True):
         parts = []
         for of_rank in step:
-            weights = weigh(of_rank)
-            gradients = np.array([p.gradient for p in of_rank])
-            inverse = np.array([1 / p.examples for p in of_rank])
-            if by_rank:
-                total = sum(weights)
-                share = weights / total
-                parts.append((total, share @ gradients, share**2 @ inverse))
-            else:
-                parts.extend(zip(weights, gradients, inverse, strict=True))
-        found.append(moments(parts))
+            mine = [
+                micro_batch(torch.as_tensor(p.gradient).double(), p.examples, weight)
+                for p, weight in zip(of_rank, weigh(of_rank), strict=True)
+            ]
+            parts += [whole(mine)] if by_rank else mine
+        found.append(brute_force.expected(parts).moments)
         sizes.append(sum(p.examples for of_rank in step for p in of_rank))
     decay = (49 / 51) ** np.arange(len(sizes))[::-1]
     return tuple(np.average(found, axis=0, weights=decay * sizes))

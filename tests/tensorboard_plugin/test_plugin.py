@@ -44,7 +44,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log_run(folder / "gan/version_0", optimizer=1, noise_scale=20.0)
     log_run(folder / "two monitors", monitor="wide", noise_scale=30.0)
     log_run(folder / "two monitors", monitor="wide", optimizer=1, noise_scale=40.0)
-    log_run(folder / "transformers", noise_scale=50.0, host="train/")
+    log_run(folder / "transformers", noise_scale=50.0, before="train/")
     log_run(folder / "unresolved", resolved=False)
     with SummaryWriter(str(folder / "without")) as writer:
         writer.add_scalar("loss", 1.0, 0)

@@ -9,7 +9,7 @@ The norms are taken on FSDP's reduce-scatter stream and summed on the current on
 it first. Run on CPU with gloo: **nothing here was run on CUDA**.
 
 Private attributes read here, as of torch 2.13: `Variable._execution_engine.queue_callback`,
-`DeviceMesh._flatten`; the others in `fsdp_unit`.
+`DeviceMesh._flatten`; the others in `units`.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class FsdpCollector(Collector):
     ) -> None:
         units = units_of(model, named_parameters)
         mesh_info = units[0].mesh_info
-        super().__init__(GradientNorms(named_parameters, groups), _ranks_of(mesh_info.mesh))
         # Where gradients are reduced: with CPU offloading that is not where `p.grad` is.
-        self.norms.device = units[0].device
+        norms = GradientNorms(named_parameters, groups, device=units[0].device)
+        super().__init__(norms, _ranks_of(mesh_info.mesh))
         self._replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
         self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
         self._step = _Step(self.norms.none())

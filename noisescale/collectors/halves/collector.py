@@ -170,7 +170,7 @@ class HalvesCollector(MicroBatchCollector):
         self._lone_steps = state.get("lone_steps", _LONE_STEPS)
 
     def _look(self) -> None:
-        self._cuts.watch(self.wanted)
+        self._cuts.watch(self.watching)
 
     @property
     def _none_before(self) -> bool:

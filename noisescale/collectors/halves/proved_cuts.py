@@ -80,9 +80,9 @@ class ProvedCuts:
         self._proving: _Proving | None = None
         self._searching = True
 
-    def watch(self, wanted: bool) -> None:
-        """Look at what modules give, where that is wanted and a cut is to be found."""
-        self._calls.switch(wanted and self._searching and not self._compiled)
+    def watch(self, watching: bool) -> None:
+        """Look at what modules give while watching, where a cut is to be found."""
+        self._calls.switch(watching and self._searching and not self._compiled)
 
     def forget(self) -> None:
         """Let go of the step under way."""

@@ -19,7 +19,6 @@ References:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -153,7 +152,7 @@ class PerExampleCollector(Collector):
         """Begin another step."""
         self._passes = []
         self._live = None
-        self._hooks._error = None
+        self._hooks.forget_error()
         if self._probe is not None:
             self._probe.begin_step()
         if self._settled is not None:
@@ -183,7 +182,7 @@ class PerExampleCollector(Collector):
             self.reset()
 
     def _look(self) -> None:
-        self._hooks.look(self.wanted)
+        self._hooks.look(self.watching)
 
     def _is_constant(self, x: Tensor) -> bool:
         return self._probe is not None and self._probe.is_constant(x)
@@ -253,7 +252,7 @@ class PerExampleCollector(Collector):
         self._layers = [layer for layer in self._layers if layer.indices]
         self._hooks.install(self._layers)
         measured = [i for i, verdict in enumerate(verdicts) if verdict == Verdict.MEASURED]
-        self._settled = restricted(self.norms, measured)
+        self._settled = self.norms.restricted_to(measured)
         of_those = set(measured)
         self._left_out = [p for i, p in enumerate(self._all_parameters) if i not in of_those]
         self._found = {"names": list(self.norms.names), "verdicts": [int(v) for v in verdicts]}
@@ -291,12 +290,3 @@ class _Pass:
         sums = [torch.cat(some).sum(dtype=dtype) if some else zero for some in self.sq_norms]
         self.sums = torch.stack(sums).mul_(self.rows or 0)
         self.sq_norms = []
-
-
-def restricted(norms: GradientNorms, indices: Sequence[int]) -> GradientNorms:
-    """Return the norms of some of the parameters, in the same entries."""
-    some = copy.copy(norms)
-    some.names = [norms.names[i] for i in indices]
-    some.parameters = [norms.parameters[i] for i in indices]
-    some.entry_of = [norms.entry_of[i] for i in indices]
-    return some

@@ -80,17 +80,17 @@ class LayerHooks(HookErrors):
         on_output_gradient: Callable[[Use, Tensor], None],
         is_constant: Callable[[Tensor], bool],
     ) -> None:
-        self._wanted = True
+        self._watching = True
         self._on_output_gradient = on_output_gradient
         self._is_constant = is_constant
         self._anchor = torch.zeros((), requires_grad=True)
         self._layer_of: dict[int, Layer] = {}
         self._show: Callable[[bool], None] | None = None
 
-    def look(self, wanted: bool) -> None:
+    def look(self, watching: bool) -> None:
         """Look at forward passes or not; where they are not looked at, no module has a hook."""
-        if wanted != self._wanted:
-            self._wanted = wanted
+        if watching != self._watching:
+            self._watching = watching
             self._watch()
 
     def install(self, layers: Sequence[Layer]) -> None:
@@ -99,10 +99,10 @@ class LayerHooks(HookErrors):
         self._watch()
 
     def _watch(self) -> None:
-        wanted = self._wanted and bool(self._layer_of)
+        watching = self._watching and bool(self._layer_of)
         if self._show is not None:
-            self._show(wanted)
-        elif wanted:
+            self._show(watching)
+        elif watching:
             self._show = _show_forward_passes(weakref.ref(self))
 
     @keeps_errors
@@ -169,8 +169,8 @@ def _show_forward_passes(owner: weakref.ref[LayerHooks]) -> Callable[[bool], Non
         else:
             hooks.on_module(module, args, output, kwargs)
 
-    def show(wanted: bool) -> None:
-        if wanted:
+    def show(watching: bool) -> None:
+        if watching:
             _FORWARD_HOOKS[handle.id] = on_forward
             _GIVEN_KEYWORDS[handle.id] = True
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
+from brute_force import Expected, expected, micro_batch
 from fits import FEATURES, data, fit, loader
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
@@ -63,21 +64,22 @@ class Gan(L.LightningModule):
         ]
 
 
-def brute_force(name: str, ranks: int) -> list[tuple[float, float]]:
-    """Mean over ranks of |g|² and |mean g|² of one network, at every step."""
+def expected_steps(name: str, ranks: int) -> list[Expected]:
+    """What ranks show of the gradients of one network, at every step."""
     gan = Gan().double()
     x = data().tensors[0].double()
     dealt = [list(DistributedSampler(data(), ranks, rank)) for rank in range(ranks)]
     steps = []
     for start in range(0, len(dealt[0]), BATCH_SIZE):
-        gradients = []
+        parts = []
         for indices in dealt:
+            batch = x[indices[start : start + BATCH_SIZE]]
             gan.zero_grad()
-            gan.losses(x[indices[start : start + BATCH_SIZE]])[name]().backward()
+            gan.losses(batch)[name]().backward()
             parameters = getattr(gan, name).parameters()
-            gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
-        parts = torch.stack(gradients)
-        steps.append((parts.square().sum().item() / ranks, parts.mean(0).square().sum().item()))
+            gradient = torch.cat([p.grad.flatten() for p in parameters])
+            parts.append(micro_batch(gradient, len(batch)))
+        steps.append(expected(parts))
     return steps
 
 
@@ -99,9 +101,9 @@ def test_each_network_of_a_gan_is_measured_on_its_own_gradient(
     for steps in results:
         assert len(steps) == 14
         for first, name in enumerate(("discriminator", "generator")):
-            for got, (small, big) in zip(steps[first::2], brute_force(name, 2), strict=True):
-                assert got.small_sq_norm == pytest.approx(small, rel=2e-6)
-                assert got.big_sq_norm == pytest.approx(big, rel=2e-6)
+            for got, want in zip(steps[first::2], expected_steps(name, 2), strict=True):
+                assert got.small_sq_norm == pytest.approx(want.small_sq_norm, rel=2e-6)
+                assert got.big_sq_norm == pytest.approx(want.big_sq_norm, rel=2e-6)
 
 
 def test_gradients_that_are_zeroed_in_place_count_as_a_mix() -> None:
