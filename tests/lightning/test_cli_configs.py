@@ -81,7 +81,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     inner = scheduler._monitor
     return [
         [m and (m._options, m._batch_size_fn, m._report, m.name) for m in (monitor, inner)],
-        scheduler._arguments,
+        scheduler._options,
         scheduler._progress,
         scheduler._confidence,
     ]
