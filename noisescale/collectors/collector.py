@@ -71,12 +71,9 @@ class Collector(HookErrors, ABC):
         return 1
 
     @property
-    @abstractmethod
-    def cost(self) -> float:
-        """Plain steps that the next measured step is likely to take more: a constant, not timed.
-
-        So all ranks measure the same steps, and a run that is resumed too.
-        """
+    def takes_a_pass(self) -> bool:
+        """Whether the next measured step is likely to have a backward pass more, of ours."""
+        return False
 
     @property
     def averaged_too_often(self) -> bool:

@@ -42,7 +42,6 @@ KEYS = {
         "efficiency",
         "seconds_per_step",
         "skipped_steps",
-        "measured_steps",
         *INCREMENTS,
         "step",
         "examples",
