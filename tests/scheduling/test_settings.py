@@ -13,7 +13,7 @@ def test_settings_stay_as_they_were_checked() -> None:
     settings = Settings.checked(SchedulerOptions(max_batch_size=64))
 
     with pytest.raises(FrozenInstanceError):
-        settings.bounds = Bounds()  # type: ignore[misc]
+        settings.bounds = Bounds()
 
     assert settings.bounds == Bounds(max_batch_size=64)
 
