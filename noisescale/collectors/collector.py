@@ -71,9 +71,12 @@ class Collector(HookErrors, ABC):
         return 1
 
     @property
-    def takes_a_pass(self) -> bool:
-        """Whether the next measured step is likely to have a backward pass more, of ours."""
-        return False
+    @abstractmethod
+    def cost(self) -> float:
+        """Plain steps that the next measured step is likely to take more: a constant, not timed.
+
+        So all ranks measure the same steps, and a run that is resumed too.
+        """
 
     @property
     def averaged_too_often(self) -> bool:

@@ -27,6 +27,7 @@ COLUMNS = (
     "sum_noise_trace",
     "seconds_per_step",
     "skipped_steps",
+    "measured_steps",
     "devices",
     "accumulation",
     "coverage",
@@ -52,7 +53,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `increment_noise_trace_squares`, `increment_products`, `increment_grad_sq_norm_squares` | \
       Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² around the row's own means |
     | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
-    | `skipped_steps` | steps left out so far |
+    | `skipped_steps` | measured steps left out so far |
+    | `measured_steps` | measured steps so far that were not left out |
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
     | `coverage` | share of |g|² that is of measured parameters; NaN: all |

@@ -52,6 +52,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/measured_steps` | measured steps so far that were not left out |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
@@ -82,6 +83,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
+        cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if it cannot be
@@ -115,6 +117,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         layers: Layers = "all",
         preconditioned: bool = False,
         cut: Sequence[str] | None = None,
+        cost: float | None = None,
     ) -> None:
         if batch_size_fn is not None and not callable(batch_size_fn):
             raise TypeError(
@@ -131,6 +134,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             layers=layers,
             preconditioned=preconditioned,
             cut=cut,
+            cost=cost,
         )
         super().__init__(options)
         self._batch_size_fn = batch_size_fn

@@ -1,40 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cadence: which steps of a run are measured."""
+"""Cadence: which steps of a run are measured, so that measuring is a given share of its time."""
 
 from __future__ import annotations
 
-from typing import Literal
+import enum
+import math
+from typing import Literal, NamedTuple
 
-from noisescale.checks import is_whole, refuse
+from noisescale.checks import checked_positive, is_whole, refuse
 
-_WITH_A_PASS = 10
-"""One step in so many is measured where that takes a backward pass more, and "auto" decides."""
+COST, COST_OF_DECISIONS = 0.01, 0.05
+"""The share of a run's time that measuring may take, and where a scheduler decides by it."""
+
+SETTLED = 2_000
+"""Steps after which a run has spent that share, and no more; before that it spends in advance."""
+
+EARLY = 8
+"""Steps in which the noise scale moves little: from there on it moves in the logarithm of time."""
+
+OPENING, OPENING_STEPS = 32, 500
+"""Further measured steps, and the steps they are among, where a measured step is dear."""
+
+DEAR = 0.3
+"""Plain steps that a measured one takes more, from which on the first steps pay for few."""
+
+
+_ROUNDING = 1e-9
+"""Of sums of costs: what is exactly paid for is."""
 
 
 class Cadence:
-    """Measure the first step and every n-th from there.
+    """Measure the first step and every n-th from there, or what a share of the time pays for.
+
+    A measured step takes κ plain steps more, a constant of how it is measured (`Collector.cost`).
+    It is never timed, so that all ranks measure the same steps, and a run that is resumed too.
+    After t steps
+
+        cost·max(t, T·ln(1 + t/8)/ln(1 + T/8)),  T = 2000
+
+    plain steps may have been spent: the noise scale moves in log time, so that early steps are
+    measured more often. Where κ is 0.3 or more 32 further steps are, in the first 500.
 
     Args:
-        every_n_steps: n, or "auto": every step, but one in ten where that takes a backward pass
-            more.
+        every_n_steps: n, or "auto": as many steps as `cost` pays for.
+        cost: The share of a run's time that measuring may take with "auto"; None: 0.01.
 
     Raises:
-        ValueError: If n is not a whole number of steps.
+        ValueError: If n is not a whole number of steps, or `cost` is not positive and finite.
 
     Example:
-        >>> cadence = Cadence("auto")
-        >>> [steps for steps in range(30) if steps % cadence.every_n_steps(True) == 0]
-        [0, 10, 20]
+        >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
+        >>> for step in range(1, 2001):
+        ...     if due := cadence.due(step, spent, cost=0.05):
+        ...         spent = spent.after(due, cost=0.05)
+        >>> spent.steps
+        400
     """
 
-    def __init__(self, every_n_steps: int | Literal["auto"]) -> None:
-        self._asked_for = checked_every_n_steps(every_n_steps)
+    def __init__(self, every_n_steps: int | Literal["auto"], cost: float | None = None) -> None:
+        self._every_n_steps = checked_every_n_steps(every_n_steps)
+        self._cost = COST if cost is None else checked_cost(cost)
 
-    def every_n_steps(self, takes_a_pass: bool) -> int:
-        """Return n, where a measured step takes a backward pass more or does not."""
-        if self._asked_for == "auto":
-            return _WITH_A_PASS if takes_a_pass else 1
-        return self._asked_for
+    def due(self, step: int, spent: Spent, cost: float) -> Due:
+        """Return whether a step is to be measured, and what pays for it.
+
+        Args:
+            step: Which, from 1.
+            spent: On the steps before it.
+            cost: What measuring it would take, κ, in plain steps.
+        """
+        if self._every_n_steps != "auto":
+            return Due.REGULAR if (step - 1) % self._every_n_steps == 0 else Due.NOT
+        if spent.budget + cost <= self.budget(step) + _ROUNDING * (1 + spent.budget):
+            return Due.REGULAR
+        opened = math.log1p(step / EARLY) / math.log1p(OPENING_STEPS / EARLY)
+        if cost >= DEAR and spent.opening_steps + 1 <= OPENING * min(opened, 1.0) + _ROUNDING:
+            return Due.OPENING
+        return Due.NOT
+
+    def budget(self, step: int) -> float:
+        """Return the plain steps that "auto" may spend up to a step, but for the opening."""
+        early = SETTLED * math.log1p(step / EARLY) / math.log1p(SETTLED / EARLY)
+        return self._cost * max(step, early)
+
+
+class Due(enum.Enum):
+    """Whether a step is to be measured; true if so."""
+
+    NOT = enum.auto()
+    REGULAR = enum.auto()
+    """The budget pays for it."""
+    OPENING = enum.auto()
+    """It is one of the further steps at the beginning."""
+
+    def __bool__(self) -> bool:
+        return self is not Due.NOT
+
+
+class Spent(NamedTuple):
+    """What measuring has taken in a run so far, by the constants."""
+
+    budget: float = 0.0
+    """Plain steps, but for the opening."""
+    opening: float = 0.0
+    """Plain steps in the opening."""
+    steps: int = 0
+    """Measured steps."""
+    opening_steps: int = 0
+    """Those of the opening."""
+
+    def after(self, due: Due, cost: float) -> Spent:
+        """Return what has been spent with one measured step more."""
+        if due is Due.OPENING:
+            opening = self.opening + cost, self.steps + 1, self.opening_steps + 1
+            return Spent(self.budget, *opening)
+        return self._replace(budget=self.budget + cost, steps=self.steps + 1)
+
+
+NOTHING = Spent()
+"""What has been spent at the beginning of a run."""
 
 
 def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal["auto"]:
@@ -45,3 +129,8 @@ def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal
         remedy = 'Pass 1 to measure every step, or "auto".'
         refuse("every_n_steps", "be at least 1", repr(every_n_steps), remedy)
     return int(every_n_steps)
+
+
+def checked_cost(cost: float) -> float:
+    """Return a share of a run's time; a ValueError if it is none."""
+    return checked_positive("cost", cost, "Give a share of the run's time, such as 0.01.")

@@ -17,6 +17,7 @@ from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, RefusalError, WarnOnce
+from noisescale.meter.cadence import Due
 
 STEPS_LOST = "A step's noise scale was not measured"
 
@@ -33,7 +34,7 @@ class BackwardPass(NamedTuple):
 class StepUnderWay:
     """One optimizer step, from its first backward pass until it is taken."""
 
-    due: bool
+    due: Due
     """Whether it is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
     spoiled: bool = False
@@ -94,7 +95,7 @@ class StepCapture:
         self._ddp = ddp
         self._loss_scale = LossScale(grad_scaler)
         self._warn = WarnOnce()
-        self._step = StepUnderWay(due=True)
+        self._step = StepUnderWay(due=Due.REGULAR)
         self._paused = False
         self._spoils_step = _SpoilsStep(self)
         self.accepted = False
@@ -157,7 +158,7 @@ class StepCapture:
             collector.reset()
         return step
 
-    def open_step(self, *, due: bool) -> None:
+    def open_step(self, *, due: Due) -> None:
         """Begin a step that is to be measured or is not."""
         self._step.due = due
         with self._spoils_step:
@@ -189,7 +190,7 @@ class StepCapture:
 
     def _look(self) -> None:
         if self.collector is not None:
-            self.collector.watching = self._step.due and not self._paused
+            self.collector.watching = bool(self._step.due) and not self._paused
 
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """The small norms of the step, None where there are none to rely on, and the big one."""

@@ -40,6 +40,7 @@ OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
     "accumulation": lambda now: float(now.meter.accumulation),
     "seconds_per_step": lambda now: now.seconds_per_step,
     "skipped_steps": lambda now: float(now.meter.skipped_steps),
+    "measured_steps": lambda now: float(now.meter.measured_steps),
 }
 """Metrics without their prefix that every run has at every step."""
 
@@ -73,23 +74,24 @@ class Metrics(NamedTuple):
 
 
 class StepTimer:
-    """Mean time from one optimizer step to the next.
+    """Mean time from one optimizer step to the next, of steps that are not measured.
 
-    An interval in which something else ran (validation, a checkpoint) is dropped whole. What
-    remains is the host's clock: steps are enqueued no faster than the device works them off,
-    so the mean over many is the device's, and nothing has to wait for it.
+    Measured steps take longer: they count only where there are no others. An interval in which
+    something else ran (validation, a checkpoint) is dropped whole. What remains is the host's
+    clock: steps are enqueued no faster than the device works them off, so the mean over many is the
+    device's, and nothing has to wait for it.
     """
 
     def __init__(self) -> None:
         self._last: float | None = None
-        self._seconds, self._intervals = 0.0, 0
+        self.restart()
 
-    def step(self) -> None:
+    def step(self, *, measured: bool = False) -> None:
         """An optimizer step is taken now."""
         now = time.perf_counter()
         if self._last is not None:
-            self._seconds += now - self._last
-            self._intervals += 1
+            self._seconds[measured] += now - self._last
+            self._intervals[measured] += 1
         self._last = now
 
     def interrupt(self) -> None:
@@ -99,11 +101,12 @@ class StepTimer:
     @property
     def mean(self) -> float:
         """Seconds a step since the last `restart`; NaN where none was timed."""
-        return self._seconds / self._intervals if self._intervals else math.nan
+        kind = self._intervals[False] == 0
+        return self._seconds[kind] / self._intervals[kind] if self._intervals[kind] else math.nan
 
     def restart(self) -> None:
         """Begin another mean, with the interval under way."""
-        self._seconds, self._intervals = 0.0, 0
+        self._seconds, self._intervals = [0.0, 0.0], [0, 0]  # plain steps, measured steps
 
 
 class LoggedMeter:
@@ -141,7 +144,7 @@ class LoggedMeter:
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
-        self.timer.step()
+        self.timer.step(measured=self.meter.last_measured_step == self.meter.steps)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Take everything out of the model, see `NoiseScaleMeter.close`."""
@@ -233,10 +236,7 @@ class LoggedMeter:
     @property
     def _several_alone(self) -> bool:
         """Whether two measured steps or more had nothing to be compared with, up to now."""
-        meter = self.meter
-        return meter.lone_since is not None and (
-            meter.last_measured_step - meter.lone_since >= meter.every_n_steps
-        )
+        return self.meter.lone_steps >= 2
 
     def _warn_of_lone_steps(self) -> None:
         none_since = 0 < self.meter.measured_steps == self._measured_by_last_row

@@ -49,8 +49,10 @@ class NoiseScaleMeter(MeterReadings):
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
-            where that takes a backward pass more. Windows count measured steps.
+        every_n_steps: Measure one optimizer step in so many; "auto": as often as `cost` pays for,
+            more often early on, see `Cadence`. Windows count measured steps.
+        cost: The share of the run's time that measuring may take with `every_n_steps="auto"`;
+            None: 0.01, where a scheduler decides by it 0.05.
         parameters: The parameters that are trained; default: all that require a gradient.
         small_batch: See above. "auto": the rank where several train, else the half.
         layers: Of which examples are compared: "all" that have a formula, or only those of
@@ -97,6 +99,7 @@ class NoiseScaleMeter(MeterReadings):
         confidence: float = 0.95,
         unit: str = "examples",
         every_n_steps: int | Literal["auto"] = "auto",
+        cost: float | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
@@ -109,6 +112,7 @@ class NoiseScaleMeter(MeterReadings):
         options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
+            cost=cost,
             unit=unit,
             groups=groups,
             confidence=confidence,
@@ -221,11 +225,13 @@ class NoiseScaleMeter(MeterReadings):
         counts, capture = self._counts, self._capture
         counts.steps += 1
         step = capture.close_step(loss_divisor, counts.unmeasured_examples)
-        capture.open_step(due=self._next_is_due)
         if step.due:
             counts.close_measured(len(step.passes), least=self.least_micro_batches)
+            if counts.spent is not None:
+                counts.spent = counts.spent.after(step.due, self._cost)
         else:
             counts.unmeasured_examples += sum(one.size for one in step.passes)
+        self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
                 self._settle()
@@ -261,9 +267,15 @@ class NoiseScaleMeter(MeterReadings):
                 self._coverage_at_close = self.coverage
             self._capture.close()
 
+    def _open_step(self) -> None:
+        """Begin the next step, which is to be measured or is not."""
+        self._capture.open_step(due=self._next_due(self._cost))
+
     @property
-    def _next_is_due(self) -> bool:
-        return self._counts.steps % self.every_n_steps == 0
+    def _cost(self) -> float:
+        """What measuring a step takes in plain steps, as the last ones were."""
+        collector = self._capture.collector
+        return 0.0 if collector is None else collector.cost
 
     @property
     def _found(self) -> dict[str, Any]:
@@ -286,6 +298,7 @@ class NoiseScaleMeter(MeterReadings):
         return {
             "estimates": self._estimates.state_dict(),
             **vars(self._counts),
+            "spent": self._counts.spent and list(self._counts.spent),
             "collector": self._found,
         }
 
@@ -310,4 +323,4 @@ class NoiseScaleMeter(MeterReadings):
             self._estimates.load_state_dict(begun_anew)
             raise
         finally:
-            self._capture.open_step(due=self._next_is_due)
+            self._open_step()

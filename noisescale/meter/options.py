@@ -12,7 +12,7 @@ from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_smal
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
-from noisescale.meter.cadence import checked_every_n_steps
+from noisescale.meter.cadence import checked_cost, checked_every_n_steps
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class MeterOptions:
 
     window: int | Literal["auto"] = "auto"
     every_n_steps: int | Literal["auto"] = "auto"
+    cost: float | None = None
     unit: str = "examples"
     groups: Groups | None = None
     confidence: float = 0.95
@@ -42,14 +43,15 @@ class MeterOptions:
 
     def __post_init__(self) -> None:
         every_n_steps = checked_every_n_steps(self.every_n_steps)
+        cost = None if self.cost is None else checked_cost(self.cost)
         check_window(self.window)
         check_confidence(self.confidence)
         check_unit(self.unit)
         small_batch = checked_small_batch(self.small_batch, self.layers, self.preconditioned)
         check_groups(self.groups)
         cut = checked_cut(self.cut, small_batch)
-        as_checked = {"every_n_steps": every_n_steps, "small_batch": small_batch, "cut": cut}
-        for name, value in as_checked.items():
+        as_checked = {"every_n_steps": every_n_steps, "cost": cost}
+        for name, value in (as_checked | {"small_batch": small_batch, "cut": cut}).items():
             object.__setattr__(self, name, value)  # the record is frozen
 
     def new_estimator(self) -> NoiseScaleEstimator:

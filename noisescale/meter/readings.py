@@ -15,7 +15,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 from noisescale.guard import WarnOnce
-from noisescale.meter.cadence import Cadence
+from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, OPENING, Cadence, Due, Spent
 from noisescale.meter.capture import StepCapture
 from noisescale.meter.estimates import Estimates, MomentSums
 from noisescale.meter.options import MeterOptions
@@ -35,6 +35,10 @@ class Counts:
     batch_size: float = math.nan
     accumulation: int = 1
     lone_since: int | None = None
+    lone_steps: int = 0
+    """Measured steps from there on."""
+    spent: Spent | None = NOTHING
+    """What measuring has taken; None: by an earlier version, which did not save it."""
 
     def close_measured(self, micro_batches: int, *, least: int) -> None:
         """Count the step that was just taken, and that is measured from `least` micro-batches."""
@@ -42,8 +46,10 @@ class Counts:
         self.last_measured_step = self.steps
         self.accumulation = micro_batches or self.accumulation
         if micro_batches >= least:
-            self.lone_since = None
-        elif self.lone_since is None:
+            self.lone_since, self.lone_steps = None, 0
+            return
+        self.lone_steps += 1
+        if self.lone_since is None:
             self.lone_since = self.steps
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -51,8 +57,10 @@ class Counts:
         for name in vars(self):
             if name in state:
                 setattr(self, name, state[name])
-            elif name not in ("measured_steps", "lone_since"):  # which were not saved earlier
-                raise KeyError(name)
+            elif name not in ("measured_steps", "lone_since", "lone_steps", "spent"):
+                raise KeyError(name)  # the others have been saved from the beginning
+        saved = state.get("spent")
+        self.spent = None if saved is None else Spent(*saved)
 
 
 class MeterReadings:
@@ -66,8 +74,8 @@ class MeterReadings:
 
     def __init__(self, capture: StepCapture, collector: Collector, options: MeterOptions) -> None:
         self._capture = capture
-        self._cadence = Cadence(options.every_n_steps)
-        self._unit = options.unit
+        self._cadence = Cadence(options.every_n_steps, options.cost)
+        self._options = options
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
         self._warn = WarnOnce()
@@ -82,9 +90,14 @@ class MeterReadings:
         return self._estimates.whole.estimate()
 
     def follow(self, confidence: float = 0.95) -> None:
-        """Keep the last steps from now on, for `recent_noise_scale`; call it before the first."""
+        """Keep the last steps from now on, for `recent_noise_scale`; call it before the first.
+
+        Unless a `cost` was given, more steps are measured: decisions wait for them.
+        """
         if self._estimates.recent is None:
-            self._estimates.recent = RecentSteps(confidence=confidence, unit=self._unit)
+            self._estimates.recent = RecentSteps(confidence=confidence, unit=self._options.unit)
+        if self._options.cost is None:
+            self._cadence = Cadence(self._options.every_n_steps, COST_OF_DECISIONS)
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
@@ -200,10 +213,16 @@ class MeterReadings:
         return self._capture.unread.ranks
 
     @property
-    def every_n_steps(self) -> int:
-        """One step in so many is measured, as things are: "auto" goes by what a step costs."""
-        collector = self._capture.collector
-        return self._cadence.every_n_steps(collector is not None and collector.takes_a_pass)
+    def lone_steps(self) -> int:
+        """Measured steps since `lone_since`."""
+        return self._counts.lone_steps
+
+    def _next_due(self, cost: float) -> Due:
+        """Whether the step after those counted is to be measured, at that cost in plain steps."""
+        counts, cadence = self._counts, self._cadence
+        if counts.spent is None:  # as if it had been within the budget
+            counts.spent = Spent(cadence.budget(counts.steps), 0.0, counts.measured_steps, OPENING)
+        return cadence.due(counts.steps + 1, counts.spent, cost)
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""

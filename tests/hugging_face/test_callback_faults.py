@@ -64,7 +64,8 @@ def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(accumulation: 
         for ours, theirs in zip(faulty.parameters, plain.parameters, strict=True):
             assert torch.equal(ours, theirs), found
         assert faulty.noise_scale is not None
-        assert faulty.noise_scale.steps > 0, found
+        # In a short fit each time that steps are taken in may have a fault of its own.
+        assert faulty.noise_scale.steps > 0 or steps == FEW, found
         if steps == STEPS and not found:
             break
         steps = FEW if found else STEPS

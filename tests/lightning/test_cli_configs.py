@@ -38,6 +38,7 @@ HERE = __name__
 MONITOR = {
     "window": 100,
     "every_n_steps": 2,
+    "cost": 0.02,
     "batch_size_fn": f"{HERE}.count",
     "unit": "rows",
     "groups": {"ends": ["net.0.weight", "net.2.bias"], "others": "net"},

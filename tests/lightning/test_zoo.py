@@ -221,7 +221,7 @@ def test_by_example(name: str, tmp_path: Path) -> None:
         ZOO[name],
         ZOO[name].examples,
         tmp_path,
-        monitor=partial(NoiseScaleMonitor, small_batch="example"),
+        monitor=partial(NoiseScaleMonitor, small_batch="example", every_n_steps=1),
         ranks=1,
         strategy="auto",
     )

@@ -21,7 +21,8 @@ def test_a_state_from_before_some_counts_were_kept_is_counted_on() -> None:
 
     counts.load_state_dict(SAVED)
 
-    assert vars(counts) == {**SAVED, "measured_steps": 0, "lone_since": None}
+    kept_since = {"measured_steps": 0, "lone_since": None, "lone_steps": 0, "spent": None}
+    assert vars(counts) == {**SAVED, **kept_since}
 
 
 def test_what_a_damaged_state_has_is_counted_on() -> None:

@@ -95,7 +95,12 @@ class HalvesCollector(MicroBatchCollector):
         return 1
 
     @property
-    def takes_a_pass(self) -> bool:
+    def cost(self) -> float:
+        """Plain steps that a measured one takes more: most of them with a pass of our own."""
+        return 0.75 if self._takes_a_pass else super().cost
+
+    @property
+    def _takes_a_pass(self) -> bool:
         """Whether the next measured step is likely to have a backward pass more, of ours.
 
         As the last steps had a batch alone. One such step may be the short last window of an
@@ -109,7 +114,7 @@ class HalvesCollector(MicroBatchCollector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
-        likely = self.takes_a_pass if self._last is None else self._last
+        likely = self._takes_a_pass if self._last is None else self._last
         if self._none_before:
             self._halves = None
             rows = int(size) if self._rows is None else self._rows

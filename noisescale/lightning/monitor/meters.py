@@ -62,8 +62,7 @@ def meters_for(
     if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"
-            " accumulate. A measured step has one backward pass more; unless you set"
-            " `every_n_steps`, that is one step in ten."
+            " accumulate. A measured step has one backward pass more, so that few are measured."
             " `Trainer(accumulate_grad_batches=2)` needs none."
         )
     return meters

@@ -82,6 +82,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
+    | `noise_scale/measured_steps` | measured steps so far that were not left out |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
     | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
     `predict`; see `History` |
@@ -102,8 +103,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": every step, but one in ten
-            where that takes a backward pass more. Windows count measured steps.
+        every_n_steps: Measure one optimizer step in so many; "auto": as often as `cost` pays for,
+            more often early on. Windows count measured steps.
         batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
             the first dimension that its tensors share, or the length of a list of examples; where
             both are possible a warning says which is taken. Tokens need one, and so do batches
@@ -120,6 +121,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
             second pass over the gradients. It is not B_simple.
         cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
+        cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
             MLflow are given it too.
@@ -158,6 +160,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         layers: Layers = "all",
         preconditioned: bool = False,
         cut: Sequence[str] | None = None,
+        cost: float | None = None,
         report: bool = False,
         name: str | None = None,
     ) -> None:
@@ -178,6 +181,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             layers=layers,
             preconditioned=preconditioned,
             cut=cut,
+            cost=cost,
         )
         super().__init__(options, trainer_access.MisconfigurationException)
         self._batch_size_fn = batch_size_fn

@@ -42,6 +42,7 @@ KEYS = {
         "efficiency",
         "seconds_per_step",
         "skipped_steps",
+        "measured_steps",
         *INCREMENTS,
         "step",
         "examples",

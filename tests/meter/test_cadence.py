@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+
+from noisescale.meter.cadence import Cadence, Spent
+
+RANK, MICRO_BATCH, EXAMPLE, HALF = 0.05, 0.1, 0.3, 0.75
+
+
+def measured(cadence: Cadence, steps: int, kappa: float) -> list[int]:
+    spent, those = Spent(), []
+    for step in range(1, steps + 1):
+        if due := cadence.due(step, spent, kappa):
+            spent = spent.after(due, kappa)
+            those.append(step)
+    return those
+
+
+@pytest.mark.parametrize("kappa", [RANK, MICRO_BATCH, EXAMPLE, HALF])
+@pytest.mark.parametrize("cost", [0.01, 0.05])
+def test_steps_are_measured_by_the_published_rule(kappa: float, cost: float) -> None:
+    """Here in counts of measured steps m: m + 1 <= max(cost·t/κ, M₀·ln(1 + t/8)/ln(251))."""
+    at_2000, m, opened, expected = cost * 2000 / kappa, 0, 0, []
+    for t in range(1, 12_001):
+        log_time = math.log(1 + t / 8)
+        if m + 1 <= max(cost * t / kappa, at_2000 * log_time / math.log(251)) + 1e-9:
+            m += 1
+        elif kappa >= EXAMPLE and opened + 1 <= 32 * min(log_time / math.log(63.5), 1) + 1e-9:
+            opened += 1
+        else:
+            continue
+        expected.append(t)
+
+    assert measured(Cadence("auto", cost), 12_000, kappa) == expected
+
+
+@pytest.mark.parametrize(
+    ("kappa", "at_50", "at_200", "at_2000", "at_10_000"),
+    [(RANK, 50, 200, 400, 2000), (MICRO_BATCH, 50, 117, 200, 1000), (HALF, 9, 15, 26, 133)],
+    ids=["rank", "micro-batch", "half"],
+)
+def test_so_many_steps_are_measured(
+    kappa: float, at_50: int, at_200: int, at_2000: int, at_10_000: int
+) -> None:
+    those = measured(Cadence("auto"), 10_000, kappa)
+
+    found = [sum(step <= t for step in those) for t in (50, 200, 2000, 10_000)]
+    opening = [0, 0, 0, 0] if kappa < EXAMPLE else [15, 25, 32, 32]
+    expected = [at_50, at_200, at_2000, at_10_000]
+    assert found == [e + o for e, o in zip(expected, opening, strict=True)]
+
+
+@pytest.mark.parametrize("kappa", [RANK, MICRO_BATCH, EXAMPLE, HALF])
+@pytest.mark.parametrize("cost", [0.003, 0.01, 0.2])
+def test_from_2000_steps_on_a_run_has_spent_its_share(kappa: float, cost: float) -> None:
+    those = measured(Cadence("auto", cost), 10_000, kappa)
+
+    opening = 32 * kappa if kappa >= EXAMPLE else 0.0
+    for t in (2000, 5000, 10_000):
+        spent = kappa * sum(step <= t for step in those) - opening
+        assert min(cost, kappa) * t - 2 * kappa <= spent <= cost * t + kappa * 1e-6 or cost >= kappa
+
+
+def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
+    """The last window of an epoch has one micro-batch, of which halves are compared."""
+    cadence, spent = Cadence("auto", 0.01), Spent()
+    for step in range(1, 10_001):
+        kappa = HALF if step % 20 == 0 else MICRO_BATCH
+        if due := cadence.due(step, spent, kappa):
+            spent = spent.after(due, kappa)
+
+    assert 99 <= spent.budget <= 100
+    assert spent.opening == HALF * spent.opening_steps <= HALF * 32
+
+
+def test_every_n_steps_begins_with_the_first() -> None:
+    assert measured(Cadence(4, cost=1e-9), 12, HALF) == [1, 5, 9]
+
+
+@pytest.mark.parametrize("cost", [0, -0.1, math.inf, math.nan, "1 %"])
+def test_a_cost_that_is_none_is_refused(cost: object) -> None:
+    with pytest.raises(ValueError, match=r"^`cost` must be positive and finite, got .* a share"):
+        Cadence("auto", cost)  # type: ignore[arg-type]
