@@ -34,13 +34,15 @@ class Blocks(NamedTuple):
     """Degrees of freedom of their covariance; 0 where there is none to speak of."""
 
     @classmethod
-    def of(cls, rows: Rows, batch_size: Array) -> Blocks:
+    def of(cls, rows: Rows, batch_size: Array, steps: Array) -> Blocks:
         """Cut a run into as many blocks as its noise allows.
 
-        The length is chosen from the scatter of single rows over the whole run, never by which
+        Within a block a row counts by its examples, as its share of the run is, however many of
+        its steps were measured. Rows that nothing was measured in do not count. The length is chosen from the scatter of single rows over the whole run, never by which
         blocks turn out to be resolved: those are the ones that read low by luck.
         """
-        block = _of_equal_units(rows, _number(rows))
+        block = _of_equal_units(rows, _number(rows, batch_size))
+        rows = rows.standing_for(steps * batch_size)
 
         def total(values: Array) -> Array:
             return np.bincount(block, weights=values).astype(np.float64)
@@ -48,8 +50,7 @@ class Blocks(NamedTuple):
         weight = np.maximum(total(rows.weight), 1e-300)
         s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
         ds, dq = (of_row - of[block] for of_row, of in zip(rows.means, (s, q), strict=True))
-        # Steps within a row are taken to weigh alike.
-        sq_weight = rows.weight * rows.unit_weight
+        sq_weight = rows.sq_weight
         squares = (
             total(rows.noise_trace_squares + sq_weight * ds * ds),
             total(rows.products + sq_weight * ds * dq),
@@ -123,7 +124,7 @@ def _ruling_units(
         rows.noise_trace_squares / batch_size**2
         + 2 * rows.products / batch_size
         + rows.grad_sq_norm_squares
-        + rows.weight * rows.unit_weight * mean**2
+        + rows.sq_weight * mean**2
     )
     fourths = squares**3 / np.maximum((rows.weight * mean) ** 2, 1e-300)
     return np.asarray(total(squares) ** 2 / np.maximum(total(fourths), 1e-300))
@@ -139,11 +140,13 @@ def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
     return np.asarray(np.minimum(np.searchsorted(measured, wanted), len(measured) - 1))
 
 
-def _number(rows: Rows) -> int:
+def _number(rows: Rows, batch_size: Array) -> int:
     """How many blocks have the relative width, at the noise of the whole run.
 
     That of all its rows: see `steps_needed`.
     """
+    measured = rows.units > 0
+    rows = rows.standing_for(rows.units * batch_size)
     units, weight = float(rows.units.sum()), float(rows.weight.sum())
     s, q = float(rows.noise_trace.sum()) / weight, float(rows.grad_sq_norm.sum()) / weight
     if s <= 0 or q <= 0:
@@ -154,12 +157,11 @@ def _number(rows: Rows) -> int:
         - 2 * q * s * rows.products
         + s**2 * rows.grad_sq_norm_squares
     )
-    measured = rows.units > 0
     unit_weight, (noise, signal) = rows.unit_weight[measured], rows.means
     between = np.diff((q * noise - s * signal)[measured])
-    row_weight = rows.weight[measured]
-    pairs = row_weight[1:] * row_weight[:-1] / (row_weight[1:] + row_weight[:-1])
-    # A unit of weight w has the variance C/w; both sums estimate C.
+    # A unit of batch size B has the variance C/B; both sums estimate C.
+    precision = (rows.weight * batch_size)[measured] / unit_weight
+    pairs = precision[1:] * precision[:-1] / (precision[1:] + precision[:-1])
     counted = float((rows.units[measured] - 1).sum()) + len(between)
     if not counted:
         return 1

@@ -48,7 +48,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `sum_weight` | sum over the measured steps so far of their batch sizes |
     | `sum_grad_sq_norm`, `sum_noise_trace` | of each step's own moments, times its batch size |
     | `increment_measured_steps` | steps measured since the row before, n |
-    | `increment_weight` | sum of their batch sizes, Σw |
+    | `increment_weight`, `increment_sq_weight` | Σw and Σw²: w is a measured step's batch size \
+      times the steps that it stands for, itself and those before it that were not measured |
     | `increment_noise_trace`, `increment_grad_sq_norm` | Σw·S and Σw·Q of their relative moments |
     | `increment_noise_trace_squares`, `increment_products`, `increment_grad_sq_norm_squares` | \
       Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² around the row's own means |

@@ -16,8 +16,11 @@ Array = NDArray[np.float64]
 
 _NOISE, _SIGNAL = "increment_noise_trace", "increment_grad_sq_norm"
 
-SUMS = ("increment_measured_steps", "increment_weight", _NOISE, _SIGNAL)
-"""n, Σw, Σw·S and Σw·Q of a row, with S and Q the moments of a step over its level of |g|²."""
+SUMS = ("increment_measured_steps", "increment_weight", "increment_sq_weight", _NOISE, _SIGNAL)
+"""n, Σw, Σw², Σw·S and Σw·Q of a row, with S and Q the moments of a step over its level of |g|².
+
+w is a measured step's batch size times the steps that it stands for.
+"""
 
 SQUARES = {
     "increment_noise_trace_squares": (_NOISE, _NOISE),
@@ -38,7 +41,7 @@ class Increments:
     Example:
         >>> increments = Increments()
         >>> for noise_trace in (10.0, 9.0, 11.0):  # the first step only sets the level
-        ...     increments.add(GradientMoments(1.0 - noise_trace / 32, noise_trace), weight=32.0)
+        ...     increments.add(GradientMoments(1.0 - noise_trace / 32, noise_trace), batch_size=32)
         >>> row = increments.take()
         >>> row["increment_weight"], row["increment_noise_trace"]
         (64.0, 640.0)
@@ -50,21 +53,23 @@ class Increments:
         self._level = Level()
         self._row = _Row()
 
-    def add(self, moments: GradientMoments, weight: float) -> None:
-        """Add one step.
+    def add(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> None:
+        """Add one measured step.
 
         Args:
             moments: The step's two moments, finite, of any sign.
-            weight: Its global batch size.
+            batch_size: Its global batch size.
+            steps: That it stands for: itself and those before it that were not measured.
         """
-        relative, self._level = self._level.step(moments, weight)
+        relative, self._level = self._level.step(moments, batch_size)
         if relative is not None:
-            self._row = self._row.after(relative, weight)
+            self._row = self._row.after(relative, batch_size * steps)
 
     def take(self) -> dict[str, float]:
         """Return the columns of a row, and begin the next one."""
         row, self._row = self._row, _Row()
-        sums = (float(row.steps), row.weight, row.weight * row.s, row.weight * row.q)
+        noise, signal = row.weight * row.s, row.weight * row.q
+        sums = (float(row.steps), row.weight, row.sq_weight, noise, signal)
         return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str,
     """Return the increments of two successive rows as those of one.
 
     Sums add. Squares around the common mean are those around each row's own mean, and what the
-    two means are apart: the steps of one row are taken to weigh alike, (Σw)²/n = Σw².
+    two means are apart.
     """
     row = {name: first[name] + second[name] for name in SUMS}
     weight = np.maximum(row["increment_weight"], 1e-300)
@@ -136,7 +141,7 @@ def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str,
     for part in (first, second):
         own = np.maximum(part["increment_weight"], 1e-300)
         apart = {name: part[name] / own - row[name] / weight for name in (_NOISE, _SIGNAL)}
-        sq_weight = part["increment_weight"] ** 2 / np.maximum(part["increment_measured_steps"], 1)
+        sq_weight = part["increment_sq_weight"]
         for name, (one, other) in SQUARES.items():
             row[name] = row[name] + sq_weight * apart[one] * apart[other]
     return row

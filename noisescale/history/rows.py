@@ -36,7 +36,9 @@ class Rows(NamedTuple):
     units: Array
     """Number of units that were measured; 0 where none was."""
     weight: Array
-    """Σw, the sum of the steps' batch sizes."""
+    """Σw, the sum of their batch sizes, each times the steps that the unit stands for."""
+    sq_weight: Array
+    """Σw²."""
     noise_trace: Array
     """Σw·S."""
     grad_sq_norm: Array
@@ -64,6 +66,9 @@ class Rows(NamedTuple):
         names = (*SUMS, *SQUARES)
         unknown = np.full(len(batch_size), np.nan)
         logged = [np.asarray(history.get(name, unknown), dtype=np.float64) for name in names]
+        units, weight, sq_weight = logged[:3]
+        if not np.isfinite(sq_weight).all():  # earlier logs have none: all units of one weight
+            logged[2] = np.where(np.isfinite(sq_weight), sq_weight, weight**2 / np.fmax(units, 1))
         known = np.asarray(np.isfinite(logged).all(axis=0))
         rows = cls(*logged)
         if not known.all() and (summed := _from_running_sums(history, batch_size, known)):
@@ -77,10 +82,24 @@ class Rows(NamedTuple):
         share = np.minimum(1.0, steps / np.maximum(rows.units, 1.0))
         return cls(*(column * share for column in rows)) if (share < 1).any() else rows
 
+    def standing_for(self, weight: Array) -> Rows:
+        """Return them with other weights, 0 still where nothing was measured."""
+        scale = np.where(self.weight > 0, weight / np.maximum(self.weight, 1e-300), 0.0)
+        return Rows(
+            self.units,
+            self.weight * scale,
+            self.sq_weight * scale**2,
+            self.noise_trace * scale,
+            self.grad_sq_norm * scale,
+            self.noise_trace_squares * scale**2,
+            self.products * scale**2,
+            self.grad_sq_norm_squares * scale**2,
+        )
+
     @property
     def unit_weight(self) -> Array:
-        """Mean weight of a unit; 0 where none was measured."""
-        return self.weight / np.maximum(self.units, 1)
+        """Mean weight of a unit, each counting by its own; 0 where none was measured."""
+        return self.sq_weight / np.maximum(self.weight, 1e-300)
 
     @property
     def means(self) -> tuple[Array, Array]:
@@ -117,7 +136,7 @@ def _from_running_sums(
                 noise_trace = weight * relative.noise_trace
                 grad_sq_norm = weight * relative.grad_sq_norm
                 # The squares of a single unit are zero.
-                columns[:, k] = 1.0, weight, noise_trace, grad_sq_norm, 0.0, 0.0, 0.0
+                columns[:, k] = 1.0, weight, weight**2, noise_trace, grad_sq_norm, 0.0, 0.0, 0.0
             rounded[k] = rounding[k] > LARGEST_ROUNDING * weight * sq_norm
         elif weight == 0:
             columns[:, k] = 0.0

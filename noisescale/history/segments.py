@@ -98,7 +98,7 @@ class Segments:
         if rows is None:
             return cls._as_logged(history, steps, batch_size)
         confidence = float(getattr(history, "confidence", 0.95))
-        blocks = Blocks.of(rows, batch_size)
+        blocks = Blocks.of(rows, batch_size, steps)
         block = blocks.of_row
         value, low, high = (x[block] for x in blocks.intervals(confidence))
         progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
@@ -178,14 +178,12 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
 
 
 def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
-    """Examples a step between rows; of the measured steps where a total in float32 lost them."""
+    """Examples a step between rows; of the last one where a total in float32 lost them."""
     added = np.diff(history["examples"], prepend=0)
     rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
-    unknown = np.full(steps.size, math.nan)
-    measured = history.get("increment_measured_steps", unknown)
-    weight = history.get("increment_weight", unknown)
-    lost = (rounding > LARGEST_ROUNDING * added) & (measured > 0)
-    return np.where(lost, weight / np.where(measured > 0, measured, 1.0), added / steps)
+    last = np.asarray(history.get("batch_size", np.full(steps.size, math.nan)), dtype=np.float64)
+    lost = (rounding > LARGEST_ROUNDING * added) & np.isfinite(last)
+    return np.where(lost, last, added / steps)
 
 
 def _progress(

@@ -124,12 +124,15 @@ class StepCapture:
                 collector.expect(rows=rows, last=last)
                 collector.before_backward(loss, one.size, capture_average=capture_average)
 
-    def close_step(self, loss_divisor: float | None, unmeasured_examples: float) -> StepUnderWay:
+    def close_step(
+        self, loss_divisor: float | None, unmeasured_examples: float, unmeasured_steps: int
+    ) -> StepUnderWay:
         """Close the step under way and return it. If it is to be measured, reduce its norms.
 
         Args:
             loss_divisor: See `NoiseScaleMeter.step`.
             unmeasured_examples: This rank's since the last measured step.
+            unmeasured_steps: Since then.
         """
         collector = self._open_collector()
         step = self._step
@@ -152,6 +155,7 @@ class StepCapture:
                         layout,
                         examples=float(sum(one.size for one in step.passes)),
                         unmeasured_examples=unmeasured_examples,
+                        unmeasured_steps=unmeasured_steps,
                     )
         self._step = StepUnderWay(step.due)
         with self._spoils_step:  # the next one

@@ -62,7 +62,11 @@ class Estimates:
             self.preconditioned = options.new_estimator()
 
     def update(
-        self, whole: GradientMoments, entries: Sequence[GradientMoments], weight: float
+        self,
+        whole: GradientMoments,
+        entries: Sequence[GradientMoments],
+        weight: float,
+        steps: int = 1,
     ) -> bool:
         """Add one step; False if it is left out, see `NoiseScaleEstimator.update`.
 
@@ -70,11 +74,12 @@ class Estimates:
             whole: The moments of the whole gradient.
             entries: Those of the groups, of the rest and of the preconditioned gradient if any.
             weight: See `NoiseScaleEstimator.update`.
+            steps: See `Increments.add`.
         """
         if not self.whole.update(whole, weight):
             return False
         self.sums = self.sums.plus(whole, weight)
-        self.increments.add(whole, weight)
+        self.increments.add(whole, weight, steps)
         if self.recent is not None:
             self.recent.add(whole, weight)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):

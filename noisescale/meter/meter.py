@@ -223,8 +223,9 @@ class NoiseScaleMeter(MeterReadings):
                 divides by its full window also when the last one of an epoch is short.
         """
         counts, capture = self._counts, self._capture
+        unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
-        step = capture.close_step(loss_divisor, counts.unmeasured_examples)
+        step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
         if step.due:
             counts.close_measured(len(step.passes), least=self.least_micro_batches)
             if counts.spent is not None:

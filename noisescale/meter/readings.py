@@ -55,12 +55,11 @@ class Counts:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from all that a state has; a KeyError if something is missing in it."""
         for name in vars(self):
-            if name in state:
+            if name in state and name != "spent":
                 setattr(self, name, state[name])
             elif name not in ("measured_steps", "lone_since", "lone_steps", "spent"):
                 raise KeyError(name)  # the others have been saved from the beginning
-        saved = state.get("spent")
-        self.spent = None if saved is None else Spent(*saved)
+        self.spent = Spent(*spent) if (spent := state.get("spent")) else None
 
 
 class MeterReadings:
@@ -238,7 +237,10 @@ class MeterReadings:
         counts.examples += norms.examples
         counts.batch_size = norms.examples
         if self._is_sound(norms, coverage) and self._estimates.update(
-            norms.moments(), [entry.moments() for entry in step.entries], weight=norms.examples
+            norms.moments(),
+            [entry.moments() for entry in step.entries],
+            weight=norms.examples,
+            steps=1 + step.unmeasured_steps,
         ):
             counts.measured_steps += 1
         else:

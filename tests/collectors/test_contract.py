@@ -229,7 +229,9 @@ class Training:
         else:
             layout = collector.layout(sizes, self.case.divisor or len(sizes))
         queue = StepRows(collector.norms, collector.group)
-        queue.add(small, big, layout, examples=sum(sizes), unmeasured_examples=0)
+        queue.add(
+            small, big, layout, examples=sum(sizes), unmeasured_examples=0, unmeasured_steps=0
+        )
         (measured,) = queue.read()
         collector.reset()
         return measured

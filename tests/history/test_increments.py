@@ -18,23 +18,28 @@ def steps(count: int, seed: int = 0) -> list[tuple[GradientMoments, float]]:
     ]
 
 
+def stands_for(step: int) -> int:
+    return 1 + step % 5
+
+
 def test_a_row_is_the_sums_and_squares_of_its_steps_over_the_level() -> None:
     increments, drawn = Increments(), steps(30)
     taken = {}
-    for count, (moments, weight) in enumerate(drawn, start=1):
-        increments.add(moments, weight)
+    for count, (moments, batch_size) in enumerate(drawn, start=1):
+        increments.add(moments, batch_size, stands_for(count))
         if count in (10, 30):
             taken[count] = increments.take()
 
     level, relative = 0.0, []
-    for (q, s), weight in drawn:
-        sq_norm = q + s / weight
+    for count, ((q, s), batch_size) in enumerate(drawn, start=1):
+        sq_norm = q + s / batch_size
+        weight = batch_size * stands_for(count)
         relative.append((s / max(level, sq_norm / 8), q / max(level, sq_norm / 8), weight))
         level = (7 * level + 2 * sq_norm) / 9 if level else sq_norm
     for row, of_row in ((taken[10], relative[1:10]), (taken[30], relative[10:])):
         s, q, w = np.array(of_row).T
         ds, dq = s - (w * s).sum() / w.sum(), q - (w * q).sum() / w.sum()
-        expected = [len(w), w.sum(), (w * s).sum(), (w * q).sum()]
+        expected = [len(w), w.sum(), (w**2).sum(), (w * s).sum(), (w * q).sum()]
         expected += [(w**2 * x).sum() for x in (ds * ds, ds * dq, dq * dq)]
         assert list(row) == list(INCREMENTS)
         assert list(row.values()) == pytest.approx(expected, rel=1e-10)

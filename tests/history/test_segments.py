@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
@@ -56,14 +56,25 @@ def steps_of(
 
 
 def rows_of(
-    moments: tuple[np.ndarray, np.ndarray], every: int, *, batch_size: float = 32.0
+    moments: tuple[np.ndarray, np.ndarray],
+    every: int,
+    *,
+    batch_size: float = 32.0,
+    measured: Collection[int] | None = None,
 ) -> dict[str, np.ndarray]:
-    """A history with a row every so many steps that holds what was measured since the last."""
-    increments, history = Increments(), History()
+    """A history with a row every so many steps that holds what was measured since the last.
+
+    Of the steps `measured`, or all. As in a run, a row is of its last measured step.
+    """
+    increments, history, last, of_row = Increments(), History(), 0, 0
     for step, (q, s) in enumerate(zip(*moments, strict=True), start=1):
-        increments.add(GradientMoments(q, s), batch_size)
-        if step % every == 0 or step == len(moments[0]):
-            history.append(step=step, examples=step * batch_size, **increments.take())
+        if measured is None or step in measured:
+            increments.add(GradientMoments(q, s), batch_size, step - last)
+            last = step
+        if (step % every == 0 or step == len(moments[0])) and last > of_row:
+            sizes = {"examples": last * batch_size, "batch_size": batch_size}
+            history.append(step=last, **sizes, **increments.take())
+            of_row = last
     return dict(history)
 
 
@@ -282,17 +293,20 @@ def test_progress_is_the_share_of_the_signal_in_the_squared_norm() -> None:
 
 
 def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
-    """Both ends r of nine unequal rows solve (S - r·Q)² = t²·var(S - r·Q), row by row."""
+    """Both ends r of nine unequal rows solve (S - r·Q)² = t²·var(S - r·Q), row by row.
+
+    Rows weigh as their steps, of which one was measured in each.
+    """
     rng = np.random.default_rng(0)
     weight = np.array([1.0, 2, 2, 4, 1, 3, 2, 2, 1])
     q, s = rng.normal(1, 0.3, 9), rng.normal(50, 6, 9) + 10 * rng.normal(0, 1, 9)
     s += 20 * (q - 1)  # they err together
-    rows = columns(np.arange(1.0, 10).tolist(), noise_scale=[math.nan] * 9)
-    zero = np.zeros(9)
+    rows = columns(weight.cumsum().tolist(), noise_scale=[math.nan] * 9)
+    zero, once = np.zeros(9), 32.0  # whatever the increments weigh
     history = History.from_columns(
         rows
-        | {"increment_measured_steps": np.ones(9), "increment_weight": weight}
-        | {"increment_noise_trace": weight * s, "increment_grad_sq_norm": weight * q}
+        | {"increment_measured_steps": np.ones(9), "increment_weight": np.full(9, once)}
+        | {"increment_noise_trace": once * s, "increment_grad_sq_norm": once * q}
         | {"increment_noise_trace_squares": zero, "increment_products": zero}
         | {"increment_grad_sq_norm_squares": zero},
         confidence=0.9,
@@ -310,6 +324,25 @@ def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
         variance = (residuals**2).sum() / (1 - (share**2).sum())
         t = (mean_s - end * mean_q) / math.sqrt(variance)
         assert abs(t) == pytest.approx(students_t.ppf(0.95, freedom))
+
+
+@pytest.mark.parametrize("every", [10, 250])
+def test_a_run_that_was_measured_more_often_early_counts_by_its_steps(every: int) -> None:
+    """Weights by measured steps held 70 %, all misses below, at a median of 0.75."""
+    progress = np.arange(2000) / 2000
+    noise_scale, signal = 16 * 10**progress, 10**-progress
+    truth = Tradeoff.from_run(noise_scale, np.full(2000, 32), np.ones(2000)).critical_batch_size
+    measured = {1, 2, *(8 * 1.08 ** np.arange(80)).astype(int).tolist(), *range(60, 2001, 60)}
+    covered, values = [], []
+
+    for seed in range(60):
+        moments = steps_of(np.random.default_rng(seed), noise_scale, signal)
+        found = critical_batch_size_of(rows_of(moments, every, measured=measured))
+        covered.append(found.low <= truth <= found.high)
+        values.append(found.value)
+
+    assert np.mean(covered) > 0.9
+    assert np.median(values) / truth == pytest.approx(1, abs=0.15)
 
 
 def test_rows_without_a_measured_step_count_as_their_neighbours() -> None:

@@ -313,7 +313,7 @@ def rows_of_one_rank(device: str) -> list[tuple[float, float]]:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
     assert meter._capture.collector.phase is Phase.AT_BACKWARD_END
-    return [(row[0].item(), row[1].item()) for row, _ in meter._capture.unread._waiting]
+    return [(row[0].item(), row[1].item()) for row, *_ in meter._capture.unread._waiting]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,28 @@ class MeasuredStep(NamedTuple):
     """Of every entry: the parameter groups, the rest, and the preconditioned gradient if any."""
     unmeasured_examples: float
     """Examples of the steps before it that were not measured."""
+    unmeasured_steps: int
+    """How many these are."""
+
+
+class _Waiting(NamedTuple):
+    """A measured step until it is read."""
+
+    row: Tensor
+    work: dist.Work | None
+    """Which sums the row over ranks, if there are several."""
+    unmeasured_steps: int
+
+    @property
+    def has_come(self) -> bool:
+        """Whether it can be read without waiting for the device or another rank."""
+        work = self.work
+        if self.row.device.type != "cpu" or (work is not None and not work.is_completed()):
+            return False
+        try:
+            return work is None or bool(work.wait())
+        except RuntimeError:  # completed by failing
+            return False
 
 
 class StepRows:
@@ -42,7 +64,7 @@ class StepRows:
         self._none = norms.entries, norms.device
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
-        self._waiting: list[tuple[Tensor, dist.Work | None]] = []
+        self._waiting: list[_Waiting] = []
         self._constants: tuple[tuple[float, ...], Tensor] | None = None
 
     def __len__(self) -> int:
@@ -56,6 +78,7 @@ class StepRows:
         *,
         examples: float,
         unmeasured_examples: float,
+        unmeasured_steps: int,
     ) -> None:
         """Sum a step's row over ranks: one collective, unconditional, asynchronous.
 
@@ -67,20 +90,21 @@ class StepRows:
             layout: What they are norms of.
             examples: This rank's.
             unmeasured_examples: This rank's since the last measured step.
+            unmeasured_steps: Steps since then, alike on all ranks.
         """
         counts = examples, unmeasured_examples
         try:
             row = self._row(small, big, layout, counts)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            self._reduce(self._row(None, None, UNKNOWN, counts))
+            self._reduce(self._row(None, None, UNKNOWN, counts), unmeasured_steps)
             raise
-        self._reduce(row)
+        self._reduce(row, unmeasured_steps)
 
-    def _reduce(self, row: Tensor) -> None:
+    def _reduce(self, row: Tensor, unmeasured_steps: int) -> None:
         group = self._group
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
-        self._waiting.append((row, work))
+        self._waiting.append(_Waiting(row, work, unmeasured_steps))
 
     def _row(
         self,
@@ -114,12 +138,17 @@ class StepRows:
             without_waiting: Only those that need no other rank, after an error that may have ended
                 them. On an accelerator there are none: its stream may be stuck behind a lost rank.
         """
-        ready = list(takewhile(_has_come, self._waiting)) if without_waiting else self._waiting
-        for _, work in ready:
-            if work is not None:
-                work.wait()
+        ready = (
+            list(takewhile(lambda step: step.has_come, self._waiting))
+            if without_waiting
+            else self._waiting
+        )
+        for step in ready:
+            if step.work is not None:
+                step.work.wait()
         self._waiting = self._waiting[len(ready) :]
-        for row in torch.stack([row for row, _ in ready]).tolist() if ready else []:
+        rows = torch.stack([step.row for step in ready]).tolist() if ready else []
+        for row, step in zip(rows, ready, strict=True):
             *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
             weighted = (weights, total) != (self.ranks, self.ranks)
             if not weights:  # nothing counts in this step: leave it out
@@ -143,7 +172,7 @@ class StepRows:
                 examples,
                 weighted,
             )
-            yield MeasuredStep(whole, of_entries, unmeasured)
+            yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps)
 
     def clear(self) -> None:
         """Drop what has not been read."""
@@ -163,13 +192,3 @@ class StepRows:
                 tensor = tensor.pin_memory().to(like.device, non_blocking=True)
             self._constants = values, tensor.to(like.device)
         return self._constants[1]
-
-
-def _has_come(waiting: tuple[Tensor, dist.Work | None]) -> bool:
-    row, work = waiting
-    if row.device.type != "cpu" or (work is not None and not work.is_completed()):
-        return False
-    try:
-        return work is None or bool(work.wait())
-    except RuntimeError:  # completed by failing
-        return False

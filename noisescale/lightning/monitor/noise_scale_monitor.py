@@ -84,7 +84,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
     | `noise_scale/measured_steps` | measured steps so far that were not left out |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_<name>` | seven sums over the steps since the last log step, for \
+    | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
     `predict`; see `History` |
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
     | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
