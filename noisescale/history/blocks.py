@@ -38,8 +38,9 @@ class Blocks(NamedTuple):
         """Cut a run into as many blocks as its noise allows.
 
         Within a block a row counts by its examples, as its share of the run is, however many of
-        its steps were measured. Rows that nothing was measured in do not count. The length is chosen from the scatter of single rows over the whole run, never by which
-        blocks turn out to be resolved: those are the ones that read low by luck.
+        its steps were measured. Rows that nothing was measured in do not count. The length of
+        blocks is chosen from the scatter of single rows over the whole run, never by which of
+        them turn out to be resolved: those are the ones that read low by luck.
         """
         block = _of_equal_units(rows, _number(rows, batch_size))
         rows = rows.standing_for(steps * batch_size)

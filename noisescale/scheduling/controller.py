@@ -19,6 +19,7 @@ from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.decision import (
+    LATER,
     NOTHING_MEASURED,
     ControllerState,
     Move,
@@ -43,8 +44,7 @@ Batch = TypeVar("Batch")
 
 _MOVES_KEPT = 1000
 
-_LATER = {"policy_kind"}
-"""What states have not always had, and can do without."""
+_LATER = LATER | {"policy_kind"}
 
 
 def _read(path: str) -> Any:
@@ -200,13 +200,27 @@ steps on
 
     @property
     def due(self) -> bool:
-        """Whether the policy is to be asked before the next step."""
-        if not self.settings.needs_noise_scale or self._state.steps >= self._state.next_decision:
+        """Whether the policy is to be asked before the next step, if a step was measured since."""
+        return self.due_after(None)
+
+    def due_after(self, measured_step: int | None) -> bool:
+        """Return whether the policy is to be asked before the next step.
+
+        Args:
+            measured_step: The last one that was measured, `NoiseScaleMeter.last_measured_step`.
+                Where the noise scale decides, a decision waits until there is another than at the
+                last. None: there is.
+        """
+        state = self._state
+        if not self.settings.needs_noise_scale:
+            return True
+        news = measured_step is None or measured_step > state.measured_step
+        if news and state.steps >= state.next_decision:
             return True
         # The learning rate follows the noise scale, but a schedule by steps is kept to the step.
         scheduled = self.settings.policy.checksum is not None
         agreed = self._agreement.same_schedule
-        return scheduled and not (agreed and self._asked_for(self._state) == self.wanted)
+        return scheduled and not (agreed and self._asked_for(state) == state.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the batches of each step of an epoch: as many as the plan has by then.
@@ -238,12 +252,13 @@ steps on
         if self.settings.needs_noise_scale:
             self._check_measured_by(meter)
         self.step(examples)
-        if not self.due:
+        measured_step = None if meter is None else meter.last_measured_step
+        if not self.due_after(measured_step):
             return None
-        return (
-            self.decide()
-            if meter is None or not self.settings.takes_noise_scale
-            else self.decide(meter.recent_noise_scale, meter.average_moments)
+        if meter is None or not self.settings.takes_noise_scale:
+            return self.decide()
+        return self.decide(
+            meter.recent_noise_scale, meter.average_moments, measured_step=measured_step
         )
 
     def step(self, examples: float | None = None) -> None:
@@ -267,6 +282,7 @@ steps on
         average: GradientMoments | None = None,
         *,
         device_batch_size: float | None = None,
+        measured_step: int | None = None,
     ) -> Move | None:
         """Ask the policy, and adopt the plan for what it wants. All ranks have to call it.
 
@@ -275,6 +291,7 @@ steps on
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
             device_batch_size: Keep micro-batches at so many examples, for the time being.
+            measured_step: The last one that the noise scale knows of, see `due_after`.
 
         Returns:
             The move; None if everything stays.
@@ -285,7 +302,11 @@ steps on
         """
         noise_scale = noise_scale or NOTHING_MEASURED
         self._state = before = informed(
-            self.settings, self._state, noise_scale, self._scaled.learning_rate
+            self.settings,
+            self._state,
+            noise_scale,
+            self._scaled.learning_rate,
+            measured_step or 0,
         )
         try:
             answer = self._asked_for(before, noise_scale)

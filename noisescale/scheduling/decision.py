@@ -19,6 +19,9 @@ from noisescale.scheduling.settings import Settings
 FIRST_DECISION = 4
 """Steps that two moments' scatter can be told from."""
 
+LATER = {"measured_step"}
+"""What states have not always had, and can do without."""
+
 NOTHING_MEASURED = NoiseScale.unknown()
 
 
@@ -59,6 +62,8 @@ class ControllerState(NamedTuple):
     """Those that `run` has seen."""
     low: float = 0.0
     """What the noise scale was above at the last decision."""
+    measured_step: int = 0
+    """The last measured step that the last decision knew of; 0: none, or not told."""
 
     def progress(self, learning_rate: float) -> Progress:
         """Return what a policy is told of the run, at the learning rate of its own schedule."""
@@ -87,7 +92,8 @@ class ControllerState(NamedTuple):
             ValueError: If something is missing.
         """
         checked_state("BatchSizeController, `run`,", state["run"], RunSoFar._fields)
-        return cls(*(state[name] for name in cls._fields))._replace(
+        fields = {name: state[name] for name in cls._fields if name not in LATER or name in state}
+        return cls(**fields)._replace(
             plan=Plan(*state["plan"]),
             factors=Factors(*state["factors"]),
             run=RunSoFar.loaded(state["run"]),
@@ -162,7 +168,11 @@ def plan_of(
 
 
 def informed(
-    settings: Settings, state: ControllerState, noise_scale: NoiseScale, learning_rate: float
+    settings: Settings,
+    state: ControllerState,
+    noise_scale: NoiseScale,
+    learning_rate: float,
+    measured_step: int = 0,
 ) -> ControllerState:
     """Return the state that knows the noise scale and the learning rate of the run's schedule."""
     steps = state.steps
@@ -171,6 +181,7 @@ def informed(
         steps_observed=steps,
         next_decision=steps + min(max(steps // 4, 1), settings.decide_every_n_steps),
         low=noise_scale.low,
+        measured_step=measured_step,
         peak_learning_rate=max(state.peak_learning_rate, learning_rate),
     )
 

@@ -106,6 +106,36 @@ def test_named_policies_are_asked_seldom_and_early() -> None:
     assert asked[-3:] == [51, 61, 71]
 
 
+def test_a_decision_waits_for_another_measured_step() -> None:
+    controller = BatchSizeController(Plan(8, 1), sgd(), decide_every_n_steps=10)
+    asked = []
+    for step in range(1, 81):
+        controller.step()
+        measured_step = (step - 1) // 30 * 30 + 1  # 1, 31, 61
+        if controller.due_after(measured_step):
+            asked.append(step)
+            controller.decide(KNOWN, measured_step=measured_step)
+
+    assert asked == [4, 31, 61]
+
+
+def test_a_saved_controller_knows_what_it_has_decided_on() -> None:
+    first, second = (BatchSizeController(Plan(8, 1), sgd()) for _ in range(2))
+    for _ in range(20):
+        first.step()
+    first.decide(KNOWN, measured_step=20)
+    for _ in range(20):
+        first.step()
+    saved = first.state_dict()
+    second.load_state_dict(saved)
+
+    assert [second.due_after(step) for step in (20, 21)] == [False, True]
+
+    del saved["measured_step"]  # an earlier version's
+    second.load_state_dict(saved)
+    assert second.due_after(20)
+
+
 @pytest.mark.parametrize("policy", ["tradeoff", "ratio", "norm_test", "doubling"])
 def test_named_policies_grow_where_the_noise_scale_is_large_and_stay_where_it_is_unknown(
     policy: Any,
@@ -260,9 +290,11 @@ def test_all_of_the_state_is_loaded() -> None:
     controller, fresh = made(Plan(8, 4)), made(Plan(16, 4))
     average = GradientMoments(grad_sq_norm=1.0, noise_trace=600.0)
     controller.step()
-    controller.decide(KNOWN, average)
+    controller.decide(KNOWN, average, measured_step=1)
     controller.step()
-    controller.decide(NoiseScale(math.nan, 40.0, math.inf, math.nan, math.nan, 9.0), average)
+    controller.decide(
+        NoiseScale(math.nan, 40.0, math.inf, math.nan, math.nan, 9.0), average, measured_step=2
+    )
     controller.clock.advance(1.5)
     controller.lower_max_device_batch_size(48)
     saved, before = controller.state_dict(), fresh.state_dict()

@@ -218,6 +218,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
 
     @property
+    def last_measured_step(self) -> int:
+        """Optimizer steps up to the last measured one; 0 before the fit."""
+        return 0 if self._first is None else self._first.meter.last_measured_step
+
+    @property
     def average_moments(self) -> GradientMoments | None:
         """|G|² and tr(Σ) averaged over the run so far, see `NoiseScaleMeter`."""
         return None if self._first is None else self._first.meter.average_moments

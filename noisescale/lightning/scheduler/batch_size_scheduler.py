@@ -204,8 +204,9 @@ class BatchSizeScheduler(trainer_access.Callback):
         if batch_idx == 0:
             self._fit.schedules.begin_epoch(trainer)
         if self._fit.begins_step(trainer, batch_idx):
-            if self._fit.controller.due:
-                self._decide(trainer, self._fit)
+            measured_step = None if self._monitor is None else self._monitor.last_measured_step
+            if self._fit.controller.due_after(measured_step):
+                self._decide(trainer, self._fit, measured_step)
             self._fit.begin_step(trainer, batch_idx)
 
     def on_before_optimizer_step(
@@ -283,14 +284,14 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         return ScheduledFit(trainer, taken, examples, least, self._options, progress)
 
-    def _decide(self, trainer: pl.Trainer, fit: ScheduledFit) -> None:
+    def _decide(self, trainer: pl.Trainer, fit: ScheduledFit, measured_step: int | None) -> None:
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
         controller, monitor = fit.controller, self._monitor
         measured: tuple[Any, Any] = None, None
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.recent_noise_scale, monitor.average_moments
         size = controller.plan.device_batch_size
-        move = controller.decide(*measured, device_batch_size=size)
+        move = controller.decide(*measured, device_batch_size=size, measured_step=measured_step)
         if move is not None:
             self._tell(trainer, str(move))
             if fit.schedules.drifts(trainer) and not self._warned:
