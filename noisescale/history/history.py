@@ -28,6 +28,7 @@ COLUMNS = (
     "seconds_per_step",
     "skipped_steps",
     "measured_steps",
+    "measuring_cost",
     "devices",
     "accumulation",
     "coverage",
@@ -56,6 +57,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
     | `skipped_steps` | measured steps left out so far |
     | `measured_steps` | measured steps so far that were not left out |
+    | `measuring_cost` | what measuring took so far, in steps that are not measured; a constant \
+      for each way of measuring, not timed |
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
     | `coverage` | share of |g|² that is of measured parameters; NaN: all |

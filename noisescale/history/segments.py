@@ -182,7 +182,7 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
     added = np.diff(history["examples"], prepend=0)
     rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
     last = np.asarray(history.get("batch_size", np.full(steps.size, math.nan)), dtype=np.float64)
-    lost = (rounding > LARGEST_ROUNDING * added) & np.isfinite(last)
+    lost = (added >= 0) & (rounding > LARGEST_ROUNDING * added) & np.isfinite(last)
     return np.where(lost, last, added / steps)
 
 

@@ -41,6 +41,7 @@ OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
     "seconds_per_step": lambda now: now.seconds_per_step,
     "skipped_steps": lambda now: float(now.meter.skipped_steps),
     "measured_steps": lambda now: float(now.meter.measured_steps),
+    "measuring_cost": lambda now: now.meter.measuring_cost,
 }
 """Metrics without their prefix that every run has at every step."""
 

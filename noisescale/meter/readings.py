@@ -155,6 +155,15 @@ class MeterReadings:
         return self._counts.measured_steps
 
     @property
+    def measuring_cost(self) -> float:
+        """What measuring took so far, in steps that are not measured.
+
+        By a constant for each way of measuring, `Collector.cost`: not timed.
+        """
+        spent = self._counts.spent
+        return math.nan if spent is None else spent.budget + spent.opening
+
+    @property
     def lone_since(self) -> int | None:
         """The step since which all measured ones had too few micro-batches; None: the last had not.
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
@@ -78,6 +80,16 @@ def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
     ratio = steps_ratio(p, row.batch_size)
     own_seconds = own_row(p).seconds_per_step.value
     return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
+
+
+def measuring(p: PredictionRecord) -> tuple[float, float] | None:
+    """Return measured steps and the share of the run's time they took; None if not recorded."""
+    unknown = np.full_like(p.run.steps, math.nan)
+    columns = (p.history.get(name, unknown) for name in ("measured_steps", "measuring_cost"))
+    steps, cost = (float(column[-1]) for column in columns)
+    if not (math.isfinite(steps) and math.isfinite(cost)):
+        return None
+    return steps, cost / (float(p.run.steps.sum()) + cost)
 
 
 def doubled(p: PredictionRecord) -> Doubling:

@@ -13,7 +13,7 @@ import numpy as np
 from noisescale import __version__
 from noisescale.bounded import Bounded
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.answers import doubled, timed
+from noisescale.report.answers import doubled, measuring, timed
 from noisescale.report.numbers import settled
 from noisescale.tradeoff.fit import TradeoffFit
 
@@ -39,7 +39,8 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
     | `tradeoff` | S_min, E_min, gamma |
     | `calibration` | kappa of B_crit = kappa·B_simple, and its source |
-    | `run` | what was measured: steps, examples, batch size, devices, hours |
+    | `run` | what was measured: steps, examples, batch size, devices, hours; how many steps, \
+      and which share of the time measuring took |
     | `step_time` | whether hours are known; most examples a device takes; devices a node |
     | `warnings`, `assumptions` | whole sentences |
 
@@ -123,12 +124,15 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
     if timed_steps.any():  # Segments that were not timed take as long as the others.
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
+    measured_steps, share = measuring(p) or (math.nan, math.nan)
     return {
         "steps": float(p.run.steps.sum()),
         "examples": float((p.run.steps * p.run.batch_size).sum()),
         "batch_size": p.own_batch_size,
         "devices": p.own_devices,
         "hours": float(hours),
+        "measured_steps": measured_steps,
+        "measuring_share": share,
     }
 
 

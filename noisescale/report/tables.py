@@ -14,6 +14,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import (
     device_counts,
     doubled,
+    measuring,
     own_batch_size,
     plan,
     row_at,
@@ -76,7 +77,7 @@ class Table:
 
 
 def headline(p: PredictionRecord) -> list[tuple[str, str]]:
-    """Return what to use, how sure that is, and what twice the devices would buy."""
+    """Return what to use, how sure that is, what twice the devices buy, what measuring took."""
     best, critical, twice = p.recommended, p.critical_batch_size, doubled(p)
     more = "" if p.resolved else " or more"
     interval = f"{100 * p.confidence:g} % interval "
@@ -89,7 +90,7 @@ def headline(p: PredictionRecord) -> list[tuple[str, str]]:
         sure = f"{number(critical.value)} {p.unit}"
         sure += f" ({interval}{start}{number(critical.low)}{around})"
     time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
-    return [
+    lines = [
         (
             "Recommended batch size",
             f"{count(best.batch_size)}{more} {p.unit} on {plural(best.devices, 'device')}:"
@@ -103,6 +104,12 @@ def headline(p: PredictionRecord) -> list[tuple[str, str]]:
             f" on {plural(twice.row.devices, 'device')})",
         ),
     ]
+    if (found := measuring(p)) is not None:
+        steps, share = found
+        of = f"{count(steps)} of {count(p.run.steps.sum())} steps measured"
+        said = f"about {100 * share:.1f} % of its time ({of})"
+        lines.append(("Measuring this run took", said))
+    return lines
 
 
 def tables(p: PredictionRecord) -> list[Table]:

@@ -20,13 +20,15 @@ class Gate(Policy):
       for less at the *high* end, either by more than `hysteresis`. The end is known long before
       the noise scale itself is: a batch that is far too small is left within a few steps.
     - To what the rule asks for at the noise scale itself; at the low end, where there is no value.
-    - Up by at most `growth` a move, down at once: a step at too large a batch costs the most.
+    - Up by at most `growth` a move, down by at most `shrink`: the noise scale of the first steps is
+      far below that of the run, and at a batch far below it its rise takes long to be seen.
     - After a move not before `min_dwell` examples.
 
     Args:
         rule: From a noise scale to a batch size, rising.
         hysteresis: The least factor of a move.
         growth: The largest factor of a move upwards.
+        shrink: That of a move downwards.
         min_dwell: Examples between two moves. Default: 8 steps' at the batch size of now.
 
     Example:
@@ -49,19 +51,21 @@ class Gate(Policy):
         *,
         hysteresis: float = 1.5,
         growth: float = 4.0,
+        shrink: float = 4.0,
         min_dwell: float | None = None,
     ) -> None:
-        for name, value in (("hysteresis", hysteresis), ("growth", growth)):
+        factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
+        for name, value in factors.items():
             if not (is_positive(value) and value > 1):
                 raise ValueError(
                     f"`{name}` must be a factor above 1, got {value!r}."
                     " Leave it out for the default."
                 )
-        if growth < hysteresis:
-            raise ValueError(
-                f"`growth` must be at least `hysteresis`, got {growth!r} < {hysteresis!r}."
-                " No move would be large enough."
-            )
+            if value < hysteresis:
+                raise ValueError(
+                    f"`{name}` must be at least `hysteresis`, got {value!r} < {hysteresis!r}."
+                    " No move would be large enough."
+                )
         if min_dwell not in (None, 0) and not is_positive(min_dwell):
             raise ValueError(
                 f"`min_dwell` must be a number of examples or None, got {min_dwell!r}."
@@ -70,6 +74,7 @@ class Gate(Policy):
         self.rule = rule
         self._hysteresis = hysteresis
         self._growth = growth
+        self._shrink = shrink
         self._min_dwell = min_dwell
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
@@ -84,12 +89,15 @@ class Gate(Policy):
         # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
         asked = self.rule(max(value, 0.0), plan, progress)
         seen = _described(noise_scale)
-        if at_low >= now * self._hysteresis:
-            most = now * self._growth
-            limit = f", {self._growth:g} x a move at most" if asked > most else ""
-            return Wanted(min(asked, most), f"{seen} asks for {three_digits(asked)}{limit}")
-        if at_high <= now / self._hysteresis:
-            return Wanted(asked or 1.0, f"{seen} asks for {three_digits(asked)}")
+        if at_low >= now * self._hysteresis or at_high <= now / self._hysteresis:
+            least, most = now / self._shrink, now * self._growth
+            limit = ""
+            if asked > most:
+                limit = f", {self._growth:g} x a move at most"
+            elif asked < least:
+                limit = f", 1/{self._shrink:g} a move at most"
+            wanted = min(max(asked, least), most)
+            return Wanted(wanted, f"{seen} asks for {three_digits(asked)}{limit}")
         return Wanted(now, f"{seen} agrees with {three_digits(now)}")
 
 

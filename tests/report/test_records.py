@@ -3,10 +3,12 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from reported_runs import history
 
 import noisescale
+from noisescale import History
 from noisescale.predictor import predict
 from noisescale.report.records import fit_as_dict
 from noisescale.tradeoff.fit import fit_tradeoff
@@ -46,12 +48,26 @@ def test_keys_are_those_that_are_documented() -> None:
     assert record["recommended"] in record["rows"]
     assert record["run"] == pytest.approx(
         {"steps": 2000, "examples": 128_000, "batch_size": 64, "devices": 2, "hours": 1000 / 3600}
+        | {"measured_steps": None, "measuring_share": None}
     )
     least = 2000 / (1 + 100 / 64)
     assert record["tradeoff"] == pytest.approx(
         {"min_steps": least, "min_examples": 100 * least, "gamma": 1}
     )
     assert record["calibration"]["kappa"] == {"value": 1, "low": 1, "high": 1}
+
+
+def test_what_measuring_took_is_told() -> None:
+    of_run = history()
+    rows = len(of_run["step"])
+    measured = {"measured_steps": np.arange(1.0, rows + 1), "measuring_cost": np.full(rows, 50.0)}
+    prediction = predict(History.from_columns({name: of_run[name] for name in of_run} | measured))
+
+    of_run = prediction.to_dict()["run"]
+    assert (of_run["measured_steps"], of_run["measuring_share"]) == (rows, 50 / 2050)
+    line = f"Measuring this run took  about 2.4 % of its time ({rows} of 2,000 steps measured)"
+    assert line in prediction.to_text()
+    assert "Measuring this run took" not in predict(history()).to_text()
 
 
 def test_unknown_and_unbounded_are_null() -> None:

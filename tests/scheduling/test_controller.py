@@ -158,8 +158,8 @@ def test_a_named_policy_shrinks_and_the_learning_rate_with_it() -> None:
     move = controller.decide(KNOWN, GradientMoments(grad_sq_norm=1.0, noise_trace=600.0))
 
     assert move is not None
-    assert move.after == Plan(32, 16)
-    gain = (1 + 600 / (32 * 512)) / (1 + 600 / (32 * 16))
+    assert move.after == Plan(32, 128)
+    gain = (1 + 600 / (32 * 512)) / (1 + 600 / (32 * 128))
     assert move.lr_factor == controller.lr_factor == pytest.approx(gain)
 
 

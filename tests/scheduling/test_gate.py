@@ -27,7 +27,7 @@ def noise_scale(low: float, value: float, high: float) -> NoiseScale:
         (20, 30, 42, 30),
         (1, 64, 1e6, 64),
         (150, 1000, 2000, 256),  # four times at most
-        (1, 2, 3, 2),  # down at once
+        (1, 2, 3, 16),  # a fourth at least
         (100, math.nan, math.inf, 100),  # not resolved: up to what it is above
         (60, math.nan, math.inf, 64),
         (0, math.nan, math.inf, 64),
@@ -43,10 +43,13 @@ def test_moves_are_gated_at_both_ends(low: float, value: float, high: float, wan
     ends=st.tuples(*[st.floats(0.01, 1e6)] * 3).map(sorted),
     batch_size=st.integers(1, 4096),
     growth=st.floats(1.6, 10),
+    shrink=st.floats(1.6, 10),
 )
-def test_no_move_against_either_bound(ends: list[float], batch_size: int, growth: float) -> None:
+def test_no_move_against_either_bound(
+    ends: list[float], batch_size: int, growth: float, shrink: float
+) -> None:
     low, value, high = ends
-    gate = Gate(RatioRule(), growth=growth)
+    gate = Gate(RatioRule(), growth=growth, shrink=shrink)
 
     wanted = gate(noise_scale(low, value, high), Plan(batch_size, 1), LATER)
 
@@ -55,7 +58,7 @@ def test_no_move_against_either_bound(ends: list[float], batch_size: int, growth
         assert wanted == pytest.approx(min(value, growth * batch_size))
     elif wanted < batch_size:
         assert high <= batch_size / 1.5
-        assert wanted == pytest.approx(value)
+        assert wanted == pytest.approx(max(value, batch_size / shrink))
     else:
         assert low < 1.5 * batch_size or high > batch_size / 1.5
 
@@ -77,8 +80,8 @@ def test_where_no_noise_is_seen_the_smallest_batch_is_asked_for(rule: Any, value
 
     wanted = Gate(rule)(noise_scale(0.0, value, 0.0), Plan(64, 1), later)
 
-    assert 0 < wanted <= 1
-    assert wanted.reason == f"noise scale {value:.3g} (0 to 0) asks for 0"
+    assert wanted == 16
+    assert wanted.reason == f"noise scale {value:.3g} (0 to 0) asks for 0, 1/4 a move at most"
 
 
 def test_dwell_can_be_given_in_examples() -> None:
@@ -100,5 +103,6 @@ def test_reasons_are_told() -> None:
         "noise scale 1,000 (150 to 2,000) asks for 1,000, 4 x a move at most"
     )
     assert reason(20, 30, 40) == "noise scale 30 (20 to 40) asks for 30"
+    assert reason(2, 3, 4) == "noise scale 3 (2 to 4) asks for 3, 1/4 a move at most"
     assert reason(100, math.nan, math.inf) == "noise scale above 100 asks for 100"
     assert reason(10, 64, 100) == "noise scale 64 (10 to 100) agrees with 64"

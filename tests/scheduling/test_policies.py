@@ -188,6 +188,7 @@ def test_a_schedule_at_zero_leaves_the_batch_alone() -> None:
             lambda: Gate(RatioRule(), growth=1.2, hysteresis=1.5),
             "`growth` must be at least `hysteresis`, got 1.2 < 1.5.",
         ),
+        (lambda: Gate(RatioRule(), shrink=0.25), "`shrink` must be a factor above 1, got 0.25."),
         (lambda: Gate(RatioRule(), min_dwell=-1), "`min_dwell` must be a number of examples or"),
     ],
 )
