@@ -4,7 +4,7 @@
 Three trainings (see workloads.py) go on to harder goals than in prediction.py, so that the noise
 scale rises well over tenfold along a run. The learning rate of fixed batch sizes is tuned, and
 the law of steps against examples fitted to them: the front. The batch size nearest to the
-critical one is taken for the best. Then `BatchSizeController` starts from 1/16 and from 16 times
+critical one is taken for the best. Then `BatchSizeController` starts from 1/16, 16 and 64 times
 that, with the learning rate tuned *there*, under every policy, and is told nothing else.
 
     python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
@@ -54,8 +54,11 @@ FARTHER = {
 
 MOST_STEPS = 20_000
 
-ENDS = (1 / 16, 16)
+ENDS = {"1/16": 1 / 16, "16 x": 16, "64 x": 64}
 """Where scheduled runs start, over the best fixed batch size."""
+
+FARTHEST = "64 x"
+"""From there only the default policy and learning rate start."""
 
 POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
 DEFAULT = POLICIES[0]
@@ -90,7 +93,7 @@ def tune_fixed(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     sizes = sorted(workload.batch_sizes)
     for starts in (False, True):
         if starts:
-            sizes = [size for size in starts_of(sweep, workload) if size not in sizes]
+            sizes = [s for s in starts_of(sweep, workload).values() if s not in sizes]
         start, most_steps = workload.first_lr, MOST_STEPS
         for batch_size in sizes:
             if time.monotonic() > deadline:
@@ -130,13 +133,13 @@ def front_of(sweep: Sweep, workload: Workload) -> TradeoffFit:
         )
 
 
-def starts_of(sweep: Sweep, workload: Workload) -> list[int]:
-    """1/16 and 16 times the power of two that is nearest to the critical batch size.
+def starts_of(sweep: Sweep, workload: Workload) -> dict[str, int]:
+    """`ENDS` times the power of two that is nearest to the critical batch size.
 
     At least two: in a batch of one example nothing can be compared with anything.
     """
     best = 2 ** round(math.log2(front_of(sweep, workload).critical_batch_size))
-    return [max(int(best * end), 2) for end in ENDS]
+    return {name: max(int(best * end), 2) for name, end in ENDS.items()}
 
 
 def off_the_front(front: TradeoffFit, steps: float, examples: float) -> float:
@@ -239,14 +242,14 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     ways = [(policy, usual) for policy in POLICIES]
     ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
     for policy, scaling in ways:
-        for start in starts_of(sweep, workload):
+        default = (policy, scaling) == (DEFAULT, usual)
+        for end, start in starts_of(sweep, workload).items():
             if time.monotonic() > deadline:
                 return False
             best = sweep.best(workload, start)
-            if best is None:
+            if best is None or (end == FARTHEST and not default):
                 continue
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
-            default = (policy, scaling) == (DEFAULT, usual)
             seeds = (DEFAULT_SEEDS if default else SCHEDULED_SEEDS)[workload.name]
             sweep.rows += sweep.pool.map(
                 scheduled_run,
@@ -369,10 +372,12 @@ def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
             showlegend=column == 1, row=1, col=column,
         )  # fmt: skip
         for policy in POLICIES:
-            for start, symbol in zip(starts_of(sweep, workload), ("circle", "square"), strict=True):
+            for end, start in starts_of(sweep, workload).items():
                 rows = scheduled(sweep.rows, workload, policy, SCALINGS[name], start)
                 rows = [row for row in rows if row["seed"] < SCHEDULED_SEEDS[name]]
-                end = "1/16" if symbol == "circle" else "16 x"
+                if not rows:
+                    continue
+                symbol = dict(zip(ENDS, ("circle", "square", "diamond"), strict=True))[end]
                 figure.add_scatter(
                     x=[row["steps"] for row in rows], y=[row["examples"] for row in rows],
                     mode="markers", name=f"{policy}, from {end}", legendgroup=policy,

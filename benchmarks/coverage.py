@@ -11,7 +11,8 @@ luck.
     python benchmarks/coverage.py [--runs 4000] [--processes 2]
     python benchmarks/coverage.py --only recent --largest-step 2
 
-Exits 1 if a setting's coverage leaves 93 to 98.5 %.
+Exits 1 if a setting's coverage leaves 93 to 98.5 %; where fewer than half of the runs are resolved,
+more than that pass.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Setting:
     """By what |G|² is divided along the run, by the same factor every step."""
     rise: float = 1
     """By what the noise scale is multiplied along the run, likewise."""
+    steps_since: int | None = None
+    """Both at once, so many steps ago."""
+    claimed: bool = True
+    """Whether the interval is to hold the truth."""
 
     @property
     def first_noise_scale(self) -> float:
@@ -75,6 +80,8 @@ class Setting:
         """The true ones of each step."""
         for t in range(self.steps):
             progress = t / (self.steps - 1)
+            if self.steps_since is not None:
+                progress = float(t >= self.steps - self.steps_since)
             signal = self.fall**-progress
             noise_trace = signal * self.first_noise_scale * self.rise**progress
             yield GradientMoments(grad_sq_norm=signal, noise_trace=noise_trace)
@@ -99,8 +106,31 @@ RECENT = (
     Setting("recent, 8 B, 2 dim., t_3", 8, 4, 200, "recent", (4,), 2, 3),
     Setting("recent, 8 B, 2 dim., t_3, falling", 8, 4, 200, "recent", (4,), 2, 3, fall=100),
     Setting("recent, 8 B, 100 dim., t_3", 8, 4, 100, "recent", (4,), 100, 3, fall=100),
+    *tuple(
+        Setting(f"recent, 2 B, / {fall:g} each step", 2, 4, 30, "recent", fall=fall**29)
+        for fall in (1.3, 3.0, 10.0)
+    ),
+    *tuple(
+        Setting(
+            f"recent, 2 B{' x 10' if rise > 1 else ''}, / 10, {since} steps ago",
+            2,
+            4,
+            60,
+            "recent",
+            fall=10,
+            rise=rise,
+            steps_since=since,
+            claimed=rise == 1 or since >= 8,
+        )
+        for rise in (1, 10)
+        for since in (1, 2, 4, 8, 16)
+    ),
 )
-"""Noise in few directions is skewed: it is where a cut of large steps shows."""
+"""Noise in few directions is skewed: it is where a cut of large steps shows.
+
+Where measured steps are far apart |G|² may fall manyfold from one to the next. A noise scale that
+jumps with it is not claimed to be seen before 8 measured steps, which a window has at least.
+"""
 
 SETTINGS = (
     Setting("B_simple = B/2, 2 ranks", 0.5, 2, 60, 30),
@@ -171,7 +201,9 @@ def run(setting: Setting, seed: int) -> tuple[float, float, float, float]:
         add(moments, weight=global_batch)
     answer = recent.estimate() if setting.window == "recent" else estimator.estimate()
     expected = setting.first_noise_scale
-    if setting.rise != 1:
+    if setting.window == "recent":
+        expected *= setting.rise
+    elif setting.rise != 1:
         expected = true_averages(setting)[answer.steps]
     return expected, answer.value, answer.low, answer.high
 
@@ -221,10 +253,14 @@ def main() -> int:
             continue
         started = time.perf_counter()
         row = measure(setting, arguments.runs, pool)
-        good = LOWEST <= row["coverage"] <= HIGHEST
-        failed |= not good
+        # An interval without an upper end leaves the truth out on one side alone.
+        narrow = row["coverage"] <= HIGHEST or row["resolved"] < 0.5
+        good = row["coverage"] >= LOWEST and narrow
+        failed |= setting.claimed and not good
         rows.append({**asdict(setting), **row, "passed": good})
-        remark = "" if good else "   OUTSIDE 93 to 98.5 %"
+        remark = "" if setting.claimed else "   (no claim)"
+        if setting.claimed and not good:
+            remark = "   OUTSIDE 93 to 98.5 %"
         print(
             f"{line(setting.name, 34, row)}{remark}   ({time.perf_counter() - started:.0f} s)",
             flush=True,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time a training step with the noise scale measured in it, against the plain step.
 
+What measuring takes of whole runs, of which few steps are measured: `whole_runs.py`.
+
 Each way of measuring trains its own copy of one model, all copies in the same processes. In every
 round each copy takes one step on the same batch, in an order shuffled alike on all ranks and from
 a barrier: zero_grad, forward, backward, measuring, SGD. A step lasts until the slowest rank is
@@ -90,6 +92,8 @@ class Family:
 
 AGAIN, OURS = "plain again", "noisescale"
 GROUPS = {"first": "^0", "weights": r"^\d+\.weight"}
+EACH_STEP = {"every_n_steps": 1}
+EXAMPLES = EACH_STEP | {"small_batch": "example"}
 _LAYERS_OF_ONE_WIDTH: dict[str, Any] = {
     "sizes": {"cpu": [(4.0, 64), (16.0, 64), (4.0, 512), (16.0, 512)], "cuda": [(300.0, 4096)]},
     "least_batch_size_claimed": {"cpu": 512, "cuda": 4096},
@@ -105,14 +109,14 @@ FAMILIES = {
         (
             Plain,
             variant(Plain, AGAIN),
-            variant(Plain, OURS, {}),
-            variant(Plain, "by groups", {"groups": GROUPS}),
+            variant(Plain, OURS, EACH_STEP),
+            variant(Plain, "by groups", EACH_STEP | {"groups": GROUPS}),
         ),
         {OURS: {"cpu": 1.05, "cuda": 1.05}},
         **_LAYERS_OF_ONE_WIDTH,
     ),
     "fsdp": Family(
-        (Sharded, variant(Sharded, AGAIN), variant(Sharded, OURS, {})),
+        (Sharded, variant(Sharded, AGAIN), variant(Sharded, OURS, EACH_STEP)),
         {},
         ranks=2,
         allocation_claimed=False,
@@ -122,11 +126,9 @@ FAMILIES = {
         (
             Sequences,
             variant(Sequences, AGAIN),
-            variant(
-                Sequences, "normalization", {"small_batch": "example", "layers": "normalization"}
-            ),
-            variant(Sequences, "all layers", {"small_batch": "example"}),
-            variant(Sequences, "every 10th step", {"small_batch": "example", "every_n_steps": 10}),
+            variant(Sequences, "normalization", EXAMPLES | {"layers": "normalization"}),
+            variant(Sequences, "all layers", EXAMPLES),
+            variant(Sequences, "every 10th step", EXAMPLES | {"every_n_steps": 10}),
         ),
         {
             "normalization": {"cpu": 1.03, "cuda": 1.03},

@@ -79,7 +79,7 @@ class Ours(PlainDdp):
     name = package = "noisescale"
 
     def attach(self) -> None:
-        self.meter = NoiseScaleMeter(self.model)
+        self.meter = NoiseScaleMeter(self.model, every_n_steps=1)
 
     def backward(self, loss: Tensor) -> None:
         self.meter.backward(loss, local_batch_size=self.batch_size)
@@ -95,7 +95,8 @@ class OursByGroups(Ours):
     name = "noisescale by groups"
 
     def attach(self) -> None:
-        self.meter = NoiseScaleMeter(self.model, groups={"biases": "bias", "first layer": "^0"})
+        groups = {"biases": "bias", "first layer": "^0"}
+        self.meter = NoiseScaleMeter(self.model, groups=groups, every_n_steps=1)
 
 
 class KDiffusion(PlainDdp):

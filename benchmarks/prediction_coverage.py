@@ -8,7 +8,8 @@ the truth where truth >= low.
 
     python benchmarks/prediction_coverage.py [--runs 1000] [--processes 2] [--only NAME] [--save]
 
-Exits 1 if a setting's coverage leaves 92 to 98.5 %, or its median is off by more than 10 %.
+Exits 1 if a setting's coverage leaves 92 to 98.5 %, or its median is off by more than 10 %. Where
+fewer than half of the runs are resolved, more than 98.5 % pass.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Setting:
         more = f", {self.directions} directions" if self.directions != 100 else ""
         more += f", kappa {self.kappa:g}" if self.kappa != 1 else ""
         more += ", running sums" if self.running_sums else ""
-        more += f", measured as {self.measuring}s" if self.measuring else ""
+        more += f", measured by {self.measuring}" if self.measuring else ""
         return f"{self.run}, {self.steps:,} steps, rows of {self.every}{more}"
 
 
@@ -199,7 +200,9 @@ def main() -> int:
         started = time.perf_counter()
         row = measure(setting, arguments.runs, arguments.processes)
         biased = abs(row["median_value_over_truth"] - 1) > LARGEST_BIAS
-        good = LOWEST <= row["coverage"] <= HIGHEST and not (biased and row["resolved"] > 0.9)
+        # An interval without an upper end leaves the truth out on one side alone.
+        narrow = row["coverage"] <= HIGHEST or row["resolved"] < 0.5
+        good = row["coverage"] >= LOWEST and narrow and not (biased and row["resolved"] > 0.9)
         failed |= not good
         figures = {k: x if math.isfinite(x) else None for k, x in row.items()}
         rows.append({**asdict(setting), **figures, "passed": good})

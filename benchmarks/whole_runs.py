@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time whole runs measured by default against plain ones, and count how many are resolved.
+
+By default a share of the steps is measured, see `noisescale.meter.cadence`. Three copies of one
+model train in the same processes, two of them plain. Each takes its step on the same batch before
+any takes its next, in an order shuffled alike on all ranks and from a barrier; a step lasts until
+the slowest rank is done. The noise scale is read every 50 steps, as loggers do. Claimed is the
+median over runs of the total time over the plain copy's; the second plain copy shows what the
+machine's noise does to that figure.
+
+    rank          layers of one width under DDP, 2 ranks
+    micro_batch   the same in one process, 4 micro-batches a step
+    half          a transformer of 4 layers in one process
+    example       the same, `small_batch="example"`
+
+How many runs are resolved is arithmetic: gradients around a known |G|² with a known tr(Σ), alike in
+100 directions, go through the estimator that is logged, at the steps that are measured. A rank is
+one of 4, a micro-batch one of 4, a half one of 2, an example one of 32.
+
+    python benchmarks/whole_runs.py [--ways rank half] [--runs 5] [--resolved-only]
+
+Results are saved as they come, and a later call goes on from there. CPU: ranks over gloo, one
+thread each. Exits 1 if a total is above what is claimed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from _results import saved_rows, write_results
+from coverage import Setting, step_norms
+from overhead import READ_EVERY, Stopwatch
+from peers import PlainDdp
+from torch import Tensor, multiprocessing, nn
+from ways import CHARACTERS, Plain, Sequences, transformer, variant
+
+from noisescale import GradientMoments, NoiseScaleEstimator, NoiseScaleMeter, gradient_moments
+from noisescale.meter.cadence import NOTHING, Cadence
+
+WIDTH, LAYERS, EXAMPLES = 352, 8, 64
+TRANSFORMER_WIDTH, SEQUENCES, TOKENS = 64, 16, 64
+
+RATIOS = (1, 2, 5, 15)
+"""B_simple over the batch size."""
+LENGTHS = (200, 2_000, 10_000)
+RESOLVED_RUNS = 200
+
+
+class DefaultDdp(PlainDdp):
+    """`NoiseScaleMeter` as it is by default."""
+
+    name = package = "noisescale"
+
+    def attach(self) -> None:
+        self.meter = NoiseScaleMeter(self.model)
+
+    def backward(self, loss: Tensor) -> None:
+        self.meter.backward(loss, local_batch_size=self.batch_size)
+        self.meter.step()
+
+    def noise_scale(self) -> float:
+        return self.meter.noise_scale.value
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of measuring, plain and as it is by default."""
+
+    plain: type[PlainDdp] | type[Plain]
+    measured: type[PlainDdp] | type[Plain]
+    cost: float
+    """Of a measured step, in plain ones: see `Collector.cost`."""
+    parts: int
+    """That are compared, where resolved runs are counted."""
+    highest: dict[int, float]
+    """Total time over plain that is claimed of a run of so many steps."""
+    ranks: int = 1
+    passes: int = 1
+
+
+_BY_EXAMPLE = {"small_batch": "example"}
+WAYS = {
+    "rank": Way(PlainDdp, DefaultDdp, 0.05, 4, {2_000: 1.01}, ranks=2),
+    "micro_batch": Way(Plain, variant(Plain, "measured", {}), 0.1, 4, {2_000: 1.01}, passes=4),
+    "half": Way(
+        Sequences, variant(Sequences, "measured", {}), 0.75, 2, {2_000: 1.025, 10_000: 1.013}
+    ),
+    "example": Way(Sequences, variant(Sequences, "measured", _BY_EXAMPLE), 0.3, 32, {2_000: 1.02}),
+}
+
+
+def model_of(way: Way) -> nn.Module:
+    torch.manual_seed(0)
+    if issubclass(way.plain, Sequences):
+        return transformer(TRANSFORMER_WIDTH)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    activated = [module for layer in layers[:-1] for module in (layer, nn.GELU())]
+    return nn.Sequential(*activated, layers[-1])
+
+
+def batch_of(way: Way) -> tuple[Tensor, Tensor]:
+    if issubclass(way.plain, Sequences):
+        tokens = torch.randint(CHARACTERS, (SEQUENCES, TOKENS))
+        return tokens, (tokens + 1) % CHARACTERS
+    inputs = torch.randn(way.passes * EXAMPLES, WIDTH)
+    return inputs, inputs + 1
+
+
+def totals(way: Way, steps: int, seed: int) -> dict[str, Any]:
+    """Train the copies for so many steps; return seconds of each and the steps measured."""
+    size = SEQUENCES if issubclass(way.plain, Sequences) else EXAMPLES
+    copies = [kind(model_of(way), size) for kind in (way.plain, way.plain, way.measured)]
+    torch.manual_seed(1 + 1000 * seed + dist.get_rank())
+    shuffled = random.Random(seed)
+    clocks = [Stopwatch("cpu") for _ in copies]
+
+    def one_step(copy: PlainDdp | Plain, batch: tuple[Tensor, Tensor], *, reads: bool) -> None:
+        copy.step(*batch)
+        if reads:
+            copy.noise_scale()
+
+    for step in range(1, steps + 1):
+        batch = batch_of(way)
+        for k in shuffled.sample(range(len(copies)), len(copies)):
+            clocks[k](partial(one_step, copies[k], batch, reads=step % READ_EVERY == 0))
+    seconds = [sum(clock.slowest_ranks_seconds()) for clock in clocks]
+    return {"seconds": seconds, "measured_steps": copies[-1].meter.measured_steps}  # type: ignore[union-attr]
+
+
+def work(rank: int, name: str, steps: int, seed: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    way = WAYS[name]
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=way.ranks)
+    found = totals(way, steps, seed)
+    if rank == 0:
+        Path(folder, "totals.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def whole_run(name: str, steps: int, seed: int, *, start: str = "spawn") -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (name, steps, seed, folder)
+        multiprocessing.start_processes(
+            work, arguments, nprocs=WAYS[name].ranks, start_method=start
+        )
+        found: dict[str, Any] = json.loads(Path(folder, "totals.json").read_text())
+    plain, again, measured = found["seconds"]
+    return {
+        "kind": "time",
+        "way": name,
+        "steps": steps,
+        "seed": seed,
+        "measured_steps": found["measured_steps"],
+        "plain_seconds": round(plain, 3),
+        "ratio": round(measured / plain, 5),
+        "plain_again": round(again / plain, 5),
+    }
+
+
+def is_resolved(name: str, ratio: float, seed: int) -> list[bool]:
+    """Whether the noise scale that is logged is, after each of `LENGTHS` steps of one run."""
+    way = WAYS[name]
+    setting = Setting("", ratio, way.parts, max(LENGTHS), "auto", (32 // way.parts,))
+    truth = GradientMoments(1.0, setting.first_noise_scale)
+    rng = np.random.default_rng([seed, int(ratio), way.parts])
+    estimator, cadence, spent = NoiseScaleEstimator(), Cadence("auto"), NOTHING
+    found = []
+    for step in range(1, max(LENGTHS) + 1):
+        if due := cadence.due(step, spent, way.cost):
+            spent = spent.after(due, way.cost)
+            small, big = step_norms(setting, truth, rng, 32 // way.parts)
+            moments = gradient_moments(small, big, small_batch=32 / way.parts, big_batch=32)
+            estimator.update(moments, weight=32)
+        if step in LENGTHS:
+            found.append(estimator.estimate().resolved)
+    return found
+
+
+def resolved_row(name: str, ratio: float, runs: int, processes: int) -> dict[str, Any]:
+    with get_context("spawn").Pool(processes) as pool:
+        found = pool.map(partial(is_resolved, name, ratio), range(runs))
+    shares = np.mean(found, axis=0).tolist()
+    of_steps = dict(zip(map(str, LENGTHS), shares, strict=True))
+    return {"kind": "resolved", "way": name, "ratio": ratio, "runs": runs, "share": of_steps}
+
+
+def report(rows: list[dict[str, Any]]) -> bool:
+    """Print what was found; return whether all is as claimed."""
+    met = True
+    print("\nway          steps   runs  measured  total over plain  quartiles      plain again")
+    for name, way in WAYS.items():
+        for steps, claimed in way.highest.items():
+            of = [
+                r for r in rows if (r["kind"], r["way"]) == ("time", name) and r["steps"] == steps
+            ]
+            if len(of) < 2:
+                continue
+            low, median, high = statistics.quantiles([r["ratio"] for r in of], n=4)
+            again = statistics.median(r["plain_again"] for r in of)
+            met &= median <= claimed
+            print(
+                f"{name:11} {steps:6,} {len(of):6} {of[0]['measured_steps']:9,}"
+                f" {median:17.4f}  {low:.4f}, {high:.4f} {again:12.4f}"
+                f"{'' if median <= claimed else f'   ABOVE {claimed:g}'}"
+            )
+    resolved = [r for r in rows if r["kind"] == "resolved"]
+    if resolved:
+        lengths = "".join(f"{steps:>10,} steps" for steps in LENGTHS)
+        print(f"\nresolved      B_simple{lengths}")
+    for row in resolved:
+        shares = "".join(f"{share:16.0%}" for share in row["share"].values())
+        print(f"{row['way']:14}{row['ratio']:6} B{shares}")
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--runs", type=int, default=5, help="of 2,000 steps; of longer ones 3")
+    parser.add_argument("--processes", type=int, default=2, help="that count resolved runs")
+    parser.add_argument("--resolved-only", action="store_true", help="time no runs")
+    parser.add_argument("--smoke", action="store_true", help="a few steps, unsaved")
+    arguments = parser.parse_args()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if arguments.smoke:
+        rows = [
+            whole_run(name, 20, seed, start="fork") for name in ("rank", "half") for seed in (0,)
+        ]
+        print([(row["way"], row["measured_steps"]) for row in rows])
+        print(is_resolved("rank", 1, 0))
+        return 0
+    rows = saved_rows("whole_runs")
+    for name in arguments.ways:
+        for ratio in RATIOS:
+            if not any(
+                (r["kind"], r["way"], r["ratio"]) == ("resolved", name, ratio) for r in rows
+            ):
+                rows.append(resolved_row(name, ratio, RESOLVED_RUNS, arguments.processes))
+                write_results("whole_runs", rows, quiet=True)
+        for steps in () if arguments.resolved_only else WAYS[name].highest:
+            for seed in range(arguments.runs if steps <= 2_000 else min(arguments.runs, 3)):
+                key = ("time", name, steps, seed)
+                if any((r["kind"], r["way"], r.get("steps"), r.get("seed")) == key for r in rows):
+                    continue
+                started = time.perf_counter()
+                rows.append(whole_run(name, steps, seed))
+                write_results("whole_runs", rows, quiet=True)
+                print(f"{rows[-1]}   ({time.perf_counter() - started:.0f} s)", flush=True)
+    return int(not report(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
