@@ -4,8 +4,9 @@
 Three trainings (see workloads.py) go on to harder goals than in prediction.py, so that the noise
 scale rises well over tenfold along a run. The learning rate of fixed batch sizes is tuned, and
 the law of steps against examples fitted to them: the front. The batch size nearest to the
-critical one is taken for the best. Then `BatchSizeController` starts from 1/16, 16 and 64 times
-that, with the learning rate tuned *there*, under every policy, and is told nothing else.
+critical one is taken for the best. Then `BatchSizeController` starts from 1/16 and from 16 times
+that, with the learning rate tuned *there*, under every policy, and is told nothing else. The
+default policy starts from 64 times that, too, with the learning rate of 16 times.
 
     python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
 
@@ -57,8 +58,8 @@ MOST_STEPS = 20_000
 ENDS = {"1/16": 1 / 16, "16 x": 16, "64 x": 64}
 """Where scheduled runs start, over the best fixed batch size."""
 
-FARTHEST = "64 x"
-"""From there only the default policy and learning rate start."""
+FARTHEST, LARGE = "64 x", "16 x"
+"""From the first only the default policy starts, with the learning rate tuned at the second."""
 
 POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
 DEFAULT = POLICIES[0]
@@ -93,7 +94,8 @@ def tune_fixed(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     sizes = sorted(workload.batch_sizes)
     for starts in (False, True):
         if starts:
-            sizes = [s for s in starts_of(sweep, workload).values() if s not in sizes]
+            ends = starts_of(sweep, workload).items()
+            sizes = [size for end, size in ends if end != FARTHEST and size not in sizes]
         start, most_steps = workload.first_lr, MOST_STEPS
         for batch_size in sizes:
             if time.monotonic() > deadline:
@@ -243,10 +245,11 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
     for policy, scaling in ways:
         default = (policy, scaling) == (DEFAULT, usual)
-        for end, start in starts_of(sweep, workload).items():
+        starts = starts_of(sweep, workload)
+        for end, start in starts.items():
             if time.monotonic() > deadline:
                 return False
-            best = sweep.best(workload, start)
+            best = sweep.best(workload, starts[LARGE] if end == FARTHEST else start)
             if best is None or (end == FARTHEST and not default):
                 continue
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}

@@ -101,6 +101,12 @@ class Collector(HookErrors, ABC):
         """Whether `big_sq_norms` is that of the end of a backward pass."""
         return self._average.captured
 
+    def unhook(self) -> None:
+        """Take out the hooks that measured steps alone need: the next step is none.
+
+        `before_backward` puts them back.
+        """
+
     def expect(self, *, rows: int | None, last: bool | None) -> None:
         """Take what is known of the next backward pass, where that matters.
 

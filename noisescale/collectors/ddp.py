@@ -149,11 +149,14 @@ class DdpCollector(Collector):
         super().reset()
         self._pass = self._live = None
 
+    def unhook(self) -> None:
+        """Remove the hooks on the parameters where all of them have one, which takes time."""
+        if self.phase is Phase.BY_HOOKS:
+            self._remove_hooks()
+
     def close(self) -> None:
         """Remove all hooks."""
-        for handle in self._hooks.values():
-            handle.remove()
-        self._hooks = {}
+        self._remove_hooks()
         self.reset()
 
     @keeps_errors
@@ -212,6 +215,11 @@ class DdpCollector(Collector):
             if index not in self._hooks:
                 hook = partial(self._on_accumulated, index)
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(hook)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
 
     def _leave_one_hook(self, *, last_ready: int) -> None:
         """Go over to capture A, but for sparse gradients. The last parameter ready stays on watch.

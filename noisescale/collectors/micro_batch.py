@@ -2,7 +2,8 @@
 """Norms of the micro-batches that are accumulated: the small batches of one device, or of each.
 
 A hook on each parameter sees the gradient of one micro-batch before it is added to `p.grad` (and
-before DDP takes it). What is in `p.grad` at the optimizer step is the gradient of the big batch.
+before DDP takes it), in measured steps. What is in `p.grad` at the optimizer step is the gradient
+of the big batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
@@ -62,10 +64,7 @@ class MicroBatchCollector(Collector):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
-        self._handles = [
-            p.register_hook(partial(self._on_gradient, index))
-            for index, p in enumerate(norms.parameters)
-        ]
+        self._hooks: dict[int, RemovableHandle] = {}
         self._step = _Step(norms.none())
         self._live: Pass | None = None
 
@@ -98,6 +97,9 @@ class MicroBatchCollector(Collector):
         self._step.passes.append(one)
         self._live = one if loss.requires_grad else None
         if loss.requires_grad:
+            for index, p in enumerate(self.norms.parameters):
+                if p.requires_grad and index not in self._hooks:
+                    self._hooks[index] = p.register_hook(partial(self._on_gradient, index))
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -113,11 +115,15 @@ class MicroBatchCollector(Collector):
         self._live = None
         self._step = _Step(self.norms.none())
 
+    def unhook(self) -> None:
+        """Remove the hooks on the parameters; `before_backward` puts them back."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+
     def close(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.unhook()
         self.reset()
 
     @keeps_errors

@@ -230,8 +230,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             return
         logged = self._meters[0]
         # Not what evaluation logs; and at the end what is new since the last log step.
-        if "loss" in logs or ("train_loss" in logs and logged.advanced):
-            known = logged.read().known
+        at_end = "train_loss" in logs
+        if "loss" in logs or (at_end and logged.unfinished):
+            known = logged.read(at_end=at_end).known
             logs.update(known)
             if state.log_history:  # the Trainer has put a copy of the logs there just now
                 state.log_history[-1].update(known)

@@ -166,6 +166,8 @@ class StepCapture:
         """Begin a step that is to be measured or is not."""
         self._step.due = due
         with self._spoils_step:
+            if self.collector is not None and not due:
+                self.collector.unhook()
             self._look()
 
     def pause(self, paused: bool) -> None:

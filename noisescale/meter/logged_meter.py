@@ -142,6 +142,11 @@ class LoggedMeter:
         """Whether a step was measured since the last row of the history."""
         return self.meter.last_measured_step > self.history.last_step
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether steps were taken, measured or not, since the last row of the history."""
+        return self.meter.steps > self.history.last_step
+
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
@@ -153,8 +158,11 @@ class LoggedMeter:
         with self.guard("The last steps are not in the averages"):
             self.meter.close(interrupted=interrupted)
 
-    def read(self) -> Metrics:
+    def read(self, *, at_end: bool = False) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
+
+        Rows are of measured steps. At the end of the run the last one is of its last step, with
+        the examples of the steps behind the last measured one as this rank counted them.
 
         Where all such steps since the last row were left out (not finite, nothing to compare), the
         noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
@@ -167,8 +175,11 @@ class LoggedMeter:
             self._in_force = self._is_in_force()
             now = self._metrics()
             self.timer.restart()
-            if self.advanced:
+            if self.advanced or (at_end and self.unfinished):
                 now.all.update(self.meter.take_increments())
+                if at_end:
+                    examples = now.all["examples"] + self.meter.unmeasured_examples
+                    now.all.update(step=float(self.meter.steps), examples=examples)
                 self._append_row(now)
             return now.named(self._prefix)
         return self._unknown()

@@ -178,6 +178,11 @@ class MeterReadings:
         return self._counts.examples
 
     @property
+    def unmeasured_examples(self) -> float:
+        """Those of the steps since then, on all ranks if they have as many as this one."""
+        return self._counts.unmeasured_examples * self.devices
+
+    @property
     def batch_size(self) -> float:
         """Global batch size of the last measured step, in examples; NaN before it."""
         self._settle()

@@ -382,8 +382,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @beside_training
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for logged in self._meters:
-            if logged.measuring and logged.advanced:
-                self._log(trainer, logged, max(trainer_access.log_step(trainer) - 1, 0))
+            if logged.measuring and logged.unfinished:
+                step = max(trainer_access.log_step(trainer) - 1, 0)
+                self._log(trainer, logged, step, at_end=True)
 
     @beside_training
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -411,8 +412,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def _log(self, trainer: pl.Trainer, logged: LoggedMeter, step: int) -> None:
-        reading = logged.read()
+    def _log(
+        self, trainer: pl.Trainer, logged: LoggedMeter, step: int, *, at_end: bool = False
+    ) -> None:
+        reading = logged.read(at_end=at_end)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
                 with self._guard(f"{type(logger).__name__} was not given the noise scale"):

@@ -43,6 +43,7 @@ KEYS = {
         "seconds_per_step",
         "skipped_steps",
         "measured_steps",
+        "measuring_cost",
         *INCREMENTS,
         "step",
         "examples",
@@ -268,6 +269,16 @@ def test_every_n_steps_measures_fewer_steps_and_counts_all_examples() -> None:
     assert result["history"]["examples"] == [16, 64, 100]
     assert result["noise_scale"].steps == pytest.approx(36**2 / (16**2 + 16**2 + 4**2), rel=1e-2)
     assert result["meter"]["steps"] == 7
+
+
+def test_the_last_row_is_of_the_last_step_measured_or_not() -> None:
+    (result, _) = fit(NoiseScaleMonitor(every_n_steps=5), log_every_n_steps=1)
+
+    assert result["history"]["step"] == [1, 6, 7]
+    assert result["history"]["examples"] == [16, 96, 100]
+    assert result["history"]["increment_measured_steps"] == [0, 1, 0]  # the first sets the level
+    assert result["history"]["increment_weight"] == [0, 5 * 16, 0]
+    assert result["history"]["measured_steps"] == [1, 2, 2]
 
 
 def test_an_odd_batch_without_batch_size_fn_is_refused() -> None:
