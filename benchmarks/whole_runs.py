@@ -8,9 +8,9 @@ the slowest rank is done. The noise scale is read every 50 steps, as loggers do.
 median over runs of the total time over the plain copy's; the second plain copy shows what the
 machine's noise does to that figure.
 
-    rank          layers of one width under DDP, 2 ranks
-    micro_batch   the same in one process, 4 micro-batches a step
-    half          a transformer of 4 layers in one process
+    rank          layers of one width under DDP, 2 ranks, 4 million parameters, 64 examples each
+    micro_batch   the same in one process, 4 micro-batches of 64 a step
+    half          a transformer of 4 layers in one process, 16 sequences a step
     example       the same, `small_batch="example"`
 
 How many runs are resolved is arithmetic: gradients around a known |G|² with a known tr(Σ), alike in
@@ -52,7 +52,7 @@ from ways import CHARACTERS, Plain, Sequences, transformer, variant
 from noisescale import GradientMoments, NoiseScaleEstimator, NoiseScaleMeter, gradient_moments
 from noisescale.meter.cadence import NOTHING, Cadence
 
-WIDTH, LAYERS, EXAMPLES = 352, 8, 64
+WIDTH, LAYERS, EXAMPLES = 736, 8, 64
 TRANSFORMER_WIDTH, SEQUENCES, TOKENS = 64, 16, 64
 
 RATIOS = (1, 2, 5, 15)

@@ -427,3 +427,26 @@ def test_steps_of_one_micro_batch_are_known_from_the_first_of_them() -> None:
     restored = NoiseScaleMeter(model)
     restored.load_state_dict(meter.state_dict())
     assert restored.measured_steps == 2
+
+
+@pytest.mark.parametrize("small_batch", ["micro_batch", "half"])
+def test_steps_that_are_not_measured_have_no_hooks_on_parameters(small_batch: Any) -> None:
+    """They cost 1.5 % of a step of 40 ms."""
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch=small_batch, every_n_steps=3)
+    hooked = []
+    for step in range(6):
+        for part in range(2):
+            x, y = batch(2 * step + part)
+            loss = torch.nn.functional.cross_entropy(model(x), y) / 2
+            meter.before_backward(loss, len(x), last=part == 1)
+            hooked.append(sum(bool(p._backward_hooks) for p in model.parameters()))
+            loss.backward()
+        meter.step()
+        model.zero_grad()
+    all_of_them = len(list(model.parameters()))
+
+    assert hooked == [all_of_them, all_of_them, 0, 0, 0, 0] * 2
+    assert meter.measured_steps == 2
+    meter.close()
+    assert not any(p._backward_hooks for p in model.parameters())
