@@ -139,7 +139,7 @@ def totals(way: Way, steps: int, seed: int) -> dict[str, Any]:
         for k in shuffled.sample(range(len(copies)), len(copies)):
             clocks[k](partial(one_step, copies[k], batch, reads=step % READ_EVERY == 0))
     seconds = [sum(clock.slowest_ranks_seconds()) for clock in clocks]
-    return {"seconds": seconds, "measured_steps": copies[-1].meter.measured_steps}  # type: ignore[union-attr]
+    return {"seconds": seconds, "measured_steps": copies[-1].meter.measured_steps}
 
 
 def work(rank: int, name: str, steps: int, seed: int, folder: str) -> None:

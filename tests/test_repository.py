@@ -276,6 +276,7 @@ def test_the_loops_of_ones_own_measure_on_two_processes(launch: str) -> None:
             "accuracy.py", ["--seeds", "1", "--steps", "60"], marks=needs_measurable_shards
         ),
         ("prediction.py", ["--smoke"]),
+        ("whole_runs.py", ["--smoke"]),
         ("prediction_coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
         ("report_speed.py", ["--smoke"]),
         ("adaptive.py", ["--smoke"]),
