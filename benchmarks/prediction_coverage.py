@@ -41,7 +41,7 @@ CHUNK = 10
 RANKS = 4
 BATCH_SIZE = 32.0
 
-COSTS = {"rank": 0.05, "micro_batch": 0.1, "example": 0.3, "half": 0.75}
+COSTS = {"rank": 0.1, "half": 0.75}
 """Plain steps that a measured one takes more, see `Collector.cost`."""
 
 
@@ -109,7 +109,7 @@ SETTINGS = (
     Setting("b = 2 B", 1000, 10, directions=5),
     *(
         Setting(run, 2000, every, measuring=way)
-        for way, every in (("rank", 50), ("micro_batch", 50), ("half", 50), ("half", 500))
+        for way, every in (("rank", 50), ("half", 50), ("half", 500))
         for run in RUNS
     ),
     *(Setting(run, 10_000, 50, measuring="half") for run in RUNS),

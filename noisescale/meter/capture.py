@@ -158,13 +158,16 @@ class StepCapture:
                         unmeasured_steps=unmeasured_steps,
                     )
         self._step = StepUnderWay(step.due)
-        with self._spoils_step:  # the next one
-            collector.reset()
+        if step.due:
+            with self._spoils_step:  # the next one
+                collector.reset()
         return step
 
     def open_step(self, *, due: Due) -> None:
         """Begin a step that is to be measured or is not."""
-        self._step.due = due
+        before, self._step.due = self._step.due, due
+        if not due and not before:
+            return
         with self._spoils_step:
             if self.collector is not None and not due:
                 self.collector.unhook()
