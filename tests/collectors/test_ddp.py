@@ -64,6 +64,8 @@ class Captured(NamedTuple):
     local: list[float | None]
     big: list[float]
     phases: list[Phase]
+    hooked: list[tuple[int, int]]
+    """Parameters with a hook in the pass, and before a step that is not measured."""
 
 
 def captured(model: Net, comm_hook: Any = None, **options: Any) -> Captured:
@@ -72,11 +74,12 @@ def captured(model: Net, comm_hook: Any = None, **options: Any) -> Captured:
     if comm_hook is not None:
         ddp.register_comm_hook(None, comm_hook)
     collector = collector_of(ddp)
-    result = Captured([], [], [])
+    result = Captured([], [], [], [])
     for step in range(STEPS):
         ddp.zero_grad()
         loss = loss_of(ddp, step, dist.get_rank())
         collector.before_backward(loss, 1)
+        in_the_pass = hooked(ddp)
         loss.backward()
         local, share = collector.small_sq_norms(), collector.big_sq_norms()
         dist.all_reduce(share)
@@ -84,8 +87,15 @@ def captured(model: Net, comm_hook: Any = None, **options: Any) -> Captured:
         result.big.append(share.item())
         result.phases.append(collector.phase)
         collector.reset()
+        if step % 2:
+            collector.unhook()
+        result.hooked.append((in_the_pass, hooked(ddp)))
     collector.close()
     return result
+
+
+def hooked(model: nn.Module) -> int:
+    return sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())
 
 
 @cache
@@ -128,6 +138,19 @@ def phases(way: str) -> list[Phase]:
 def test_hooks_give_way_to_the_end_of_the_backward_pass() -> None:
     check("default")
     assert phases("default") == [Phase.PROBING, *[Phase.AT_BACKWARD_END] * 3]
+
+
+@pytest.mark.parametrize(
+    ("way", "in_the_pass"),
+    [("default", [5, 5, 1, 1]), ("bucket views", [5] * 4), ("reentrant later", [5, 5, 1, 5])],
+)
+def test_before_a_step_that_is_not_measured_no_parameter_has_a_hook(
+    way: str, in_the_pass: list[int]
+) -> None:
+    for of_rank in every_way():
+        found, after = zip(*of_rank[way].hooked, strict=True)
+        assert list(found) == in_the_pass
+        assert after[1::2] == (0, 0)
 
 
 def test_where_the_gradient_is_the_bucket_hooks_stay() -> None:
