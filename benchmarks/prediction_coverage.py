@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 
 import numpy as np
 from _coverage import coverage, heading, line
@@ -171,9 +172,8 @@ def chunk(setting: Setting, start: int) -> list[tuple[float, float, float, float
     return [run(setting, seed) for seed in range(start, start + CHUNK)]
 
 
-def measure(setting: Setting, runs: int, processes: int) -> dict[str, float]:
-    with get_context("spawn").Pool(processes) as pool:
-        rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
+def measure(setting: Setting, runs: int, pool: Pool) -> dict[str, float]:
+    rows = pool.map(functools.partial(chunk, setting), range(0, runs, CHUNK))
     truth, value, low, high = np.array([row for part in rows for row in part][:runs]).T
     return {
         **coverage(truth, low, high, width_over=truth),
@@ -193,12 +193,13 @@ def main() -> int:
     arguments = parser.parse_args()
 
     print(heading("run", 62))
+    pool = get_context("spawn").Pool(arguments.processes)
     rows, failed = [], False
     for setting in SETTINGS:
         if arguments.only not in setting.name:
             continue
         started = time.perf_counter()
-        row = measure(setting, arguments.runs, arguments.processes)
+        row = measure(setting, arguments.runs, pool)
         biased = abs(row["median_value_over_truth"] - 1) > LARGEST_BIAS
         # An interval without an upper end leaves the truth out on one side alone.
         narrow = row["coverage"] <= HIGHEST or row["resolved"] < 0.5
@@ -211,6 +212,7 @@ def main() -> int:
             f"{'' if good else '   MISSED'}   ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
+    pool.terminate()
     if arguments.save:
         write_results("prediction_coverage", rows)
     return int(failed)

@@ -281,7 +281,9 @@ def main() -> int:
                 continue
             for seed in range(arguments.runs if steps <= 2_000 else min(arguments.runs, 2)):
                 key = ("time", name, size, steps, seed)
-                if key in {tuple(map(r.get, ("kind", "way", "size", "steps", "seed"))) for r in rows}:
+                if key in {
+                    tuple(map(r.get, ("kind", "way", "size", "steps", "seed"))) for r in rows
+                }:
                     continue
                 started = time.perf_counter()
                 rows.append(whole_run(name, size, steps, seed))

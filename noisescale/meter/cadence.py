@@ -78,14 +78,15 @@ class Cadence:
             return Due.REGULAR if (step - 1) % self._every_n_steps == 0 else Due.NOT
         if spent.budget + cost <= self.budget(step) + _ROUNDING * (1 + spent.budget):
             return Due.REGULAR
-        opened = OPENING * min(_early(step), 1.0)
-        if cost >= DEAR and spent.opening_steps + 1 <= opened + _ROUNDING:
-            return Due.OPENING
+        if cost >= DEAR and spent.opening_steps < OPENING:
+            opened = OPENING * min(_early(step), 1.0)
+            if spent.opening_steps + 1 <= opened + _ROUNDING:
+                return Due.OPENING
         return Due.NOT
 
     def budget(self, step: int) -> float:
         """Return the plain steps that "auto" may spend up to a step, but for the opening."""
-        return self._cost * max(step, SETTLED * _early(step))
+        return self._cost * (step if step >= SETTLED else SETTLED * _early(step))
 
 
 def _early(step: int) -> float:
@@ -93,17 +94,14 @@ def _early(step: int) -> float:
     return math.log1p(step / EARLY) / math.log1p(SETTLED / EARLY)
 
 
-class Due(enum.Enum):
+class Due(enum.IntEnum):
     """Whether a step is to be measured; true if so."""
 
-    NOT = enum.auto()
-    REGULAR = enum.auto()
+    NOT = 0
+    REGULAR = 1
     """The budget pays for it."""
-    OPENING = enum.auto()
+    OPENING = 2
     """It is one of the further steps at the beginning."""
-
-    def __bool__(self) -> bool:
-        return self is not Due.NOT
 
 
 class Spent(NamedTuple):

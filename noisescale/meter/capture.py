@@ -110,19 +110,37 @@ class StepCapture:
         rows: int | None,
         last: bool | None,
     ) -> None:
-        """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`."""
-        collector = self._open_collector()
+        """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
+
+        In a step that is to be measured; in others `count_pass` will do.
+        """
+        collector, step = self._open_collector(), self._step
+        if self._ddp is not None:
+            refuse_join(self._ddp)
         with self._spoils_step:
             if not collector.norms.any_trained():
                 return  # another optimizer's turn, with this one's parameters toggled off
-            step = self._step
             if step.passes and collector.gradients_dropped:
                 collector.reset()
                 step.passes = []
             step.passes.append(one)
-            if step.due:
-                collector.expect(rows=rows, last=last)
-                collector.before_backward(loss, one.size, capture_average=capture_average)
+            collector.expect(rows=rows, last=last)
+            collector.before_backward(loss, one.size, capture_average=capture_average)
+
+    def count_pass(self, one: BackwardPass) -> None:
+        """Count a backward pass of a step that is not measured.
+
+        Most are of such steps. By then training has emptied the processor's caches, and each
+        function more that is called here takes microseconds.
+        """
+        collector = self.collector
+        if collector is None:
+            self._open_collector()
+        elif collector.norms.any_trained():
+            passes = self._step.passes
+            if passes and collector.gradients_dropped:
+                passes.clear()
+            passes.append(one)
 
     def close_step(
         self, loss_divisor: float | None, unmeasured_examples: float, unmeasured_steps: int
@@ -134,33 +152,35 @@ class StepCapture:
             unmeasured_examples: This rank's since the last measured step.
             unmeasured_steps: Since then.
         """
-        collector = self._open_collector()
-        step = self._step
-        if step.due:
-            small: Tensor | None = None
-            big: Tensor | None = None
-            layout = UNKNOWN
-            try:
-                with self._spoils_step:
-                    step.keep(collector.reached)
-                    small, big = self._norms(collector, step)
-                    layout = step.layout(collector, loss_divisor)
-                    self.accepted |= small is not None
-            finally:
-                with self._spoils_step:
-                    small = None if step.spoiled else small
-                    self.unread.add(
-                        small,
-                        big,
-                        layout,
-                        examples=float(sum(one.size for one in step.passes)),
-                        unmeasured_examples=unmeasured_examples,
-                        unmeasured_steps=unmeasured_steps,
-                    )
+        collector, step = self._open_collector(), self._step
+        if not step.due:
+            self._step = StepUnderWay(step.due)
+            return step
+        if self._ddp is not None:
+            refuse_join(self._ddp)
+        small: Tensor | None = None
+        big: Tensor | None = None
+        layout = UNKNOWN
+        try:
+            with self._spoils_step:
+                step.keep(collector.reached)
+                small, big = self._norms(collector, step)
+                layout = step.layout(collector, loss_divisor)
+                self.accepted |= small is not None
+        finally:
+            with self._spoils_step:
+                small = None if step.spoiled else small
+                self.unread.add(
+                    small,
+                    big,
+                    layout,
+                    examples=float(sum(one.size for one in step.passes)),
+                    unmeasured_examples=unmeasured_examples,
+                    unmeasured_steps=unmeasured_steps,
+                )
         self._step = StepUnderWay(step.due)
-        if step.due:
-            with self._spoils_step:  # the next one
-                collector.reset()
+        with self._spoils_step:  # the next one
+            collector.reset()
         return step
 
     def open_step(self, *, due: Due) -> None:
@@ -172,6 +192,11 @@ class StepCapture:
             if self.collector is not None and not due:
                 self.collector.unhook()
             self._look()
+
+    @property
+    def due(self) -> Due:
+        """Whether the step under way is to be measured."""
+        return self._step.due
 
     def pause(self, paused: bool) -> None:
         """Look at no forward pass while paused."""
@@ -193,8 +218,6 @@ class StepCapture:
     def _open_collector(self) -> Collector:
         if self.collector is None:
             raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
-        if self._ddp is not None:
-            refuse_join(self._ddp)
         return self.collector
 
     def _look(self) -> None:

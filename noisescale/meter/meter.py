@@ -204,13 +204,11 @@ class NoiseScaleMeter(MeterReadings):
                 the step's only one is measured by its halves. Default: as in the step before.
         """
         check_batch_size(local_batch_size)
-        self._capture.add_pass(
-            loss,
-            BackwardPass(local_batch_size, weight, batch),
-            capture_average=capture_average,
-            rows=rows,
-            last=last,
-        )
+        one, capture = BackwardPass(local_batch_size, weight, batch), self._capture
+        if not capture.due:
+            capture.count_pass(one)
+            return
+        capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step: call it before gradient clipping and `optimizer.step()`.
@@ -226,12 +224,14 @@ class NoiseScaleMeter(MeterReadings):
         unmeasured_steps = counts.steps - counts.last_measured_step
         counts.steps += 1
         step = capture.close_step(loss_divisor, counts.unmeasured_examples, unmeasured_steps)
-        if step.due:
-            counts.close_measured(len(step.passes), least=self.least_micro_batches)
-            if counts.spent is not None:
-                counts.spent = counts.spent.after(step.due, self._cost)
-        else:
-            counts.unmeasured_examples += sum(one.size for one in step.passes)
+        if not step.due:
+            for one in step.passes:
+                counts.unmeasured_examples += one.size
+            self._open_step()
+            return
+        counts.close_measured(len(step.passes), least=self.least_micro_batches)
+        if counts.spent is not None:
+            counts.spent = counts.spent.after(step.due, self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
