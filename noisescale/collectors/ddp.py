@@ -22,7 +22,7 @@ Private attributes read here, as of torch 2.13: `Variable._execution_engine.queu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial

@@ -125,14 +125,8 @@ class GradientNorms:
 
     def any_gradient(self) -> bool:
         """Whether some parameter has a gradient: none has after `zero_grad`."""
-        for p in self.parameters:  # `any` takes a generator, and this is asked in each pass
-            if p.grad is not None:
-                return True
-        return False
+        return any(p.grad is not None for p in self.parameters)
 
     def any_trained(self) -> bool:
         """Whether a backward pass can reach any of them: not while all are toggled off."""
-        for p in self.parameters:
-            if p.requires_grad:
-                return True
-        return False
+        return any(p.requires_grad for p in self.parameters)
