@@ -42,7 +42,7 @@ CHUNK = 10
 RANKS = 4
 BATCH_SIZE = 32.0
 
-COSTS = {"rank": 0.1, "half": 0.75}
+COSTS = {"rank": 0.125, "half": 0.75}
 """Plain steps that a measured one takes more, see `Collector.cost`."""
 
 

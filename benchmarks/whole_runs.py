@@ -106,8 +106,8 @@ class Way:
 
 _BY_EXAMPLE = {"small_batch": "example"}
 WAYS = {
-    "rank": Way(PlainDdp, DefaultDdp, 0.1, 4, {2_000: 1.01}, ranks=2),
-    "micro_batch": Way(Plain, variant(Plain, "measured", {}), 0.1, 4, {2_000: 1.01}, passes=4),
+    "rank": Way(PlainDdp, DefaultDdp, 0.125, 4, {2_000: 1.01}, ranks=2),
+    "micro_batch": Way(Plain, variant(Plain, "measured", {}), 0.125, 4, {2_000: 1.01}, passes=4),
     "half": Way(
         Sequences, variant(Sequences, "measured", {}), 0.75, 2, {2_000: 1.025, 10_000: 1.013}
     ),
@@ -226,9 +226,9 @@ def report(rows: list[dict[str, Any]]) -> bool:
     timed = [row for row in rows if row["kind"] == "time"]
     for name, size, steps in dict.fromkeys((r["way"], r["size"], r["steps"]) for r in timed):
         of = [r for r in timed if (r["way"], r["size"], r["steps"]) == (name, size, steps)]
-        if len(of) < 2:
-            continue
-        low, median, high = statistics.quantiles([r["ratio"] for r in of], n=4)
+        ratios = [r["ratio"] for r in of]
+        median = statistics.median(ratios)
+        low, _, high = statistics.quantiles(ratios, n=4) if len(of) > 1 else 3 * [median]
         again = statistics.median(r["plain_again"] for r in of)
         plain = statistics.median(r["plain_seconds"] / steps for r in of)
         claimed = WAYS[name].claimed[steps] if size == "usual" else math.inf

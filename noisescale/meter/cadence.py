@@ -56,10 +56,10 @@ class Cadence:
     Example:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
         >>> for step in range(1, 2001):
-        ...     if due := cadence.due(step, spent, cost=0.1):
-        ...         spent = spent.after(due, cost=0.1)
+        ...     if due := cadence.due(step, spent, cost=0.125):
+        ...         spent = spent.after(due, cost=0.125)
         >>> spent.steps
-        200
+        160
     """
 
     def __init__(self, every_n_steps: int | Literal["auto"], cost: float | None = None) -> None:

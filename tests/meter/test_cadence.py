@@ -5,7 +5,7 @@ import pytest
 
 from noisescale.meter.cadence import Cadence, Spent
 
-CHEAPER, RANK, MICRO_BATCH, EXAMPLE, HALF = 0.05, 0.1, 0.1, 0.3, 0.75
+CHEAPER, CHEAP, RANK, MICRO_BATCH, EXAMPLE, HALF = 0.05, 0.1, 0.125, 0.125, 0.3, 0.75
 
 
 def measured(cadence: Cadence, steps: int, kappa: float) -> list[int]:
@@ -37,8 +37,13 @@ def test_steps_are_measured_by_the_published_rule(kappa: float, cost: float) -> 
 
 @pytest.mark.parametrize(
     ("kappa", "at_50", "at_200", "at_2000", "at_10_000"),
-    [(CHEAPER, 50, 200, 400, 2000), (RANK, 50, 117, 200, 1000), (HALF, 9, 15, 26, 133)],
-    ids=["cheaper", "rank", "half"],
+    [
+        (CHEAPER, 50, 200, 400, 2000),
+        (CHEAP, 50, 117, 200, 1000),
+        (RANK, 50, 94, 160, 800),
+        (HALF, 9, 15, 26, 133),
+    ],
+    ids=["cheaper", "cheap", "rank", "half"],
 )
 def test_so_many_steps_are_measured(
     kappa: float, at_50: int, at_200: int, at_2000: int, at_10_000: int
