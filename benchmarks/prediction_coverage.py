@@ -20,13 +20,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
+from typing import Any
 
 import numpy as np
 from _coverage import coverage, heading, line
-from _results import write_results
+from _results import saved_rows, write_results
 from numpy.typing import NDArray
 
 from noisescale import GradientMoments, History, Tradeoff, predict
@@ -184,12 +185,16 @@ def measure(setting: Setting, runs: int, pool: Pool) -> dict[str, float]:
     }
 
 
+def _setting(row: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: row.get(field.name) for field in fields(Setting)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="settings whose name contains this")
-    parser.add_argument("--save", action="store_true", help="write the figures")
+    parser.add_argument("--save", action="store_true", help="write the figures of the settings run")
     arguments = parser.parse_args()
 
     print(heading("run", 62))
@@ -214,7 +219,12 @@ def main() -> int:
         )
     pool.terminate()
     if arguments.save:
-        write_results("prediction_coverage", rows)
+        names = [asdict(setting) for setting in SETTINGS]
+        known = (*saved_rows("prediction_coverage"), *rows)
+        latest = {  # a later one of a setting replaces the earlier one
+            names.index(of): row for row in known if (of := _setting(row)) in names
+        }
+        write_results("prediction_coverage", [row for _, row in sorted(latest.items())])
     return int(failed)
 
 
