@@ -31,6 +31,7 @@ from _results import saved_rows, write_results
 from numpy.typing import NDArray
 
 from noisescale import GradientMoments, History, Tradeoff, predict
+from noisescale.collectors.collector import COST_OF_NORMS
 from noisescale.history.increments import Increments
 from noisescale.meter.cadence import NOTHING, Cadence
 from noisescale.meter.estimates import MomentSums
@@ -43,7 +44,7 @@ CHUNK = 10
 RANKS = 4
 BATCH_SIZE = 32.0
 
-COSTS = {"rank": 0.125, "half": 0.75}
+COSTS = {"rank": COST_OF_NORMS, "half": 0.75}
 """Plain steps that a measured one takes more, see `Collector.cost`."""
 
 

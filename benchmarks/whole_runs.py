@@ -58,6 +58,7 @@ from torch import Tensor, multiprocessing, nn
 from ways import CHARACTERS, Plain, Sequences, transformer, variant
 
 from noisescale import GradientMoments, NoiseScaleEstimator, NoiseScaleMeter, gradient_moments
+from noisescale.collectors.collector import COST_OF_NORMS
 from noisescale.meter.cadence import NOTHING, Cadence
 
 WIDTH, LAYERS = 352, 8
@@ -106,8 +107,10 @@ class Way:
 
 _BY_EXAMPLE = {"small_batch": "example"}
 WAYS = {
-    "rank": Way(PlainDdp, DefaultDdp, 0.125, 4, {2_000: 1.01}, ranks=2),
-    "micro_batch": Way(Plain, variant(Plain, "measured", {}), 0.125, 4, {2_000: 1.01}, passes=4),
+    "rank": Way(PlainDdp, DefaultDdp, COST_OF_NORMS, 4, {2_000: 1.01}, ranks=2),
+    "micro_batch": Way(
+        Plain, variant(Plain, "measured", {}), COST_OF_NORMS, 4, {2_000: 1.01}, passes=4
+    ),
     "half": Way(
         Sequences, variant(Sequences, "measured", {}), 0.75, 2, {2_000: 1.025, 10_000: 1.013}
     ),

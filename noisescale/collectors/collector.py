@@ -16,6 +16,12 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import HookErrors
 
+COST_OF_NORMS = 0.125
+"""Plain steps that norming each small batch's gradient takes more, see `Collector.cost`.
+
+Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 64.
+"""
+
 
 class Collector(HookErrors, ABC):
     """Squared norms of the small batches of one optimizer step, and of the step's gradient.
@@ -71,12 +77,12 @@ class Collector(HookErrors, ABC):
         return 1
 
     @property
-    @abstractmethod
     def cost(self) -> float:
         """Plain steps that the next measured step is likely to take more: a constant, not timed.
 
         So all ranks measure the same steps, and a run that is resumed too.
         """
+        return COST_OF_NORMS
 
     @property
     def averaged_too_often(self) -> bool:

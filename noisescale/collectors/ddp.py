@@ -106,11 +106,6 @@ class DdpCollector(Collector):
         """Every rank is a part, as heavy as its micro-batches together."""
         return weighted_rank(sizes, weights)
 
-    @property
-    def cost(self) -> float:
-        """Plain steps that a measured one takes more."""
-        return 0.125
-
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
 

@@ -86,11 +86,6 @@ class MicroBatchCollector(Collector):
         """Every micro-batch is a part, of a weight of its own."""
         return weighted_micro_batches(sizes, weights)
 
-    @property
-    def cost(self) -> float:
-        """Plain steps that a measured one takes more."""
-        return 0.125
-
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
         one = Pass(capture_average)

@@ -86,6 +86,7 @@ class Cadence:
 
     def budget(self, step: int) -> float:
         """Return the plain steps that "auto" may spend up to a step, but for the opening."""
+        # The larger of both: in log time a run is ahead until `SETTLED`, and behind from there.
         return self._cost * (step if step >= SETTLED else SETTLED * _early(step))
 
 

@@ -133,10 +133,8 @@ class StepCapture:
         Most are of such steps. By then training has emptied the processor's caches, and each
         function more that is called here takes microseconds.
         """
-        collector = self.collector
-        if collector is None:
-            self._open_collector()
-        elif collector.norms.any_trained():
+        collector = self._open_collector()
+        if collector.norms.any_trained():
             passes = self._step.passes
             if passes and collector.gradients_dropped:
                 passes.clear()

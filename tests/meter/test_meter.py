@@ -450,3 +450,27 @@ def test_steps_that_are_not_measured_have_no_hooks_on_parameters(small_batch: An
     assert meter.measured_steps == 2
     meter.close()
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+def test_passes_that_do_not_count_do_not_in_a_step_that_is_not_measured_either() -> None:
+    """Gradients that are dropped before the step is taken, and another optimizer's turn."""
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=3)
+    x, y = batch(0)
+
+    def go_back(examples: int) -> None:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        meter.backward(loss, local_batch_size=examples)
+
+    for step in range(4):
+        if step == 1:
+            go_back(1000)
+        model.zero_grad()
+        go_back(len(x))
+        if step == 2:
+            model.requires_grad_(False)
+            meter.before_backward(torch.ones((), requires_grad=True), 1000)
+            model.requires_grad_(True)
+        meter.step()
+
+    assert (meter.measured_steps, meter.examples) == (2, 4 * len(x))

@@ -107,11 +107,6 @@ class FsdpCollector(Collector):
         step = self._step
         return bool(step.rounds) and not step.scattered_only and not self.norms.any_gradient()
 
-    @property
-    def cost(self) -> float:
-        """Plain steps that a measured one takes more."""
-        return 0.125
-
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
         self._step.passes += 1
