@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 from noisescale.meter.options import MeterOptions
+from noisescale.tradeoff.run_sums import gain_of
 
 
 class MomentSums(NamedTuple):
@@ -39,6 +41,41 @@ class MomentSums(NamedTuple):
         )
 
 
+class RunAverage(NamedTuple):
+    """The moments averaged over a run, for its learning rate.
+
+    A step of batch size B counts as often as steps of the first batch size B0 are worth the same,
+    (1 + b/B0)/(1 + b/B) with the ratio b of the averages before it, times the steps that it stands
+    for. By batch size alone the few steps before a batch shrinks would rule the average for long.
+
+    Example:
+        >>> first = RunAverage().after(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
+        >>> run = first.after(GradientMoments(1.0, noise_trace=24.0), batch_size=6.0)
+        >>> run.sums.sum_weight, run.mean  # 2·(1 + 6/2)/(1 + 6/6) = 4
+        (6.0, GradientMoments(grad_sq_norm=1.0, noise_trace=18.0))
+    """
+
+    base_batch_size: float = 0.0
+    """B0, in examples; 0 before the first step."""
+    sums: MomentSums = MomentSums(0.0, 0.0, 0.0)
+    """Weighted by that gain times B0."""
+
+    @property
+    def mean(self) -> GradientMoments | None:
+        """The average; None before the first step."""
+        return self.sums.mean
+
+    def after(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> RunAverage:
+        """Return the average with one measured step more, which stands for so many steps."""
+        base = self.base_batch_size or batch_size
+        so_far = self.sums
+        noise, signal = max(so_far.sum_noise_trace, 0.0), so_far.sum_grad_sq_norm
+        gain = gain_of(
+            noise / signal if signal > 0 else math.inf, base_batch_size=base, batch_size=batch_size
+        )
+        return RunAverage(base, so_far.plus(moments, base * gain * steps))
+
+
 class Estimates:
     """An estimator for each of them, all with the same options.
 
@@ -49,7 +86,9 @@ class Estimates:
 
     def __init__(self, groups: Sequence[str], options: MeterOptions) -> None:
         self.sums = MomentSums(0.0, 0.0, 0.0)
-        """Of the whole gradient, over all steps."""
+        """Of the whole gradient, over all measured steps."""
+        self.run = RunAverage()
+        """Of the whole gradient."""
         self.increments = Increments()
         """Of the whole gradient, since the last row of the history."""
         self.recent: RecentSteps | None = None
@@ -74,11 +113,12 @@ class Estimates:
             whole: The moments of the whole gradient.
             entries: Those of the groups, of the rest and of the preconditioned gradient if any.
             weight: See `NoiseScaleEstimator.update`.
-            steps: See `Increments.add`.
+            steps: That it stands for, see `Increments.add`.
         """
         if not self.whole.update(whole, weight):
             return False
         self.sums = self.sums.plus(whole, weight)
+        self.run = self.run.after(whole, weight, steps)
         self.increments.add(whole, weight, steps)
         if self.recent is not None:
             self.recent.add(whole, weight)
@@ -92,6 +132,7 @@ class Estimates:
         """Return everything `load_state_dict` needs, in builtins."""
         return {
             "sums": list(self.sums),
+            "run": [self.run.base_batch_size, *self.run.sums],
             "increments": self.increments.state_dict(),
             "whole": self.whole.state_dict(),
             "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
@@ -102,6 +143,8 @@ class Estimates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
         self.sums = MomentSums(*state["sums"])
+        base, *sums = state.get("run", [0.0, *self.sums])  # earlier versions weighed by batch size
+        self.run = RunAverage(base, MomentSums(*sums))
         if "increments" in state:  # earlier versions saved none
             self.increments.load_state_dict(state["increments"])
         self.whole.load_state_dict(state["whole"])

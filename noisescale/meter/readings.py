@@ -112,8 +112,9 @@ class MeterReadings:
 
     @property
     def average_moments(self) -> GradientMoments | None:
-        """|G|² and tr(Σ) averaged over the run, steps weighted by their batch; None before it."""
-        return self.sums.mean
+        """|G|² and tr(Σ) averaged over the run, see `RunAverage`; None before its first step."""
+        self._settle()
+        return self._estimates.run.mean
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:

@@ -12,9 +12,10 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan, plan_for
 from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
-from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for, gain_of
+from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for
 from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.settings import Settings
+from noisescale.tradeoff.run_sums import gain_of
 
 FIRST_DECISION = 4
 """Steps that two moments' scatter can be told from."""

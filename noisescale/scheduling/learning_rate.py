@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from noisescale.checks import is_positive
+from noisescale.tradeoff.run_sums import gain_of
 
 _Name = Literal[
     "auto", "none", "linear", "sqrt", "capped_sqrt", "malladi", "adascale", "saturating"
@@ -98,7 +99,7 @@ def factors_for(
     `"adascale"` has AdaScale's formula. The b that `BatchSizeController` passes differs from
     AdaScale's estimate in:
 
-    1. b is one ratio of sums of the moments over the run, weighted by batch size. AdaScale takes
+    1. b is one ratio of sums of the moments over the run, see `RunAverage`. AdaScale takes
        exponential averages over about the last 1000/k steps.
     2. Single steps are not clamped. AdaScale sets a step's |G|² to zero where it is negative.
     3. Above B0, b is at most the run's critical batch size so far, or, before that is known, the
@@ -146,10 +147,3 @@ def factors_for(
             f" {batch_size:g}. Return 1.0 to leave the learning rate alone."
         )
     return Factors(float(factor))
-
-
-def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) -> float:
-    """Return AdaScale's gain at a noise scale b, which may be infinite: (1 + b/B0)/(1 + b/B)."""
-    if math.isinf(noise_scale):
-        return batch_size / base_batch_size
-    return (1 + noise_scale / base_batch_size) / (1 + noise_scale / batch_size)

@@ -34,6 +34,16 @@ def worth(noise_scale: Any, batch_size: Any, steps: Any) -> tuple[Any, Any]:
     return noise_free, noise_scale * noise_free
 
 
+def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) -> float:
+    """Return how many steps at B0 one at B is worth: (1 + b/B0)/(1 + b/B), AdaScale's gain.
+
+    b may be infinite.
+    """
+    if math.isinf(noise_scale):
+        return batch_size / base_batch_size
+    return (1 + noise_scale / base_batch_size) / (1 + noise_scale / batch_size)
+
+
 class Parts(NamedTuple):
     """What each part of a run contributes to S_min and to E_min.
 
