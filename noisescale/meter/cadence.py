@@ -29,7 +29,6 @@ narrower after 200 (0.50 for 0.57).
 DEAR = 0.3
 """Plain steps that a measured one takes more, from which on the first steps pay for few."""
 
-
 _ROUNDING = 1e-9
 """Of sums of costs: what is exactly paid for is."""
 
@@ -44,7 +43,8 @@ class Cadence:
         cost·max(t, T·ln(1 + t/8)/ln(1 + T/8)),  T = 2000
 
     plain steps may have been spent: the noise scale moves in log time, so that early steps are
-    measured more often. Where κ is 0.3 or more so are 32 further steps, up to step T.
+    measured more often. Where κ is 0.3 or more so are 32 further steps, up to step T. From there on
+    they are paid back, by half of what may be spent: by halves until step 6,800 at the default.
 
     Args:
         every_n_steps: n, or "auto": as many steps as `cost` pays for.
@@ -76,7 +76,9 @@ class Cadence:
         """
         if self._every_n_steps != "auto":
             return Due.REGULAR if (step - 1) % self._every_n_steps == 0 else Due.NOT
-        if spent.budget + cost <= self.budget(step) + _ROUNDING * (1 + spent.budget):
+        paid_back = min(spent.opening, self._cost * max(step - SETTLED, 0) / 2)
+        left = self.budget(step) - paid_back - spent.budget
+        if cost <= left + _ROUNDING * (1 + spent.budget):
             return Due.REGULAR
         if cost >= DEAR and spent.opening_steps < OPENING:
             opened = OPENING * min(_early(step), 1.0)
@@ -85,7 +87,7 @@ class Cadence:
         return Due.NOT
 
     def budget(self, step: int) -> float:
-        """Return the plain steps that "auto" may spend up to a step, but for the opening."""
+        """Return the plain steps that "auto" may spend up to a step, the opening left aside."""
         # The larger of both: in log time a run is ahead until `SETTLED`, and behind from there.
         return self._cost * (step if step >= SETTLED else SETTLED * _early(step))
 

@@ -24,7 +24,8 @@ def test_steps_are_measured_by_the_published_rule(kappa: float, cost: float) -> 
     at_2000, m, opened, expected = cost * 2000 / kappa, 0, 0, []
     for t in range(1, 12_001):
         log_time = math.log(1 + t / 8)
-        if m + 1 <= max(cost * t / kappa, at_2000 * log_time / math.log(251)) + 1e-9:
+        paid_back = min(opened, cost * max(t - 2000, 0) / kappa / 2)
+        if m + 1 <= max(cost * t / kappa, at_2000 * log_time / math.log(251)) - paid_back + 1e-9:
             m += 1
         elif kappa >= EXAMPLE and opened + 1 <= 32 * min(log_time / math.log(251), 1) + 1e-9:
             opened += 1
@@ -51,7 +52,7 @@ def test_so_many_steps_are_measured(
     those = measured(Cadence("auto"), 10_000, kappa)
 
     found = [sum(step <= t for step in those) for t in (50, 200, 2000, 10_000)]
-    opening = [0, 0, 0, 0] if kappa < EXAMPLE else [11, 18, 32, 32]
+    opening = [0, 0, 0, 0] if kappa < EXAMPLE else [11, 18, 32, 0]  # paid back by then
     expected = [at_50, at_200, at_2000, at_10_000]
     assert found == [e + o for e, o in zip(expected, opening, strict=True)]
 
@@ -63,8 +64,17 @@ def test_from_2000_steps_on_a_run_has_spent_its_share(kappa: float, cost: float)
 
     opening = 32 * kappa if kappa >= EXAMPLE else 0.0
     for t in (2000, 5000, 10_000):
-        spent = kappa * sum(step <= t for step in those) - opening
+        ahead = max(opening - cost * (t - 2000) / 2, 0.0)
+        spent = kappa * sum(step <= t for step in those) - ahead
         assert min(cost, kappa) * t - 2 * kappa <= spent <= cost * t + kappa * 1e-6 or cost >= kappa
+
+
+def test_no_stretch_goes_without_a_measured_step_while_the_opening_is_paid_back() -> None:
+    those = measured(Cadence("auto"), 10_000, HALF)
+
+    gaps = [after - before for before, after in zip(those, those[1:], strict=False) if after > 2000]
+    assert max(gaps) <= 151  # one in 150; one in 75 when it is paid back
+    assert max(gap for gap in gaps[-40:]) == 75
 
 
 def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
@@ -75,7 +85,7 @@ def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
         if due := cadence.due(step, spent, kappa):
             spent = spent.after(due, kappa)
 
-    assert 99 <= spent.budget <= 100
+    assert 99 <= spent.budget + spent.opening <= 100
     assert spent.opening == HALF * spent.opening_steps <= HALF * 32
 
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The average over a run that its learning rate goes by."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from noisescale import GradientMoments
+from noisescale.meter.estimates import Estimates, RunAverage
+from noisescale.meter.options import MeterOptions
+
+
+def test_steps_of_one_batch_size_count_alike_with_those_that_they_stand_for() -> None:
+    rng = np.random.default_rng(0)
+    signal, noise = rng.uniform(0.5, 2, 20), rng.uniform(10, 50, 20)
+    stands_for = rng.integers(1, 9, 20)
+    run = RunAverage()
+    for q, s, n in zip(signal, noise, stands_for, strict=True):
+        run = run.after(GradientMoments(q, s), 64.0, int(n))
+
+    assert run.mean is not None
+    assert run.mean.grad_sq_norm == pytest.approx(np.average(signal, weights=stands_for))
+    assert run.mean.noise_trace == pytest.approx(np.average(noise, weights=stands_for))
+
+
+@pytest.mark.parametrize(("first", "then"), [(2048.0, 32.0), (2.0, 128.0)])
+def test_a_step_counts_by_its_progress(first: float, then: float) -> None:
+    """A noise scale of 40 all along: a step makes the share B/(B + 40) of a noise-free one's.
+
+    |G|² is 5 in eight steps at the first batch size, and 1 in 80 at the next.
+    """
+    run = RunAverage()
+    for _ in range(8):
+        run = run.after(GradientMoments(5.0, 200.0), first)
+    for _ in range(80):
+        run = run.after(GradientMoments(1.0, 40.0), then)
+
+    progress = [8 * first / (first + 40), 80 * then / (then + 40)]
+    assert run.mean is not None
+    assert run.mean.grad_sq_norm == pytest.approx(np.average([5.0, 1.0], weights=progress))
+    assert run.mean.noise_trace == pytest.approx(40 * run.mean.grad_sq_norm)
+
+
+def test_where_no_signal_is_seen_a_step_counts_by_its_batch_size() -> None:
+    run = RunAverage().after(GradientMoments(-1.0, 200.0), 16.0)
+    run = run.after(GradientMoments(1.0, 100.0), 64.0)
+    assert run.mean is not None
+    assert run.mean.noise_trace == pytest.approx((16 * 200 + 64 * 100) / 80)
+
+
+def estimates() -> Estimates:
+    return Estimates([], MeterOptions())
+
+
+def test_it_is_saved_and_earlier_states_go_on() -> None:
+    saved = estimates()
+    for batch_size, steps in ((64.0, 1), (64.0, 7), (16.0, 3)):
+        saved.update(GradientMoments(1.0, 50.0), [], batch_size, steps)
+    state = json.loads(json.dumps(saved.state_dict()))
+    restored = estimates()
+    restored.load_state_dict(state)
+    assert restored.run == saved.run
+
+    del state["run"]  # as versions before saved it
+    earlier = estimates()
+    earlier.load_state_dict(state)
+    assert earlier.run.mean == pytest.approx(saved.sums.mean)
+    earlier.update(GradientMoments(3.0, 50.0), [], 64.0)
+    assert earlier.run.mean is not None
+    assert earlier.run.mean.grad_sq_norm == pytest.approx((144 * 1.0 + 64 * 3.0) / 208)
