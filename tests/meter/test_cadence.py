@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import math
 
 import pytest
@@ -72,9 +73,9 @@ def test_from_2000_steps_on_a_run_has_spent_its_share(kappa: float, cost: float)
 def test_no_stretch_goes_without_a_measured_step_while_the_opening_is_paid_back() -> None:
     those = measured(Cadence("auto"), 10_000, HALF)
 
-    gaps = [after - before for before, after in zip(those, those[1:], strict=False) if after > 2000]
+    gaps = [after - before for before, after in itertools.pairwise(those) if after > 2000]
     assert max(gaps) <= 151  # one in 150; one in 75 when it is paid back
-    assert max(gap for gap in gaps[-40:]) == 75
+    assert max(gaps[-40:]) == 75
 
 
 def test_a_step_of_another_cost_is_paid_from_the_same_budget() -> None:
