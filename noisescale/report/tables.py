@@ -106,8 +106,8 @@ def headline(p: PredictionRecord) -> list[tuple[str, str]]:
     ]
     if (found := measuring(p)) is not None:
         steps, share = found
-        of = f"{count(steps)} of {count(p.run.steps.sum())} steps measured"
-        said = f"about {100 * share:.1f} % of its time, which is not timed ({of})"
+        of = f"{count(steps)} of {count(p.run.steps.sum())} steps were measured"
+        said = f"about {100 * share:.1f} % of its time, estimated: {of}"
         lines.append(("Measuring this run took", said))
     return lines
 

@@ -65,7 +65,7 @@ def test_what_measuring_took_is_told() -> None:
 
     of_run = prediction.to_dict()["run"]
     assert (of_run["measured_steps"], of_run["measuring_share"]) == (rows, 50 / 2050)
-    line = f"about 2.4 % of its time, which is not timed ({rows} of 2,000 steps measured)"
+    line = f"about 2.4 % of its time, estimated: {rows} of 2,000 steps were measured"
     assert f"Measuring this run took  {line}" in prediction.to_text()
     assert "Measuring this run took" not in predict(history()).to_text()
 
