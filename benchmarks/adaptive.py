@@ -64,6 +64,9 @@ FARTHEST, LARGE = "64 x", "16 x"
 POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
 DEFAULT = POLICIES[0]
 
+KEPT = "kept"
+"""No policy: the batch size of the start stays, from the large end, over the scheduled seeds."""
+
 SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "capped_sqrt"}
 """What the default, `"auto"`, is for SGD and for Adam."""
 
@@ -199,7 +202,7 @@ def scheduled_run(task: Task) -> Row:
     controller = BatchSizeController(
         Plan(start, 1),
         optimizer,
-        policy,
+        {0: start} if policy == KEPT else policy,
         lr_scaling=tuned if scaling == TUNED else scaling,
         max_device_batch_size=2**14,
         max_batch_size=2**14,
@@ -243,6 +246,7 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
     ways = [(policy, usual) for policy in POLICIES]
     ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
+    ways.append((KEPT, usual))
     for policy, scaling in ways:
         default = (policy, scaling) == (DEFAULT, usual)
         starts = starts_of(sweep, workload)
@@ -251,6 +255,8 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
                 return False
             best = sweep.best(workload, starts[LARGE] if end == FARTHEST else start)
             if best is None or (end == FARTHEST and not default):
+                continue
+            if policy == KEPT and end != LARGE:
                 continue
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
             seeds = (DEFAULT_SEEDS if default else SCHEDULED_SEEDS)[workload.name]

@@ -6,7 +6,8 @@ NoiseScaleMonitor, with it again, and with BatchSizeScheduler whose bounds leave
 so that it measures, decides every 8 steps, scales the learning rate by 1 and never moves. Timed
 are the steps after the first 40 (early decisions are nearer to each other), whole: the mean over
 them. Claimed is the median over rounds of its time over the first fit's in the same round. The
-second fit with the monitor alone shows what the machine's noise does to that figure.
+second fit with the monitor alone shows what the machine's noise does to that figure. The monitor
+measures as often in all three, by the cost that a scheduler brings.
 
     python benchmarks/scheduler_overhead.py [--rounds 15] [--smoke]
 
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+from noisescale.meter.cadence import COST_OF_DECISIONS
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
 LEFT_OUT, STEPS = 40, 440
@@ -85,7 +87,7 @@ def seconds_per_step(
 ) -> float:
     options = LAYOUTS[layout]
     micro_batches = options.get("accumulate_grad_batches", 1) * options["devices"]
-    callbacks: list[Callback] = [NoiseScaleMonitor()]
+    callbacks: list[Callback] = [NoiseScaleMonitor(cost=COST_OF_DECISIONS)]
     if scheduled:
         bounds = {"min_batch_size": BATCH, "max_batch_size": BATCH}
         callbacks.append(BatchSizeScheduler(**bounds, lr_scaling="adascale"))
