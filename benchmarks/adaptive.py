@@ -64,8 +64,10 @@ FARTHEST, LARGE = "64 x", "16 x"
 POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
 DEFAULT = POLICIES[0]
 
-KEPT = "kept"
-"""No policy: the batch size of the start stays, from the large end, over the scheduled seeds."""
+KEPT, CALMER = "kept", "tradeoff, lr/1.41"
+"""From the large end, too, over the scheduled seeds: the batch size of the start stays; the default
+policy starts from the next smaller learning rate that is tried, as the best may be at the edge.
+"""
 
 SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "capped_sqrt"}
 """What the default, `"auto"`, is for SGD and for Adam."""
@@ -202,7 +204,7 @@ def scheduled_run(task: Task) -> Row:
     controller = BatchSizeController(
         Plan(start, 1),
         optimizer,
-        {0: start} if policy == KEPT else policy,
+        {0: start} if policy == KEPT else DEFAULT if policy == CALMER else policy,
         lr_scaling=tuned if scaling == TUNED else scaling,
         max_device_batch_size=2**14,
         max_batch_size=2**14,
@@ -246,7 +248,7 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
     ways = [(policy, usual) for policy in POLICIES]
     ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
-    ways.append((KEPT, usual))
+    ways += [(KEPT, usual), (CALMER, usual)]
     for policy, scaling in ways:
         default = (policy, scaling) == (DEFAULT, usual)
         starts = starts_of(sweep, workload)
@@ -256,14 +258,15 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
             best = sweep.best(workload, starts[LARGE] if end == FARTHEST else start)
             if best is None or (end == FARTHEST and not default):
                 continue
-            if policy == KEPT and end != LARGE:
+            if policy in (KEPT, CALMER) and end != LARGE:
                 continue
+            lr = best["lr"] / (math.sqrt(2) if policy == CALMER else 1)
             done = {r["seed"] for r in scheduled(sweep.rows, workload, policy, scaling, start)}
             seeds = (DEFAULT_SEEDS if default else SCHEDULED_SEEDS)[workload.name]
             sweep.rows += sweep.pool.map(
                 scheduled_run,
                 [
-                    (*named, policy, scaling, start, best["lr"], seed, most, law)
+                    (*named, policy, scaling, start, lr, seed, most, law)
                     for seed in range(seeds)
                     if seed not in done
                 ],
