@@ -263,6 +263,10 @@ def allocations(training: PlainDdp | Plain, setting: Setting) -> dict[str, int]:
     dist.barrier()
     with profile(activities=activities, profile_memory=True) as profiled:
         training.step(*batch)
+        # gloo's thread writes down when a collective ended, after those who wait for it go on.
+        # It would write into memory that a profiler that has stopped gave back.
+        dist.barrier()
+        time.sleep(0.05)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(trace))
