@@ -9,14 +9,25 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescale.history.metrics import Goal
 from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
-from noisescale.prediction.costing import FAR, Hardware, devices_of, recommended_row, timings_of
+from noisescale.prediction.costing import (
+    FAR,
+    Hardware,
+    devices_of,
+    largest_device_batch,
+    recommended_row,
+    row_on_more_devices,
+    timings_of,
+)
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.printable import printable
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time
+from noisescale.tradeoff.profile import STEPS_SCATTER
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -71,6 +82,9 @@ def predict(
     max_device_batch_size: float | None = None,
     devices_per_node: int | None = None,
     unit: str | None = None,
+    second_run: Mapping[str, Array] | str | PathLike[str] | None = None,
+    goal: str | None = None,
+    steps_scatter: float = STEPS_SCATTER,
 ) -> Prediction:
     """Predict what the result of one run costs at other batch sizes, on other devices.
 
@@ -93,23 +107,30 @@ def predict(
         price_per_device_hour: In any currency.
         hour_worth: What it costs you to wait for an hour, in the same currency. With it, the
             batch size and the number of devices that cost least in all are recommended; without,
-            the one nearest to the critical batch size, where steps and examples are both twice
-            their least, on as many of the devices as it fills.
+            the fastest batch size on the run's own devices, which is the cheapest there.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
-            Default: 1, the uncalibrated theory, which is derived for SGD.
+            Default: 1, the uncalibrated theory, with bounds for how far it has been off under
+            optimizers of the run's kind.
         step_time: From `fit_step_time`, see `noisescale profile`. Default: from the run's own
             seconds a step, with wide bands where other plans have to be assumed.
         max_device_batch_size: The most examples a device takes at once; larger batches are
             accumulated. Default: the most that was timed.
         devices_per_node: Default: all devices are in one node.
         unit: What a batch size counts. Default: that of the history, or "examples".
+        second_run: A run of the same model to the same result at another batch size, given like
+            the first one. S_min and E_min are then those of two equations, for any optimizer.
+        goal: What both runs reached, as "val_loss=0.25": steps are counted up to there. It needs
+            folders of runs, in which the metric was logged. Default: their ends are one result.
+        steps_scatter: Standard deviation of the logarithm of steps to one result, from seeds and
+            tuning; 0.1 is about 10 %.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
         bounds, and the recommended one. For the result that the run reached, no more.
 
     Raises:
-        ValueError: If the run has no measured rows, or an argument is out of its range.
+        ValueError: If the run has no measured rows, an argument is out of its range, or the two
+            runs cannot be compared.
         OSError: If the folder cannot be read.
 
     Example:
@@ -127,28 +148,51 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    history = history_or_run_folder
-    if isinstance(history, (str, PathLike)):
-        from noisescale.history.reading import read_run
-
-        history = read_run(history)
+    if second_run is None and goal is not None:
+        raise ValueError(
+            f"`goal` must come with `second_run`, got {goal!r} alone. Give the run that it is to"
+            " be compared with."
+        )
+    if second_run is not None and calibration is not None:
+        raise ValueError(
+            "`second_run` and `calibration` must not be combined, got both. Give the one that you"
+            " trust."
+        )
+    history = arguments.history_of(history_or_run_folder)
+    other = None if second_run is None else arguments.history_of(second_run)
+    result = "the ends of both runs"
+    if other is not None and goal is not None:
+        reached = Goal.read(goal)
+        result = str(reached)
+        history = arguments.run_to_goal("history", history, reached)
+        other = arguments.run_to_goal("second_run", other, reached)
     unit = printable(unit or getattr(history, "unit", "examples"))
+    confidence = getattr(history, "confidence", 0.95)
     run = arguments.checked_run(history)
+    second: SecondRun | None = None
+    if other is not None:
+        second = SecondRun.of(
+            history, other, result=result, scatter=steps_scatter, confidence=confidence
+        )
     own_devices = devices_of(history) or 1
-    if calibration is None:
-        calibration = Calibration.theory()
-    elif not isinstance(calibration, Calibration):
-        calibration = Calibration.given(calibration)
-    law = arguments.checked_law(run, calibration)
+    if second is not None:
+        law = second.law(run)
+        calibration = Calibration.from_second_run(run, second)
+    else:
+        if calibration is None:
+            calibration = Calibration.theory(getattr(history, "optimizer", None))
+        elif not isinstance(calibration, Calibration):
+            calibration = Calibration.given(calibration)
+        law = arguments.checked_law(run, calibration)
     per_node = arguments.devices_per_node_from(devices_per_node)
-    timings = timings_of(history, per_node)
+    timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
     if step_time is None and timings:
         step_time = _step_time_of(tuple(timings))
     arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = arguments.own_batch_size(history, run)
     sizes = arguments.batch_sizes_from(batch_sizes, run, law, own)
     counts = arguments.devices_from(devices, own_devices)
-    most = step_time.max_device_batch_size if step_time else float(run.batch_size.max())
+    most = step_time.max_device_batch_size if step_time else largest_device_batch(history, run)
     hardware = Hardware(
         step_time=step_time,
         max_device_batch_size=arguments.positive_or(
@@ -158,7 +202,8 @@ def predict(
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
     )
-    far = run.batch_size.min() / FAR, run.batch_size.max() * FAR
+    trained_at = [*run.batch_size, *(second.batch_sizes if second else ())]
+    far = min(trained_at) / FAR, max(trained_at) * FAR
     rows = tuple(
         hardware.row(law, size, count, far=not far[0] <= size <= far[1])
         for count in counts
@@ -170,21 +215,23 @@ def predict(
             f"`batch_sizes` must reach the number of devices, got at most {max(sizes):g} for"
             f" {min(counts)} devices. Each device needs an example."
         )
-    recommended = recommended_row(rows, law, hardware.max_device_batch_size)
+    recommended = recommended_row(rows, law, own_devices)
     return Prediction(
         rows=rows,
         recommended=recommended,
+        on_more_devices=row_on_more_devices(rows, law, own_devices, hardware.max_device_batch_size),
         own_batch_size=own if own in sizes else None,
         own_devices=own_devices,
         law=law,
         calibration=calibration,
+        second_run=second,
         run=run,
         history=history,
         hardware=hardware,
         unit=unit,
-        confidence=getattr(history, "confidence", 0.95),
-        warnings=warnings_about(history, run, law, rows, recommended, calibration, unit),
-        assumptions=assumptions_of(history, run, calibration, hardware, unit),
+        confidence=confidence,
+        warnings=warnings_about(history, run, law, rows, recommended, calibration, second, unit),
+        assumptions=assumptions_of(history, run, calibration, hardware, second, unit),
     )
 
 

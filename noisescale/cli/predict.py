@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +50,17 @@ def predict_run(
     branch_step: Annotated[
         int | None, typer.Option(help="The step of the run that the branches started from.")
     ] = None,
+    second_run: Annotated[
+        Path | None,
+        typer.Option(help="A run of the same model to the same result at another batch size."),
+    ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(help="What both reached, such as val_loss=0.25. Default: their ends."),
+    ] = None,
+    steps_scatter: Annotated[
+        float, typer.Option(help="How much steps to one result scatter: 0.1 is 10 %.")
+    ] = 0.1,
     step_times: Annotated[
         Path | None, typer.Option(help="CSV of `noisescale profile`. Default: the run's own times.")
     ] = None,
@@ -78,13 +89,21 @@ def predict_run(
     from noisescale.step_time import fit_step_time, read_timings
 
     flags = flags_of(predict_run)
+    which: dict[str, Any] = {
+        "optimizer": optimizer,
+        "monitor": monitor,
+        "allow_truncated": allow_truncated,
+    }
     with renamed(flags):
-        history = read_run(
-            run, optimizer=optimizer, monitor=monitor, allow_truncated=allow_truncated
-        )
+        history = read_run(run, **which)
+        other = None
+        if second_run is not None:
+            with renamed({"run": "--second-run"}):
+                other = read_run(second_run, **which)
     kappa = _calibration(history, calibration, sweep, branches, branch_step)
     step_time = None if step_times is None else fit_step_time(read_timings(step_times))
     others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
+    others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
     with renamed(flags | others):
         prediction = predict(
             history,
@@ -97,6 +116,9 @@ def predict_run(
             max_device_batch_size=max_device_batch_size,
             devices_per_node=devices_per_node,
             unit=unit,
+            second_run=other,
+            goal=goal,
+            steps_scatter=steps_scatter,
         )
     if html is not None:
         with renamed({"path": "--html"}):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,22 @@ def read_event_files(
     return columns, list(others)
 
 
+def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], set[str]]:
+    """Read one metric of one run, whatever logged it: steps as logged, values, and all tags."""
+    steps: list[float] = []
+    values: list[float] = []
+    tags: set[str] = set()
+    for path in paths:
+        for record in _records(path):
+            event = Event.FromString(record)
+            for value in event.summary.value:
+                tags.add(value.tag)
+                if value.tag == tag:
+                    steps.append(event.step)
+                    values.append(_number_in(value))
+    return steps, values, tags
+
+
 def _scalars(
     path: Path, prefix: str, others: dict[str, None], allow_truncated: bool
 ) -> Iterator[tuple[int, str, float]]:
@@ -96,13 +113,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _number(value: Summary.Value, path: Path, step: int) -> float:
-    number = (
-        value.simple_value
-        if value.HasField("simple_value")
-        else float(make_ndarray(value.tensor))
-        if value.HasField("tensor")
-        else np.nan
-    )
+    number = _number_in(value)
     if not np.isfinite(number):
         raise ValueError(
             f"`{printable(value.tag)}` must be finite, got {number} at step {step} of"
@@ -110,3 +121,12 @@ def _number(value: Summary.Value, path: Path, step: int) -> float:
             " NoiseScaleMonitor never logs that: mend what wrote it."
         )
     return number
+
+
+def _number_in(value: Summary.Value) -> float:
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if not value.HasField("tensor"):
+        return math.nan
+    tensor = make_ndarray(value.tensor)
+    return float(tensor) if tensor.size == 1 and tensor.dtype.kind in "fiu" else math.nan

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.history.increments import INCREMENTS, merged
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.tradeoff.tradeoff import Tradeoff
 
 COLUMNS = (
@@ -86,6 +89,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         *,
         unit: str = "examples",
         confidence: float = 0.95,
+        optimizer: OptimizerKind | None = None,
+        parameters: float = math.nan,
     ) -> None:
         if most_rows < 2:
             raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
@@ -93,6 +98,12 @@ class History(Mapping[str, NDArray[np.float64]]):
         """What examples and batch sizes count."""
         self.confidence = confidence
         """Coverage of the intervals."""
+        self.optimizer = optimizer
+        """The kind that the run was trained by; None if it was not recorded."""
+        self.parameters = parameters
+        """Numbers that the optimizer trained; NaN if that was not recorded."""
+        self.source: Path | None = None
+        """The folder or file that it was read from."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
@@ -108,6 +119,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         *,
         unit: str = "examples",
         confidence: float = 0.95,
+        optimizer: OptimizerKind | None = None,
+        parameters: float = math.nan,
     ) -> History:
         """Return a history of these columns, each of one length; all rows are kept.
 
@@ -121,13 +134,46 @@ class History(Mapping[str, NDArray[np.float64]]):
                 " Fill what was not measured with NaN."
             )
         extra = [name for name in columns if name not in COLUMNS]
-        history = cls(max(2, 2 * rows["step"]), extra, unit=unit, confidence=confidence)
+        history = cls(
+            *(max(2, 2 * rows["step"]), extra),
+            unit=unit,
+            confidence=confidence,
+            optimizer=optimizer,
+            parameters=parameters,
+        )
         unknown = np.full(rows["step"], np.nan)
         for name, values in history._columns.items():
             values.frombytes(np.asarray(columns.get(name, unknown), dtype=np.float64).tobytes())
         history._seen = rows["step"]
         history.last_step = float(columns["step"][-1]) if rows["step"] else 0.0
         return history
+
+    def until(self, step: float) -> History:
+        """Return the part of the run up to a step, which need not be a row's.
+
+        The last row is cut: its examples are those up to there, what was measured in it stays.
+
+        Raises:
+            ValueError: If the run has no such step.
+        """
+        steps = self["step"]
+        if not 0 < step <= steps[-1]:
+            raise ValueError(
+                f"`step` must be one of the run's, got {step:g}. It has {steps[-1]:,.0f}."
+            )
+        rows = int(np.searchsorted(steps, step)) + 1
+        columns = {name: self[name][:rows] for name in self}
+        before = [0.0 if rows == 1 else self[x][rows - 2] for x in ("step", "examples")]
+        share = (step - before[0]) / (steps[rows - 1] - before[0])
+        columns["examples"][-1] = before[1] + share * (columns["examples"][-1] - before[1])
+        columns["step"][-1] = step
+        return self.from_columns(
+            columns,
+            unit=self.unit,
+            confidence=self.confidence,
+            optimizer=self.optimizer,
+            parameters=self.parameters,
+        )
 
     def append(self, **row: float) -> None:
         """Add the row of one log step; columns left out become NaN."""

@@ -8,6 +8,9 @@ import re
 ROOT = "noise_scale/"
 """What the names of all logged metrics begin with."""
 
+ABOUT_RUN = ("optimizer_kind", "parameters")
+"""Metrics, without their prefix, that are the same at each step of a run."""
+
 TRAINER_PREFIXES = ("", "train/")
 """What a trainer may put before them: that of transformers has "train/" in TensorBoard."""
 

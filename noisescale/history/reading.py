@@ -13,8 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisescale.csv_lines import csv_lines
 from noisescale.history.history import COLUMNS, History
-from noisescale.history.metric_names import measured_in, name_in, prefix_of
+from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.printable import printable
+
+Array = NDArray[np.float64]
 
 _COLUMN_OF = {
     "simple": "noise_scale",
@@ -67,7 +70,70 @@ def read_run(
         columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
     else:
         columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
-    return _history(columns, printable(path), (monitor or "", optimizer), others)
+    history = _history(columns, printable(path), (monitor or "", optimizer), others)
+    history.source = path
+    return history
+
+
+def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
+    """Read another metric of a run that the monitor logged too, for instance its loss.
+
+    Args:
+        path: See `read_run`.
+        name: As it was logged; TensorBoard shows it.
+
+    Returns:
+        Optimizer steps, rising, and the values, without those that are not finite.
+
+    Raises:
+        ValueError: If there is no such metric, or nothing tells which steps it was logged at.
+        OSError: If the run cannot be read.
+    """
+    path = _run_in(Path(path))
+    files = [path] if path.is_file() else sorted(path.glob(_FILES[0]))
+    if files and files[0].suffix != ".csv":
+        from noisescale.history.event_files import read_scalar
+
+        steps, values, names = read_scalar(files, name)
+        ours = next((n for n in sorted(names) if measured_in(n) is not None), "")
+        clock = read_scalar(files, ours)[:2]
+    else:
+        file = path if path.is_file() else path / _FILES[1]
+        (_, header), *lines = list(csv_lines(file)) or [(0, [])]
+        names = set(header)
+        ours = next((n for n in header if measured_in(n) is not None), "")
+        steps, values = _column(header, lines, name)
+        clock = _column(header, lines, ours)
+    known = np.isfinite(values) if len(values) else np.array([], dtype=bool)
+    if not known.any():
+        others = ", ".join(sorted(n for n in names if not name_in(n, ROOT))[:8])
+        raise ValueError(
+            f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
+            f" There is {printable(others) or 'none'}."
+        )
+    if not len(clock[0]):
+        raise ValueError(
+            f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no step of it. Add"
+            " `NoiseScaleMonitor()` to the callbacks of the Trainer."
+        )
+    # Trainers log under the number of the step, or of the one before: our rows tell which, those
+    # of a step that was measured.
+    behind = float(np.subtract(clock[1], clock[0]).max().clip(0, 1))
+    at, found = np.array(steps)[known] + behind, np.array(values)[known]
+    last = np.append(at[1:] != at[:-1], True)  # of one step the last one counts
+    order = np.argsort(at[last], kind="stable")
+    return at[last][order], found[last][order]
+
+
+def _column(
+    header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
+) -> tuple[list[float], list[float]]:
+    """A metric's steps and values in a CSVLogger's file; none where it is not there."""
+    if name not in header or "step" not in header:
+        return [], []
+    where, step = header.index(name), header.index("step")
+    cells = [(line[step], line[where]) for _, line in lines if line[where]]
+    return [float(at) for at, _ in cells], [float(value) for _, value in cells]
 
 
 def history_from_scalars(
@@ -182,6 +248,10 @@ def _history(
 ) -> History:
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
+    optimizers, parameters = (
+        values[np.isfinite(values)] if (values := logged.get(name)) is not None else np.array([])
+        for name in ABOUT_RUN
+    )
     columns = {
         _COLUMN_OF.get(name, name): values
         for name, values in logged.items()
@@ -209,7 +279,11 @@ def _history(
     unresolved = np.full(int(last.sum()), math.inf)
     high = columns.get("high", unresolved)
     columns["high"] = np.where(np.isnan(high), math.inf, high)
-    return History.from_columns(columns)
+    return History.from_columns(
+        columns,
+        optimizer=OptimizerKind.logged_as(optimizers),
+        parameters=float(parameters[-1]) if len(parameters) else math.nan,
+    )
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:

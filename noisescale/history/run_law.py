@@ -16,6 +16,12 @@ from noisescale.history.segments import Array, Segments
 from noisescale.tradeoff.run_sums import Parts, Sums
 from noisescale.tradeoff.tradeoff import Tradeoff
 
+_COURSE = (0.01, 0.99)
+"""Of a step's progress: beyond that its noise scale is nothing but the error of measuring it."""
+
+_FARTHEST = 60.0
+"""The logarithm of the largest factor between a run's noise scale and a critical batch size."""
+
 
 @dataclass(frozen=True)
 class RunLaw:
@@ -78,8 +84,6 @@ class RunLaw:
             middle, high = np.full_like(middle, math.nan), np.zeros_like(high)
         value = of_blocks(middle)
         of_kappa = value, value
-        sizes, which = np.unique(run.batch_size, return_inverse=True)
-        steps = np.bincount(which, weights=run.steps).astype(np.float64)
         if kappa.low != kappa.high:
             of_kappa = parts(run.progress, kappa.low), parts(run.progress, kappa.high)
         return cls(
@@ -88,9 +92,46 @@ class RunLaw:
             of_blocks(_calibrated(high, kappa.high)),
             of_b,
             of_kappa,
-            (Parts(steps, np.zeros_like(steps)), Parts(np.zeros_like(steps), steps * sizes)),
+            _extremes(run),
             Parts.at_progress(middle.clip(0.0, 1.0), run.batch_size, run.steps).gamma,
         )
+
+    @classmethod
+    def at(cls, run: Segments, critical_batch_size: Bounded) -> RunLaw:
+        """Return the law of a run whose critical batch size is known from elsewhere.
+
+        The measured noise scale tells the course along the run alone, and adds no error; where it
+        is not resolved it is taken to be constant. `critical_batch_size` may have the value
+        infinity or NaN, and an infinite upper end.
+        """
+        progress = np.nan_to_num(run.progress, nan=0.5).clip(*_COURSE)
+        course = run.batch_size * (1 - progress) / progress
+
+        def parts(critical: float) -> Parts:
+            def at_factor(log_factor: float) -> Parts:
+                noise_scale = math.exp(log_factor) * course
+                return Parts.at_noise_scale(noise_scale, run.batch_size, run.steps)
+
+            def excess(log_factor: float) -> float:
+                return math.log(at_factor(log_factor).sums.critical_batch_size / critical)
+
+            if critical == 0 or math.isinf(critical):
+                all_or_none = np.full_like(course, float(critical == 0))
+                return Parts.at_progress(all_or_none, run.batch_size, run.steps)
+            return at_factor(brentq(excess, -_FARTHEST, _FARTHEST, xtol=1e-12))
+
+        known = critical_batch_size
+        low, high = parts(known.low), parts(known.high)
+        if not math.isfinite(known.value):
+            nothing = np.full_like(course, math.nan)
+            middle = Parts(nothing, nothing)
+        else:
+            middle = parts(known.value)
+        one = np.zeros(run.steps.size, dtype=np.intp)
+        value, lowest, highest = (x.of_blocks(one) for x in (middle, low, high))
+        gamma = middle.gamma if known.value else math.nan
+        ends = (value, value), (lowest, highest)
+        return cls(value, lowest, highest, *ends, _extremes(run), gamma)
 
     @property
     def middle(self) -> Sums:
@@ -180,6 +221,14 @@ def tradeoff_of(run: Segments) -> Tradeoff:
             " or at a larger batch size."
         )
     return law.tradeoff
+
+
+def _extremes(run: Segments) -> tuple[Parts, Parts]:
+    """What a run would be without any noise, and without any progress, by its batch sizes."""
+    sizes, which = np.unique(run.batch_size, return_inverse=True)
+    steps = np.bincount(which, weights=run.steps).astype(np.float64)
+    none = np.zeros_like(steps)
+    return Parts(steps, none), Parts(none, steps * sizes)
 
 
 def _calibrated(progress: Array, kappa: float) -> Array:

@@ -7,14 +7,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noisescale._moved import former_names
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
-from noisescale.history.metric_names import ROOT
+from noisescale.history.metric_names import ABOUT_RUN, ROOT
+from noisescale.history.optimizers import OptimizerKind, parameters_of
 from noisescale.meter.meter import NoiseScaleMeter
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 class _Now(NamedTuple):
@@ -115,21 +119,27 @@ class LoggedMeter:
 
     Args:
         meter: Of its parameters.
+        optimizer: That steps, not a wrapper of it.
         prefix: What the names of its metrics begin with.
     """
 
-    def __init__(self, meter: NoiseScaleMeter, prefix: str = ROOT) -> None:
+    def __init__(self, meter: NoiseScaleMeter, optimizer: Optimizer, prefix: str = ROOT) -> None:
         self.meter = meter
         self.measuring = True
         """Whether it has not been closed."""
-        self.history = self._new_history()
         self.guard = Guard()
+        self._optimizer: OptimizerKind | None = None
+        self._parameters = math.nan
+        with self.guard("Its optimizer is not recorded with the run"):
+            self._optimizer = OptimizerKind.of(optimizer)
+            self._parameters = parameters_of(optimizer)
+        self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix
         self.timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
-        self._names = (*OF_EVERY_RUN,)
+        self._names = (*OF_EVERY_RUN, *ABOUT_RUN)
         self._last_read_step = -1
 
     @property
@@ -217,6 +227,8 @@ class LoggedMeter:
         estimate = _current(meter.noise_scale, in_force)
         now = _Now(estimate, meter, self.timer.mean)
         metrics = {name: value_of(now) for name, value_of in OF_EVERY_RUN.items()}
+        kind = math.nan if self._optimizer is None else float(self._optimizer)
+        metrics |= zip(ABOUT_RUN, (kind, float(self._parameters)), strict=True)
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
@@ -295,10 +307,14 @@ class LoggedMeter:
             extra_columns=[f"group/{g}" for g in self.meter.group_noise_scales],
             unit=estimate.unit,
             confidence=estimate.confidence,
+            optimizer=self._optimizer,
+            parameters=self._parameters,
         )
 
 
-def nothing_measured(prefix: str = ROOT, names: Iterable[str] = OF_EVERY_RUN) -> dict[str, float]:
+def nothing_measured(
+    prefix: str = ROOT, names: Iterable[str] = (*OF_EVERY_RUN, *ABOUT_RUN)
+) -> dict[str, float]:
     """Return the metrics of a run in which nothing can be measured: NaN."""
     return {prefix + name: math.nan for name in names}
 

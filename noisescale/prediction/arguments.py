@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from os import PathLike
 
 import numpy as np
 
 from noisescale.checks import checked_positive
+from noisescale.history.history import History
+from noisescale.history.metrics import Goal
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
@@ -21,6 +24,44 @@ MOST_BATCH_SIZES = 256
 """At once: each is a row of a table for each number of devices."""
 
 MOST_DEVICES, MOST_NUMBERS_OF_DEVICES = 1_000_000, 64
+
+
+Run = Mapping[str, Array] | str | PathLike[str]
+
+
+def history_of(run: Run) -> Mapping[str, Array]:
+    """Return the history of a run, read from its folder if it is one."""
+    if isinstance(run, (str, PathLike)):
+        from noisescale.history.reading import read_run
+
+        return read_run(run)
+    return run
+
+
+def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
+    """Return a run up to where it reached a goal; `name`: of the argument, for errors.
+
+    Raises:
+        ValueError: If it did not, or where it was read from there is no such metric.
+    """
+    source = getattr(history, "source", None)
+    if not isinstance(history, History) or source is None:
+        raise ValueError(
+            f"`goal` must come with folders of runs, in which {goal.metric!r} was logged, got a"
+            f" history as `{name}`. Give the folder, or leave the goal out."
+        )
+    from noisescale.history.reading import read_metric
+
+    steps, values = read_metric(source, goal.metric)
+    reached = goal.reached_at(steps, values)
+    if reached is None:
+        best = values.min() if values[0] >= goal.value else values.max()
+        raise ValueError(
+            f"`{name}` must have reached {goal}, got {best:.4g} at best in {steps[-1]:,.0f} steps."
+            " Give a goal that both runs reached."
+        )
+    # The monitor's last row may be before the last of another metric.
+    return history.until(min(reached, float(history["step"][-1])))
 
 
 def checked_run(history: Mapping[str, Array]) -> Segments:

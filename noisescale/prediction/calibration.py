@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from noisescale.bounded import Bounded
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
+from noisescale.prediction.second_run import SecondRun
+from noisescale.prediction.theory import THEORY_BANDS
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
 
@@ -34,6 +37,8 @@ UNCALIBRATED = (
 class Calibration:
     """A factor by which the noise scale is multiplied to predict, and where it comes from.
 
+    Unknown (`UNKNOWN`) where B_crit was found without a noise scale.
+
     Example:
         >>> Calibration(Bounded(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
         2.5
@@ -46,9 +51,13 @@ class Calibration:
     source: str
     doubts: tuple[str, ...] = ()
     """Whole sentences, for the reader of a prediction."""
+    is_theory: bool = False
+    """Whether the value is 1, for want of anything better."""
 
     def __post_init__(self) -> None:
         k = self.kappa
+        if k is UNKNOWN:
+            return  # B_crit is known, and the noise scale is not
         if not LEAST_KAPPA <= k.value <= MOST_KAPPA:
             raise ValueError(
                 f"`kappa` must be from {LEAST_KAPPA:g} to {MOST_KAPPA:g}, got {k.value!r}."
@@ -65,15 +74,20 @@ class Calibration:
         """Return a factor known from elsewhere."""
         return cls(Bounded(kappa, kappa, kappa), "given")
 
-    @property
-    def is_theory(self) -> bool:
-        """Whether this is kappa = 1, for want of anything better."""
-        return self.source == UNCALIBRATED
-
     @classmethod
-    def theory(cls) -> Calibration:
-        """Return kappa = 1, labelled so."""
-        return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED)
+    def theory(cls, optimizer: OptimizerKind | None = None) -> Calibration:
+        """Return kappa = 1, labelled so, and as far off as it has been for such an optimizer.
+
+        Without an optimizer there is no telling, and the bounds are 1, too.
+        """
+        if optimizer is None:
+            return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED, is_theory=True)
+        band, found_in = THEORY_BANDS[optimizer]
+        source = (
+            f"{UNCALIBRATED} By {optimizer.title} B_crit was {band.low:g} to {band.high:g} times"
+            f" B_simple, in {found_in}."
+        )
+        return cls(band, source, is_theory=True)
 
     @classmethod
     def from_sweep(
@@ -122,6 +136,18 @@ class Calibration:
             f" B_crit = {swept.value:.3g}",
             fit.warnings,
         )
+
+    @classmethod
+    def from_second_run(cls, run: Segments, second: SecondRun) -> Calibration:
+        """Return the factor that two runs to one result imply; unknown without a noise scale.
+
+        It is told, not used: two runs have their own law.
+        """
+        found = second.critical_batch_size
+        simple = RunLaw.of(run, Bounded(1.0, 1.0, 1.0)).middle.critical_batch_size
+        usual = 0 < found.value < math.inf and 0 < simple < math.inf
+        kappa = found * (1 / simple) if usual else UNKNOWN
+        return cls(kappa, second.source)
 
     @classmethod
     def from_branches(

@@ -11,7 +11,7 @@ import numpy as np
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.run_law import RunLaw
-from noisescale.history.segments import Array
+from noisescale.history.segments import Array, Segments
 from noisescale.plan import Plan, mean_plan
 from noisescale.step_time import StepTimeModel, StepTiming
 
@@ -68,6 +68,10 @@ class Hardware:
     price_per_device_hour: float | None = None
     hour_worth: float | None = None
 
+    def step_time_assumed(self, row: PredictedRow) -> bool:
+        """Whether the seconds of a row are known to no better than a factor of 1.5."""
+        return row.seconds_per_step.high > 1.5 * row.seconds_per_step.low
+
     def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
         """Cost a batch size: device batches as large as fit, then accumulation."""
         plan = mean_plan(
@@ -101,29 +105,72 @@ class Hardware:
         )
 
 
-def recommended_row(
-    rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
-) -> PredictedRow:
-    """Return the row with the least cost, waiting included; without prices the balanced one.
+def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int) -> PredictedRow:
+    """Return what to do on the run's own devices: the row with the fewest hours there.
 
-    A batch is balanced where a step is worth B_crit examples, McCandlish's default exchange rate:
-    steps + examples/B_crit is least at B_crit. It goes to as many devices as it fills, so that
-    none has to accumulate and none runs half empty.
+    On given devices the fastest is the cheapest. Where no seconds are known it is the balanced one.
+    With prices it is the row with the least cost, waiting included, on any number of devices; so
+    it is, without prices, where the run's own number is not among the rows.
+    """
+    if any(row.cost_with_waiting.known for row in rows):
+        return _cheapest(rows, law)
+    own = [row for row in rows if row.devices == own_devices]
+    return fastest_row(_near(own), law) if own else balanced_row(_near(rows), law)
+
+
+def row_on_more_devices(
+    rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, max_device_batch_size: float
+) -> PredictedRow | None:
+    """Return the row up to which more devices pay; None where they do not.
+
+    They do as long as one per cent more of device-hours saves one per cent of the hours or more, as
+    McCandlish's B_crit has it for steps and examples. With prices that is what costs least.
+    """
+    if any(row.cost_with_waiting.known for row in rows):
+        best = _cheapest(rows, law)
+    elif any(row.hours.known for row in rows):
+        best = balanced_row(_near(rows), law)
+    else:
+        best = _filled(rows, law, max_device_batch_size)
+    return best if best.devices > own_devices else None
+
+
+def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
+    """Return the row with the least product of hours and device-hours.
+
+    Without seconds that is steps times examples, which is least at B_crit.
     """
     known = law.known
-    rate = known.critical_batch_size
+
+    def product(row: PredictedRow) -> float:
+        seconds, steps = row.seconds_per_step.value, known.steps(row.batch_size)
+        if math.isnan(seconds):
+            return steps * steps * row.batch_size
+        return (steps * seconds) ** 2 * row.devices
+
+    return min(rows, key=product)
+
+
+def _near(rows: Sequence[PredictedRow]) -> Sequence[PredictedRow]:
+    """The rows whose batch size is not far from the run's, if there are any."""
+    return [row for row in rows if "batch size" not in row.extrapolated] or rows
+
+
+def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
+    known = law.known
 
     def cost_with_waiting(row: PredictedRow) -> float:
         a_second = row.cost_with_waiting.high / row.hours.high
         return known.steps(row.batch_size) * row.seconds_per_step.value * a_second
 
-    if any(row.cost_with_waiting.known for row in rows):
-        return min(rows, key=cost_with_waiting)
+    return min(rows, key=cost_with_waiting)
 
-    def cost(row: PredictedRow) -> float:
-        return known.steps(row.batch_size) * (1 + row.batch_size / rate)
 
-    size = min(rows, key=cost).batch_size
+def _filled(
+    rows: Sequence[PredictedRow], law: RunLaw, max_device_batch_size: float
+) -> PredictedRow:
+    """The balanced batch size on as many devices as it fills, where no seconds are known."""
+    size = balanced_row(rows, law).batch_size
     of_it = [row for row in rows if row.batch_size == size]
     filled = [row for row in of_it if row.devices * max_device_batch_size <= size]
     return max(filled, key=lambda row: row.devices) if filled else of_it[0]
@@ -174,6 +221,12 @@ def timings_of(
             nodes = nodes_of(count, devices_per_node)
             timings.append(StepTiming(size, round(plan[1]), count, nodes, median))
     return timings
+
+
+def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:
+    """The most examples that a device had at once, in the means of a run's segments."""
+    shares = _recorded(history, "devices", 1.0) * _recorded(history, "accumulation", 1.0)
+    return float((run.batch_size / shares).max())
 
 
 def devices_of(history: Mapping[str, Array]) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from noisescale._moved import former_names
 from noisescale.bounded import Bounded
@@ -13,6 +14,7 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow, fastest_row
+from noisescale.prediction.second_run import SecondRun
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,16 @@ class PredictionRecord:
     rows: tuple[PredictedRow, ...]
     """One for each number of devices and, within it, each batch size."""
     recommended: PredictedRow
+    """On the run's own devices; with prices, on the number of devices that costs least."""
+    on_more_devices: PredictedRow | None
+    """Up to where more devices pay; None where they do not."""
     own_batch_size: float | None
     """The run's, among those of the rows; None where it changed along the run."""
     own_devices: int
     law: RunLaw
     """Steps and examples at any batch size, with bounds."""
     calibration: Calibration
+    second_run: SecondRun | None
     run: Segments
     history: Mapping[str, Array]
     hardware: Hardware
@@ -45,8 +51,18 @@ class PredictionRecord:
 
     @property
     def critical_batch_size(self) -> Bounded:
-        """B_crit = E_min/S_min over the run, calibrated; McCandlish's definition, in `unit`."""
+        """B_crit = E_min/S_min over the run, McCandlish's definition, in `unit`.
+
+        Its bounds have in them what the theory does not know: how far B_crit was from the noise
+        scale for optimizers of the run's kind. Those of a calibration or of a second run are its
+        own.
+        """
         return self.law.critical_batch_size
+
+    @cached_property
+    def critical_batch_size_by_noise_scale(self) -> Bounded:
+        """B_crit if the theory held exactly, with the bounds of the measurement alone."""
+        return RunLaw.of(self.run, Bounded(1.0, 1.0, 1.0)).critical_batch_size
 
     @property
     def resolved(self) -> bool:

@@ -10,6 +10,7 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments, coverage_of
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import FAR, Hardware, PredictedRow, devices_of
+from noisescale.prediction.second_run import SecondRun
 
 MANY_UNRESOLVED = 0.1
 """Share of a run's steps without a resolved or measured noise scale that is worth a warning."""
@@ -22,12 +23,15 @@ def warnings_about(
     rows: Sequence[PredictedRow],
     recommended: PredictedRow,
     calibration: Calibration,
+    second: SecondRun | None,
     unit: str,
 ) -> tuple[str, ...]:
     """Return where a prediction is not to be trusted, in whole sentences."""
     found = [f"Of the sweep that kappa was fitted to: {doubt}" for doubt in calibration.doubts]
     critical = law.critical_batch_size
-    if not math.isfinite(critical.value):
+    if second is not None:
+        found += second.doubts
+    elif not math.isfinite(critical.value):
         found.append(
             "The noise scale was not resolved in this run: the critical batch size is at"
             f" least {critical.low:.3g} {unit}, and steps and hours are bounds. Train longer, or at"
@@ -71,6 +75,7 @@ def assumptions_of(
     run: Segments,
     calibration: Calibration,
     hardware: Hardware,
+    second: SecondRun | None,
     unit: str,
 ) -> tuple[str, ...]:
     """Return what a prediction takes for given, in whole sentences."""
@@ -79,8 +84,13 @@ def assumptions_of(
         "Every batch size is trained at its own best learning rate, to the result that this run"
         " reached, and no further."
     ]
-    if calibration.is_theory:
+    if calibration.is_theory or second is not None:
         found.append(calibration.source)
+        if calibration.is_theory and getattr(history, "optimizer", None) is None:
+            found.append(
+                "The run's optimizer was not recorded: the bounds are those of the measurement"
+                " alone, not of the theory."
+            )
     else:
         band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
         found.append(

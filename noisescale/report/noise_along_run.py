@@ -192,8 +192,8 @@ def _draw_critical(drawn: go.Figure, p: PredictionRecord) -> None:
 def _finding(p: PredictionRecord) -> str:
     own, unit = p.own_batch_size, escape(p.unit)
     beside = f", batch size {count(own)}" if own else ""
-    if not p.resolved:
-        least = p.critical_batch_size.low / p.calibration.kappa.low
+    if not math.isfinite(p.critical_batch_size_by_noise_scale.value):
+        least = p.critical_batch_size_by_noise_scale.low
         known = f": at least {number(least)} {unit}" if least else ""
         return f"Noise scale not resolved{known}{beside}"
     # What is not resolved is above its bound: without it the median would be one of low values.

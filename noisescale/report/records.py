@@ -22,6 +22,7 @@ ROW = (
     *("device_hours", "cost", "cost_with_waiting", "extrapolated"),
 )
 HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
+SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
 SWEEP = ("batch_size", "measured_steps", "fitted_steps", "log_residual")
 """What is told of a row, of the devices, of a run of a sweep."""
 
@@ -33,12 +34,15 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     |---|---|
     | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
     | `resolved` | whether the noise scale was, anywhere in the run |
-    | `critical_batch_size` | B_crit = E_min/S_min |
-    | `recommended` | one of `rows` |
+    | `critical_batch_size` | B_crit = E_min/S_min, with the bounds of theory and measurement |
+    | `critical_batch_size_by_noise_scale` | as measured, with the bounds of that alone |
+    | `recommended` | one of `rows`: on the run's devices, or what costs least |
+    | `on_more_devices` | one of `rows`: up to where more devices pay; None where they do not |
     | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
     | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
     | `tradeoff` | S_min, E_min, gamma |
-    | `calibration` | kappa of B_crit = kappa·B_simple, and its source |
+    | `calibration` | kappa of B_crit = kappa·B_simple, its source, and whether it is theory |
+    | `second_run` | batch sizes and steps of both runs, their result and scatter; None without |
     | `run` | what was measured: steps, examples, batch size, devices, hours; how many steps, \
       and which share of the time measuring took |
     | `step_time` | whether hours are known; most examples a device takes; devices a node |
@@ -53,7 +57,9 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
         {
             "version": __version__,
             **_told(p, "unit", "confidence", "resolved", "critical_batch_size"),
+            **_told(p, "critical_batch_size_by_noise_scale"),
             "recommended": _told(p.recommended, *ROW),
+            "on_more_devices": _told(p.on_more_devices, *ROW) if p.on_more_devices else None,
             "twice_the_devices": {
                 "batch_size": twice.row.batch_size,
                 "devices": twice.row.devices,
@@ -64,6 +70,7 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
             "tradeoff": _told(p.law.middle, "min_steps", "min_examples") | _told(p.law, "gamma"),
             "calibration": _told(p.calibration, "kappa", "source")
             | {"theory": p.calibration.is_theory},
+            "second_run": _told(p.second_run, *SECOND_RUN) if p.second_run else None,
             "run": _run(p),
             "step_time": {"known": timed(p)} | _told(p.hardware, *HARDWARE),
             **_told(p, "warnings", "assumptions"),
@@ -125,7 +132,10 @@ def _run(p: PredictionRecord) -> dict[str, Any]:
         mean = (p.run.steps * seconds)[timed_steps].sum() / p.run.steps[timed_steps].sum()
         hours = mean * p.run.steps.sum() / 3600
     measured_steps, share = measuring(p) or (math.nan, math.nan)
+    optimizer = getattr(p.history, "optimizer", None)
     return {
+        "optimizer": None if optimizer is None else optimizer.name.lower(),
+        "parameters": getattr(p.history, "parameters", math.nan),
         "steps": float(p.run.steps.sum()),
         "examples": float((p.run.steps * p.run.batch_size).sum()),
         "batch_size": p.own_batch_size,

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
+from noisescale.prediction.second_run import advice_on
 from noisescale.report.answers import (
     device_counts,
     doubled,
     measuring,
     own_batch_size,
     plan,
+    priced,
     row_at,
     same,
     time_ratio,
@@ -77,39 +81,118 @@ class Table:
 
 
 def headline(p: PredictionRecord) -> list[tuple[str, str]]:
-    """Return what to use, how sure that is, what twice the devices buy, what measuring took."""
-    best, critical, twice = p.recommended, p.critical_batch_size, doubled(p)
-    more = "" if p.resolved else " or more"
-    interval = f"{100 * p.confidence:g} % interval "
-    sure = f"at least {number(critical.low)} {p.unit}, not resolved"
-    if not critical.low:
-        sure = "not resolved, without a lower bound either"
-    if p.resolved:
-        around = "" if math.isinf(critical.high) else f" to {number(critical.high)}"
-        start = "" if around else "at least "
-        sure = f"{number(critical.value)} {p.unit}"
-        sure += f" ({interval}{start}{number(critical.low)}{around})"
-    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
-    lines = [
-        (
-            "Recommended batch size",
-            f"{count(best.batch_size)}{more} {p.unit} on {plural(best.devices, 'device')}:"
-            f" {plan(best)} (device batch x accumulation x devices)",
-        ),
-        ("Critical batch size", sure),
-        (
-            "Twice the devices",
-            f"{banded(twice.time)} x the {time}, {banded(twice.compute)} x the {compute} of this"
-            f" run (batch size {count(twice.row.batch_size)}"
-            f" on {plural(twice.row.devices, 'device')})",
-        ),
-    ]
+    """Return what to do, how sure that is, what settles it, what measuring took."""
+    lines = [*_what_to_do(p), *_how_sure(p), _twice_the_devices(p)]
     if (found := measuring(p)) is not None:
         steps, share = found
         of = f"{count(steps)} of {count(p.run.steps.sum())} steps were measured"
         said = f"about {100 * share:.1f} % of its time, estimated: {of}"
         lines.append(("Measuring this run took", said))
     return lines
+
+
+def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
+    """On the devices of the run, then on more of them."""
+    best, more = p.recommended, p.on_more_devices
+    at_least = "" if p.resolved else " or more"
+    what = f"{count(best.batch_size)}{at_least} {p.unit} ({plan(best)}): "
+    if (best.batch_size, best.devices) == (p.own_batch_size, p.own_devices):
+        what += "as this run"
+    else:
+        what += _against_run(p, best)
+    if timed(p) and time_ratio(p, best).high > 1 and p.hardware.step_time_assumed(best):
+        what += ". Step times are assumed: `noisescale profile` measures them"
+    if best.devices != p.own_devices:
+        yield f"Cheapest on {plural(best.devices, 'device')}", what
+    elif timed(p):
+        yield f"Fastest on {_these(p)}", what
+    else:
+        yield f"Best on {_these(p)}", what
+    if priced(p) and best.cost_with_waiting.known:
+        return  # which has chosen the number of devices
+    if more is None:
+        most = max(device_counts(p))
+        if most > p.own_devices:
+            yield (
+                "More devices",
+                "do not pay: they add a larger share of compute than they save of time",
+            )
+        return
+    yield (
+        "More devices pay up to",
+        f"{plural(more.devices, 'device')}: {count(more.batch_size)}{at_least} {p.unit}"
+        f" ({plan(more)}): {_against_run(p, more)}",
+    )
+
+
+def _against_run(p: PredictionRecord, row: PredictedRow) -> str:
+    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
+    ratio = time_ratio(p, row)
+    by = row.devices / p.own_devices if timed(p) else row.batch_size / own_batch_size(p)
+    return f"{banded(ratio)} x the {time}, {banded(ratio * by)} x the {compute} of this run"
+
+
+def _these(p: PredictionRecord) -> str:
+    return "this device" if p.own_devices == 1 else f"these {p.own_devices} devices"
+
+
+def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
+    """The critical batch size, with all that is not known of it, then what that is made of."""
+    by_noise_scale = p.critical_batch_size_by_noise_scale
+    interval = f"{100 * p.confidence:g} % interval"
+    if p.second_run is not None:
+        yield "Critical batch size", f"{_bounded(p, p.critical_batch_size, interval)}, by two runs"
+        yield "  by the noise scale", _bounded(p, by_noise_scale, interval)
+        return
+    if not p.calibration.is_theory:
+        yield "Critical batch size", _bounded(p, p.critical_batch_size, interval)
+        yield "  by the noise scale", _bounded(p, by_noise_scale, interval)
+        return
+    band = p.calibration.kappa
+    if band.low == band.high:
+        yield "Critical batch size", _bounded(p, by_noise_scale, interval)
+        yield "  the theory", "may be off; the run's optimizer, which tells how far, is not known"
+        return
+    yield "Critical batch size", _bounded(p, p.critical_batch_size, "all told")
+    yield "  measured", f"{_bounded(p, by_noise_scale, interval)}{_at_the_end(p)}"
+    kind = getattr(p.history, "optimizer", None)
+    by = "here" if kind is None else f"by {kind.title}"
+    yield "  the theory", f"{by} B_crit was {band.low:g} to {band.high:g} x that by the noise scale"
+    yield "  what settles it", advice_on(own_batch_size(p), p.critical_batch_size.value)
+
+
+def _at_the_end(p: PredictionRecord) -> str:
+    """The noise scale that a progress bar showed last, which is not that of the run."""
+    logged = np.asarray(p.history.get("noise_scale", ()), dtype=np.float64)
+    high = np.asarray(p.history.get("high", ()), dtype=np.float64)
+    if not (len(logged) and np.isfinite(logged[-1]) and np.isfinite(high[-1])):
+        return ""
+    return f" over the run; the progress bar's {number(logged[-1])} is of its end"
+
+
+def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
+    """Write a critical batch size with its bounds."""
+    if not math.isfinite(band.value):
+        if not band.low:
+            return "not resolved, without a lower bound either"
+        return f"at least {number(band.low)} {p.unit}, not resolved"
+    if not band.value:
+        return f"at most {number(band.high)} {p.unit}: steps did not fall"
+    around = f"at least {number(band.low)}"
+    if math.isfinite(band.high):
+        around = f"{number(band.low)} to {number(band.high)}"
+    return f"{number(band.value)} {p.unit} ({what} {around})"
+
+
+def _twice_the_devices(p: PredictionRecord) -> tuple[str, str]:
+    twice = doubled(p)
+    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
+    return (
+        "Twice the devices",
+        f"{banded(twice.time)} x the {time}, {banded(twice.compute)} x the {compute} of this"
+        f" run (batch size {count(twice.row.batch_size)}"
+        f" on {plural(twice.row.devices, 'device')})",
+    )
 
 
 def tables(p: PredictionRecord) -> list[Table]:

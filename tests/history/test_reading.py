@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import History, NoiseScaleMonitor, predict
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.reading import history_from_scalars, read_run
 
 ROW = {
@@ -74,6 +75,7 @@ def test_all_sources_of_a_run_predict_the_same(tmp_path: Path) -> None:
         NoiseScaleMonitor(), train_loader=loader(30, 6000), logger=loggers, log_every_n_steps=7
     )
     columns = {name: np.array(values) for name, values in result["history"].items()}
+    columns = History.from_columns(columns, optimizer=OptimizerKind.SGD)
 
     own, board, csv = (
         predict(run, [8, 64], [1]) for run in (columns, tmp_path / "board", tmp_path / "csv")

@@ -87,19 +87,50 @@ def test_a_larger_device_batch_is_planned_where_it_is_said_to_fit() -> None:
     assert "step time" in row.extrapolated
 
 
-def test_without_prices_the_batch_nearest_to_the_critical_one_is_recommended() -> None:
-    """B_crit = 192: 128 and 256 cost (1 + 1.5)(1 + 2/3) and (1 + .75)(1 + 4/3) alike, nearly."""
+def test_without_prices_the_fastest_batch_on_the_runs_own_devices_is_recommended() -> None:
     prediction = predict(history())
 
+    own = prediction.rows_for(2)
+    assert prediction.recommended == min(own, key=lambda row: row.hours.value)
+
+
+def test_more_devices_pay_as_long_as_they_save_the_share_that_they_add() -> None:
+    prediction = predict(history())
+
+    more = prediction.on_more_devices
+    assert more is not None
+    assert more.devices > 2
+    products = [row.hours.value * row.device_hours.value for row in prediction.rows]
+    assert more.hours.value * more.device_hours.value == pytest.approx(min(products))
+
+
+def test_no_row_is_faster_and_cheaper_than_what_is_recommended() -> None:
+    prediction = predict(history())
+
+    for best in (prediction.recommended, prediction.on_more_devices):
+        assert best is not None
+        assert not [
+            row
+            for row in prediction.rows
+            if row.hours.value < best.hours.value
+            and row.device_hours.value < best.device_hours.value
+        ]
+
+
+def test_without_seconds_the_balanced_batch_goes_to_as_many_devices_as_it_fills() -> None:
+    """B_crit = 192: 128 and 256 cost (1 + 1.5)(1 + 2/3) and (1 + .75)(1 + 4/3) alike, nearly."""
+    untimed = history()
+    untimed["seconds_per_step"] = np.full_like(untimed["step"], math.nan)
+
+    prediction = predict(untimed)
+
     assert prediction.recommended_batch_size in (128, 256)
-    row = prediction.recommended
-    assert row.devices * 32 == row.batch_size  # as many devices as it fills
-
-
-def test_a_batch_that_fills_no_devices_goes_to_the_fewest() -> None:
-    prediction = predict(history(), devices=[2, 4, 8], max_device_batch_size=1000)
-
     assert prediction.recommended.devices == 2
+    more = prediction.on_more_devices
+    assert more is not None
+    assert more.devices * 32 == more.batch_size
+    few = predict(untimed, devices=[2, 4, 8], max_device_batch_size=1000)
+    assert few.on_more_devices is None
 
 
 def test_rounding_does_not_add_a_micro_batch() -> None:

@@ -84,7 +84,7 @@ def test_the_tab_lists_the_runs_and_draws_the_reports_figures(page: "Page") -> N
     assert frame.locator("select[name=run] option").all_inner_texts() == ["one", "unresolved"]
     assert not frame.locator("select[name=monitor]").is_visible()
     assert not frame.locator("select[name=optimizer]").is_visible()
-    assert answers(frame)[1] == "192 examples (95 % interval 154 to 250)"
+    assert answers(frame)[2] == "192 examples (95 % interval 154 to 250)"
     for figure, axis in (
         ("front", "time (seconds)"),
         ("noise-scale", "optimizer steps"),

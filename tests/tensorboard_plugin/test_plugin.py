@@ -81,8 +81,12 @@ def test_a_run_is_answered_with_what_the_package_predicts(
     answer = json.loads(get(plugin, "/prediction", run="one", price=2, worth=30).data)
 
     expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
-    assert f"{expected.recommended_batch_size:.0f} examples on" in answer["headline"][0][1]
-    assert "192 examples (95 % interval 154 to 250)" in answer["headline"][1][1]
+    lines = dict(answer["headline"])
+    devices = expected.recommended.devices
+    assert (
+        f"{expected.recommended_batch_size:.0f} examples" in lines[f"Cheapest on {devices} devices"]
+    )
+    assert "192 examples (95 % interval 154 to 250)" in lines["Critical batch size"]
     assert [figure["id"] for figure in answer["figures"]] == ["front", "noise-scale", "speed-up"]
     assert "cost with waiting" in answer["tables"][0]["headings"]
     assert answer["assumptions"] == list(expected.assumptions)
@@ -91,7 +95,8 @@ def test_a_run_is_answered_with_what_the_package_predicts(
 
 def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     def critical(**query: Any) -> str:
-        return str(json.loads(get(plugin, "/prediction", **query).data)["headline"][1][1])
+        lines = dict(json.loads(get(plugin, "/prediction", **query).data)["headline"])
+        return str(lines["Critical batch size"])
 
     assert critical(run="one", kappa=2).startswith("384 examples")
     assert critical(run="gan/version_0", optimizer=1).startswith("20.0 examples")

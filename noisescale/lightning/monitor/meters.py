@@ -58,7 +58,7 @@ def meters_for(
             for made in reversed(meters):
                 made.meter.close()
             raise
-        meters.append(LoggedMeter(meter, prefix_of(index, name)))
+        meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name)))
     if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"

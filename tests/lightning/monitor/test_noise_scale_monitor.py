@@ -44,6 +44,8 @@ KEYS = {
         "skipped_steps",
         "measured_steps",
         "measuring_cost",
+        "optimizer_kind",
+        "parameters",
         *INCREMENTS,
         "step",
         "examples",

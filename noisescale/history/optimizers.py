@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of optimizers, as far as the theory of the noise scale tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+
+class OptimizerKind(IntEnum):
+    """What a run was trained by. The numbers stand in logs, which hold nothing but numbers."""
+
+    SGD = 1
+    MOMENTUM = 2
+    ADAM = 3
+    OTHER = 4
+
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return {
+            OptimizerKind.SGD: "SGD",
+            OptimizerKind.MOMENTUM: "SGD with momentum",
+            OptimizerKind.ADAM: "Adam and its kin",
+            OptimizerKind.OTHER: "an optimizer that is neither SGD nor Adam's kin",
+        }[self]
+
+    @classmethod
+    def of(cls, optimizer: Any) -> OptimizerKind:
+        """Tell the kind by the names of the optimizer's classes, and by its momentum.
+
+        Example:
+            >>> import torch
+            >>> weights = [torch.zeros(1, requires_grad=True)]
+            >>> OptimizerKind.of(torch.optim.AdamW(weights)).name
+            'ADAM'
+            >>> OptimizerKind.of(torch.optim.SGD(weights, lr=0.1, momentum=0.9)).name
+            'MOMENTUM'
+        """
+        names = [base.__name__.lower() for base in type(optimizer).__mro__]
+        if any("adam" in name for name in names):  # AdamW, NAdam, Adam8bit, DeepSpeedCPUAdam
+            return cls.ADAM
+        if not any(name.startswith("sgd") for name in names):
+            return cls.OTHER
+        moves = any(group.get("momentum", 0) for group in optimizer.param_groups)
+        return cls.MOMENTUM if moves else cls.SGD
+
+    @classmethod
+    def logged_as(cls, numbers: Iterable[float]) -> OptimizerKind | None:
+        """Return the kind that numbers of a log stand for; None without, or with unknown ones."""
+        known = {float(number) for number in numbers} & {float(kind) for kind in cls}
+        return cls(int(max(known))) if known else None
+
+
+def parameters_of(optimizer: Any) -> int:
+    """Count the numbers that an optimizer trains."""
+    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return sum(parameter.numel() for parameter in groups if parameter.requires_grad)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second run to the same result: S_min and E_min by two equations, with no theory of noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noisescale.bounded import Bounded
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
+from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
+
+NEARLY_ALL = 0.8
+"""Of what any second run could tell: the share at which a farther one is not worth its trouble."""
+
+SAME = 1e-6
+"""Counts of parameters that differ by less are one: TensorBoard's files are float32."""
+
+
+@dataclass(frozen=True)
+class SecondRun:
+    """What two runs to one result say of the critical batch size.
+
+    S(B) = S_min + E_min/B, at two batch sizes, are two equations. They hold for any optimizer: no
+    noise scale is in them. Steps scatter, from seed to seed and with how finely learning rates were
+    tuned, and that scatter is all the error there is.
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, equation 2.11.
+    """
+
+    batch_sizes: tuple[float, float]
+    """Of the first run and of the second."""
+    steps: tuple[float, float]
+    """That each of them took to the result."""
+    result: str
+    """What that is, for a sentence."""
+    scatter: float
+    """Standard deviation of the logarithm of the steps."""
+    critical_batch_size: Bounded
+    """0 and infinite are possible values, and ends."""
+
+    @classmethod
+    def of(
+        cls,
+        first: Mapping[str, Array],
+        second: Mapping[str, Array],
+        *,
+        result: str = "the ends of both runs",
+        scatter: float = STEPS_SCATTER,
+        confidence: float = 0.95,
+    ) -> SecondRun:
+        """Compare two histories, each up to the result.
+
+        Raises:
+            ValueError: If the runs are of one batch size, or of different models.
+        """
+        counts = [getattr(history, "parameters", math.nan) for history in (first, second)]
+        if abs(counts[0] - counts[1]) > SAME * max(counts):
+            raise ValueError(
+                f"`second_run` must be of the same model, got {counts[1]:,.0f} trained parameters"
+                f" beside {counts[0]:,.0f}. Train the same one at another batch size."
+            )
+        runs = [Segments.of(history) for history in (first, second)]
+        steps = [float(run.steps.sum()) for run in runs]
+        sizes = [
+            float((run.steps * run.batch_size).sum()) / count
+            for run, count in zip(runs, steps, strict=True)
+        ]
+        if max(sizes) < 1.5 * min(sizes):
+            raise ValueError(
+                f"`second_run` must be at another batch size, got {sizes[1]:,.4g} beside"
+                f" {sizes[0]:,.4g} (means of the runs). {advice_on(sizes[0], math.nan)}"
+            )
+        found = profiled_critical_batch_size(sizes, steps, scatter, confidence=confidence)
+        return cls((sizes[0], sizes[1]), (steps[0], steps[1]), result, scatter, found)
+
+    def law(self, run: Segments) -> RunLaw:
+        """Return the law of the first run, through the steps that it took."""
+        return RunLaw.at(run, self.critical_batch_size)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Where the answer is open, in whole sentences, with the remedy."""
+        found, (first, second) = self.critical_batch_size, self.batch_sizes
+        if found.low > 0 and math.isfinite(found.high):
+            return []
+        what = "perfect scaling" if found.low > 0 else "steps that no longer fall"
+        if found.low == 0 and math.isinf(found.high):
+            what = "perfect scaling as steps that do not fall"
+        known = [x for x in (found.value, found.low, found.high) if 0 < x < math.inf]
+        advice = advice_on(first, known[0] if known else math.nan, self.scatter)
+        return [
+            f"From {first:,.4g} to {second:,.4g} the steps of the two runs allow for {what}, within"
+            f" their scatter: the interval is open. {advice}"
+        ]
+
+    @property
+    def source(self) -> str:
+        """How it was found, in a sentence."""
+        (first, second), (steps, others) = self.batch_sizes, self.steps
+        return (
+            f"B_crit is that of two runs to {self.result}: {steps:,.0f} steps at {first:,.4g} and"
+            f" {others:,.0f} at {second:,.4g}, which are taken to scatter by {self.scatter:.0%}."
+        )
+
+
+def telling_batch_size(batch_size: float, critical: float) -> float:
+    """Return the batch size of a second run that tells nearly all of what any could.
+
+    With β = B_crit the steps of two runs at B and B' tell log β by
+    |β/(B + β) - β/(B' + β)| of the logarithm of their ratio. A far larger B' brings that to
+    β/(B + β), a far smaller one to B/(B + β). The nearest power of two times B at which it is
+    `NEARLY_ALL` of the larger one is returned.
+
+    Example:
+        >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)
+        (1024.0, 64.0)
+    """
+    share = critical / (batch_size + critical)
+    if share >= 0.5:
+        left = (1 - NEARLY_ALL) * share  # of the progress that noise takes at B'
+        return batch_size * 2.0 ** math.ceil(math.log2(critical * (1 / left - 1) / batch_size))
+    left = share + NEARLY_ALL * (1 - share)
+    return batch_size * 2.0 ** math.floor(math.log2(critical * (1 / left - 1) / batch_size))
+
+
+def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER) -> str:
+    """Say at which batch size a second run tells most, in whole sentences."""
+    if not 0 < critical < math.inf:
+        return f"Train a second run at 16 times the batch size, {16 * batch_size:,.4g}."
+    best = telling_batch_size(batch_size, critical)
+    told = abs(critical / (batch_size + critical) - critical / (best + critical))
+    factor = math.exp(1.96 * math.sqrt(2) * scatter / told)
+    return (
+        f"A second run at {best:,.4g}, to the same result at its own best learning rate, tells"
+        f" B_crit to within a factor of about {factor:.2g}."
+    )

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the theory has been off: B_crit over B_simple, by the kind of optimizer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from noisescale.bounded import Bounded
+from noisescale.history.optimizers import OptimizerKind
+
+
+class TheoryBand(NamedTuple):
+    """Where the swept critical batch size lay, in units of that by the noise scale of one run."""
+
+    factor: Bounded
+    """Value 1: what the theory itself says."""
+    source: str
+    """What it was found in, for a sentence."""
+
+
+THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
+    OptimizerKind.SGD: TheoryBand(
+        Bounded(1.0, 0.6, 1.8), "our sweeps of digits and MNIST, with and without decay"
+    ),
+    OptimizerKind.MOMENTUM: TheoryBand(
+        Bounded(1.0, 0.6, 1.8), "our sweeps of digits and MNIST at momentum 0.9"
+    ),
+    OptimizerKind.ADAM: TheoryBand(
+        Bounded(1.0, 0.8, 5.5), "our sweeps of digits, MNIST and characters by Adam and AdamW"
+    ),
+    OptimizerKind.OTHER: TheoryBand(
+        Bounded(1.0, 0.6, 5.5), "all our sweeps, none of which had such an optimizer"
+    ),
+}
+"""From benchmarks/prediction.py, see docs/predicting.md."""
