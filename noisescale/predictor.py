@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.history.metrics import Goal
+from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
@@ -183,7 +184,8 @@ def predict(
             calibration = Calibration.theory(getattr(history, "optimizer", None))
         elif not isinstance(calibration, Calibration):
             calibration = Calibration.given(calibration)
-        law = arguments.checked_law(run, calibration)
+        found = calibration.critical_batch_size
+        law = arguments.checked_law(run, calibration) if found is None else RunLaw.at(run, found)
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
     if step_time is None and timings:

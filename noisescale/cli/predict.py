@@ -45,7 +45,10 @@ def predict_run(
     ] = None,
     branches: Annotated[
         Path | None,
-        typer.Option(help="Take kappa from branches: a CSV of batch_size and loss, as they ended."),
+        typer.Option(
+            help="Take kappa from branches: the file of `noisescale branch`, or a CSV of batch_size"
+            " and loss after equal examples."
+        ),
     ] = None,
     branch_step: Annotated[
         int | None, typer.Option(help="The step of the run that the branches started from.")
@@ -142,6 +145,7 @@ def _calibration(
 ) -> Calibration | float | None:
     from noisescale.history.segments import noise_scale_at
     from noisescale.prediction import Calibration
+    from noisescale.prediction.branches import BranchedRun
     from noisescale.tradeoff.fit import fit_tradeoff
     from noisescale.tradeoff.sweep_files import read_sweeps
 
@@ -161,6 +165,9 @@ def _calibration(
         with warnings.catch_warnings(), renamed(names):
             warnings.simplefilter("ignore")  # they are among those of the prediction
             return Calibration.from_sweep(history, fit_tradeoff(*curve))
+    if branches is not None and branches.suffix == ".json":
+        with renamed({"history": "run"}):
+            return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
     if branches is not None:
         if branch_step is None:
             raise ValueError(

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import json
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from noisescale.step_time import StepTiming
+
+TOO_LARGE = (
+    "`--device-batch-sizes` must fit in memory with several devices, got one that does not. What"
+    " was timed is kept. Find the largest one with `--devices 1`."
+)
 
 NEARLY_ALL = 0.9
 """At the knee a device does this share of the examples a second that it does at its best."""
@@ -71,16 +75,16 @@ def profile_steps(
         raise FileNotFoundError(
             f"`--output` must be in a folder that is there, got {str(output)!r}. Make it first."
         )
-    module, examples = _module_and_data(target, data)
+    module, examples = module_and_data(target, data)
 
     from noisescale.lightning.profiling.profiling import examples_per_second, profile_step_times
 
-    console = Console(stderr=True, highlight=False, quiet=not _first())
+    console = Console(stderr=True, highlight=False, quiet=not is_first())
     reasons: list[str] = []
     with console.status("Timing the first steps...") as status:
 
         def note(timing: StepTiming) -> None:
-            if _first():
+            if is_first():
                 write_timings(output, [timing])
             status.update(
                 f"{timing.device_batch_size} examples x {timing.accumulation}:"
@@ -88,7 +92,7 @@ def profile_steps(
                 f" {examples_per_second(timing):,.0f} examples/s. Timing more..."
             )
 
-        with renamed(flags_of(profile_steps)), _told_in_a_line():
+        with renamed(flags_of(profile_steps)), told_in_a_line(TOO_LARGE):
             timings = profile_step_times(
                 module,
                 examples,
@@ -103,7 +107,7 @@ def profile_steps(
                 strategy=strategy,
                 precision=precision,
             )
-    if not _first():
+    if not is_first():
         return
     for reason in reasons:
         console.print(printable(reason), markup=False)
@@ -121,58 +125,6 @@ def profile_steps(
         Console(highlight=False).print(_table(timings, knee))
     said = f"Next: noisescale predict RUN --step-times {printable(output)}"
     console.print(said, markup=False, soft_wrap=True)
-
-
-def _module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
-    from noisescale.cli.targets import load, made
-
-    module, examples = made(target, load(target)), None
-    if isinstance(module, tuple) and len(module) == 2:
-        module, examples = module
-    if data is not None:
-        examples = made(data, load(data))
-    if not hasattr(module, "training_step"):
-        raise ValueError(
-            f"`{printable(target)}` must be a LightningModule, or return one with its data, got"
-            f" {type(module).__name__}. Name a function that returns both."
-        )
-    if examples is None:
-        raise ValueError(
-            f"`{printable(target)}` must come with data, got a LightningModule alone."
-            " Give `--data`."
-        )
-    return module, examples
-
-
-def _first() -> bool:
-    """Whether this is rank 0: Lightning starts the same command again for every other device."""
-    from lightning_utilities.core.rank_zero import rank_zero_only
-
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
-@contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
-    from noisescale.lightning.profiling.timed_fit import is_out_of_memory
-    from noisescale.lightning.trainer_access import MisconfigurationException
-
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise ValueError(
-                "`--device-batch-sizes` must fit in memory with several devices, got one that does"
-                " not. What was timed is kept. Find the largest one with `--devices 1`."
-            ) from error
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        package = str(frame.f_globals.get("__name__")).split(".")[0]
-        hosts = ("noisescale", "lightning", "pytorch_lightning", "lightning_fabric")
-        kinds = (ImportError, ValueError, *MisconfigurationException.__bases__)
-        if package in hosts and isinstance(error, kinds):
-            raise ValueError(str(error)) from error
-        traceback.print_exc()
-        raise SystemExit(1) from error
 
 
 def _knee(timings: Sequence[StepTiming]) -> float | None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,6 +74,58 @@ def made(target: str, found: Any) -> Any:
             " Name a function that calls it."
         ) from error
     return found()
+
+
+def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
+    """Return a LightningModule and what it trains on, named by one target or by two.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    module, examples = made(target, load(target)), None
+    if isinstance(module, tuple) and len(module) == 2:
+        module, examples = module
+    if data is not None:
+        examples = made(data, load(data))
+    if not hasattr(module, "training_step"):
+        raise ValueError(
+            f"`{printable(target)}` must be a LightningModule, or return one with its data, got"
+            f" {type(module).__name__}. Name a function that returns both."
+        )
+    if examples is None:
+        raise ValueError(
+            f"`{printable(target)}` must come with data, got a LightningModule alone."
+            " Give `--data`."
+        )
+    return module, examples
+
+
+def is_first() -> bool:
+    """Whether this is rank 0: Lightning starts the same command again for every other device."""
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@contextmanager
+def told_in_a_line(too_large: str) -> Iterator[None]:
+    """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
+    from noisescale.lightning.profiling.timed_fit import is_out_of_memory
+    from noisescale.lightning.trainer_access import MisconfigurationException
+
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ValueError(too_large) from error
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        package = str(frame.f_globals.get("__name__")).split(".")[0]
+        hosts = ("noisescale", "lightning", "pytorch_lightning", "lightning_fabric")
+        kinds = (ImportError, ValueError, *MisconfigurationException.__bases__)
+        if package in hosts and isinstance(error, kinds):
+            raise ValueError(str(error)) from error
+        traceback.print_exc()
+        raise SystemExit(1) from error
 
 
 def _module(name: str) -> ModuleType:

@@ -175,6 +175,31 @@ class History(Mapping[str, NDArray[np.float64]]):
             parameters=self.parameters,
         )
 
+    def between(self, start: float, end: float) -> History:
+        """Return the part of the run after one step and up to another, counted from the first.
+
+        Raises:
+            ValueError: If the run has no such steps.
+        """
+        whole = self.until(end)
+        steps = whole["step"]
+        first = int(np.searchsorted(steps, start, side="right"))
+        if not 0 <= start < end:
+            raise ValueError(
+                f"`start` must be a step before {end:g}, got {start:g}. Give one of the run's."
+            )
+        columns = {name: whole[name][first:] for name in whole}
+        if start:
+            columns["examples"] -= np.interp(start, [0, *steps], [0, *whole["examples"]])
+            columns["step"] -= start
+        return self.from_columns(
+            columns,
+            unit=self.unit,
+            confidence=self.confidence,
+            optimizer=self.optimizer,
+            parameters=self.parameters,
+        )
+
     def append(self, **row: float) -> None:
         """Add the row of one log step; columns left out become NaN."""
         if unknown := row.keys() - self._columns.keys():

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset
 
 KEPT = (
     "num_workers",
@@ -99,3 +100,36 @@ def batches_of(data: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
             )
         data = DataLoader(data)
     yield {"train_dataloaders": with_batches(data, size, count)}
+
+
+def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
+    """Return a loader of the same `count` examples of `data` each time, in batches of `size`.
+
+    They are spread evenly over the data; of a stream they are the first. Augmentation that is
+    random is random again each time.
+
+    Raises:
+        ValueError: If `data` is not what `batches_of` takes, or makes several loaders.
+
+    Example:
+        >>> [batch.tolist() for batch in held_examples(list(range(100)), 4, 2)]
+        [[0, 33], [66, 99]]
+    """
+    if hasattr(data, "train_dataloader"):
+        data.prepare_data()
+        data.setup("fit")
+        data = data.train_dataloader()
+        if not isinstance(data, DataLoader):
+            raise ValueError(
+                "`train_dataloader` of the data module must return one DataLoader for branches, got"
+                f" {type(data).__name__}. Give the Dataset instead."
+            )
+    loader = data if isinstance(data, DataLoader) else DataLoader(data)
+    kept = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        first = list(itertools.islice(iter(dataset), count))
+        return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]
+    most = min(count, len(dataset))
+    chosen = [round(k * (len(dataset) - 1) / max(most - 1, 1)) for k in range(most)]
+    return DataLoader(Subset(dataset, chosen), batch_size=size, **kept)

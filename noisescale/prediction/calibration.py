@@ -15,6 +15,7 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
+from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.theory import THEORY_BANDS
 from noisescale.tradeoff.fit import TradeoffFit
@@ -53,6 +54,8 @@ class Calibration:
     """Whole sentences, for the reader of a prediction."""
     is_theory: bool = False
     """Whether the value is 1, for want of anything better."""
+    critical_batch_size: Bounded | None = None
+    """That of the run, where it was found and the factor is unknown."""
 
     def __post_init__(self) -> None:
         k = self.kappa
@@ -134,7 +137,7 @@ class Calibration:
             Bounded(*kappas),
             f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
             f" B_crit = {swept.value:.3g}",
-            fit.warnings,
+            tuple(f"Of the sweep that kappa was fitted to: {doubt}" for doubt in fit.warnings),
         )
 
     @classmethod
@@ -148,6 +151,34 @@ class Calibration:
         usual = 0 < found.value < math.inf and 0 < simple < math.inf
         kappa = found * (1 / simple) if usual else UNKNOWN
         return cls(kappa, second.source)
+
+    @classmethod
+    def from_branched_run(
+        cls, history: Mapping[str, NDArray[np.float64]], branched: BranchedRun
+    ) -> Calibration:
+        """Compare branches to the run's own later loss with its noise scale over the same steps.
+
+        Args:
+            history: Of the run.
+            branched: See there.
+
+        Raises:
+            ValueError: If no branch reached the loss.
+        """
+        found, simple = branched.critical_batch_size(), branched.by_noise_scale(history)
+        span = f"steps {branched.start:,.0f} to {branched.end:,.0f}"
+        sizes = sorted({branch.batch_size for branch in branched.branches})
+        source = (
+            f"branches at {', '.join(f'{size:,.4g}' for size in sizes)} say that B_crit is"
+            f" {found.value:,.3g} ({found.low:,.3g} to {found.high:,.3g}) over {span}"
+        )
+        if all(0 < band.value < math.inf for band in (found, simple)):
+            return cls(found * (1 / simple.value), source, branched.doubts)
+        doubt = (
+            "The noise scale over these steps is not resolved, or the branches leave B_crit open:"
+            " that of the branches is taken for the whole run."
+        )
+        return cls(UNKNOWN, source, (*branched.doubts, doubt), critical_batch_size=found)
 
     @classmethod
     def from_branches(

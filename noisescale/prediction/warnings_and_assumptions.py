@@ -27,7 +27,7 @@ def warnings_about(
     unit: str,
 ) -> tuple[str, ...]:
     """Return where a prediction is not to be trusted, in whole sentences."""
-    found = [f"Of the sweep that kappa was fitted to: {doubt}" for doubt in calibration.doubts]
+    found = list(calibration.doubts)
     critical = law.critical_batch_size
     if second is not None:
         found += second.doubts
@@ -91,6 +91,8 @@ def assumptions_of(
                 "The run's optimizer was not recorded: the bounds are those of the measurement"
                 " alone, not of the theory."
             )
+    elif calibration.critical_batch_size is not None:
+        found.append(f"B_crit is that of branches: {calibration.source}.")
     else:
         band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
         found.append(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
 import math
 import statistics
@@ -19,6 +18,7 @@ from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_e
 
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
+from noisescale.lightning.training import plain_trainer
 from noisescale.step_time import StepTiming
 
 if TYPE_CHECKING:
@@ -51,7 +51,12 @@ def timed_fit(
         warm_up: Optimizer steps before them.
         trainer_options: See `profile_step_times`.
     """
-    trainer = _trainer(module, accumulation, steps, warm_up, trainer_options)
+    ours: dict[str, Any] = {
+        "limit_train_batches": (warm_up + steps) * accumulation,
+        "accumulate_grad_batches": accumulation,
+        "callbacks": [_Clock(accumulation, steps, warm_up)],
+    }
+    trainer = plain_trainer(module, {**ours, **trainer_options})
     # A trainer it was in before is no part of it, and may be large.
     trained = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
     trained.configure_callbacks = list  # type: ignore[method-assign]
@@ -123,36 +128,6 @@ class _Clock(Callback):
         seconds = statistics.median(means) if len(means) == BLOCKS else math.nan
         # All ranks have to take the same decisions, so all take those of rank 0.
         publish(trainer, {_METRIC: trainer.strategy.broadcast(seconds)})
-
-
-def _trainer(
-    module: pl.LightningModule,
-    accumulation: int,
-    steps: int,
-    warm_up: int,
-    options: dict[str, Any],
-) -> pl.Trainer:
-    """A Trainer of the package the module is from, that does nothing but train."""
-    bases = [kind.__module__ for kind in type(module).__mro__]
-    ours = any(base.startswith("lightning.pytorch") for base in bases)
-    package = "lightning.pytorch" if ours else "pytorch_lightning"
-    logger = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
-    defaults: dict[str, Any] = {
-        "devices": 1,
-        "max_epochs": 1,
-        "limit_train_batches": (warm_up + steps) * accumulation,
-        "limit_val_batches": 0,
-        "num_sanity_val_steps": 0,
-        "accumulate_grad_batches": accumulation,
-        "use_distributed_sampler": False,
-        "logger": logger,  # takes everything and keeps nothing
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "callbacks": [_Clock(accumulation, steps, warm_up)],
-    }
-    trainer: pl.Trainer = importlib.import_module(package).Trainer(**{**defaults, **options})
-    return trainer
 
 
 def _seconds(trainer: pl.Trainer) -> float:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale branch RUN CHECKPOINT TARGET`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
+from noisescale.cli.values import flags_of
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
+
+TOO_LARGE = (
+    "`--max-device-batch-size` must fit in memory, got batches that do not. Branches that ended are"
+    " kept. Give a smaller one: the rest is accumulated."
+)
+
+
+def branch_run(
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a TensorBoard or CSVLogger run with the monitor in it."),
+    ],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint of that run, or a folder of some: the one nearest to its middle."
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:name or file.py:name. Either a function that returns a"
+            " LightningModule and its data, or a LightningModule (then give --data)."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="The same for a Dataset, DataLoader or LightningDataModule, or what makes one."
+        ),
+    ] = None,
+    batch_sizes: Annotated[
+        str, typer.Option(help="Of the branches: 4x is four times the run's, 512 are examples.")
+    ] = "4x,16x",
+    until: Annotated[
+        Path | None,
+        typer.Option(help="A later checkpoint, whose loss is the goal. Default: the latest one."),
+    ] = None,
+    orders: Annotated[int, typer.Option(help="Of the data, for each batch size.")] = 3,
+    learning_rate: Annotated[
+        str,
+        typer.Option(
+            help="How it goes with the batch size: auto (sqrt for Adam, linear for SGD), sqrt,"
+            " linear, adascale, capped_sqrt, none."
+        ),
+    ] = "auto",
+    loss_examples: Annotated[
+        int, typer.Option(help="That losses are taken over, the same ones each time.")
+    ] = 2048,
+    max_device_batch_size: Annotated[
+        int | None, typer.Option(help="The most examples a device takes. Default: the run's own.")
+    ] = None,
+    devices: Annotated[int, typer.Option(help="On each node.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Start the command on each, as for training.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
+    strategy: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="As for the Trainer.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="What is kept: a call with the same file goes on from there.")
+    ] = Path("branches.json"),
+    monitor: Annotated[
+        str | None, typer.Option(help="The name of the monitor, where it was given one.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would cost, and train nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Train branches of a run at larger batch sizes up to the run's own loss: its B_crit."""
+    from rich.console import Console
+
+    from noisescale.history.reading import read_run
+    from noisescale.lightning.branching.branching import plan_branches, train_branches
+    from noisescale.report.branches import Planned, branches_table, cost_lines, headline
+    from noisescale.report.branches import as_json as json_of
+
+    if not output.parent.is_dir():
+        raise FileNotFoundError(
+            f"`--output` must be in a folder that is there, got {printable(output)}. Make it first."
+        )
+    flags = flags_of(branch_run)
+    with renamed(flags):
+        history = read_run(run, monitor=monitor)
+        branching = plan_branches(
+            history,
+            checkpoint,
+            until=until,
+            batch_sizes=batch_sizes.split(","),
+            orders=orders,
+            rule=learning_rate,
+            devices=devices * nodes,
+            max_device_batch_size=max_device_batch_size,
+        )
+    console = Console(stderr=True, highlight=False, quiet=not is_first())
+    planned = [
+        Planned(size, branching.steps_at(size), branching.factor(size))
+        for size in (plan.batch_size for plan in branching.plans)
+    ]
+    steps = branching.checkpoint.step, branching.end
+    for line in cost_lines(*steps, planned, orders, branching.device_hours):
+        console.print(line, markup=False)
+    if dry_run:
+        return
+    module, examples = module_and_data(target, data)
+    status = console.status("Taking the losses of the run's checkpoints...")
+    with status, renamed(flags), told_in_a_line(TOO_LARGE):
+        branched = train_branches(
+            branching,
+            module,
+            examples,
+            output,
+            loss_examples=loss_examples,
+            on_course=lambda found: console.print(
+                f"The loss of the run: {found.course[0][1]:.4g} at step {found.start:,.0f},"
+                f" {found.goal:.4g} at step {found.end:,.0f}, which branches are to reach.",
+                markup=False,
+            ),
+            on_start=lambda plan, order: status.update(
+                f"Branching at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
+            ),
+            on_branch=lambda one: console.print(
+                f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
+                f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s",
+                markup=False,
+            ),
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy=strategy,
+            precision=precision,
+        )
+    if not is_first():
+        return
+    with renamed(flags | {"branches": "--batch-sizes"}):
+        if as_json:
+            print(printable_json(json_of(branched, history)))
+            return
+        answers = headline(branched, history)
+    from noisescale.report.text import Section, listed, pairs
+
+    out = Console(highlight=False)
+    out.print(pairs(answers), Section(branches_table(branched)), sep="\n")
+    if branched.doubts:
+        out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
+    said = f"Next: noisescale predict {printable(run)} --branches {printable(output)}"
+    console.print(said, markup=False, soft_wrap=True)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branch a run at larger batch sizes, until each branch has the loss that the run itself had."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from noisescale.bounded import Bounded
+from noisescale.history.history import History
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
+from noisescale.lightning.branching.branched_fit import Ground, branched_fit, losses_at
+from noisescale.lightning.branching.checkpoints import Checkpoint, later_checkpoints
+from noisescale.lightning.profiling.timed_fit import quiet
+from noisescale.lightning.resized_loaders import held_examples
+from noisescale.lightning.trainer_access import isolate_rng
+from noisescale.plan import Plan
+from noisescale.prediction.branches import Branch, BranchedRun
+from noisescale.prediction.costing import largest_device_batch
+from noisescale.prediction.theory import THEORY_BANDS
+from noisescale.printable import printable
+from noisescale.scheduling.learning_rate import factors_for
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+MOST_STEPS = 1.5
+"""A branch is given up after so many times the steps of the run."""
+
+RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
+
+
+@dataclass(frozen=True)
+class Branching:
+    """What is to be branched: see `plan_branches`."""
+
+    history: History
+    checkpoint: Checkpoint
+    course: tuple[Path, ...]
+    """Other checkpoints of the run whose losses are taken; the last is the run's end."""
+    end: int
+    batch_size: float
+    plans: tuple[Plan, ...]
+    orders: int
+    rule: str
+    by_noise_scale: Bounded
+    """B_crit by the noise scale from the checkpoint to the end."""
+
+    @property
+    def steps(self) -> int:
+        """Of the run, from the checkpoint to the end."""
+        return self.end - self.checkpoint.step
+
+    def factor(self, batch_size: float) -> float:
+        """Return what the run's learning rate is multiplied by."""
+        found = self.by_noise_scale
+        return factors_for(
+            self.rule,  # type: ignore[arg-type]  # one of RULES
+            batch_size=batch_size,
+            base_batch_size=self.batch_size,
+            noise_scale=found.value if math.isfinite(found.value) else found.low,
+        ).learning_rate
+
+    def steps_at(self, batch_size: float) -> Bounded:
+        """Return the steps that a branch is expected to take, as far off as the theory has been."""
+        band = THEORY_BANDS[self.history.optimizer or OptimizerKind.OTHER].factor
+        found = self.by_noise_scale
+        if not math.isfinite(found.value):
+            ends = float(self.steps), self.steps * self.batch_size / batch_size
+            return Bounded(math.sqrt(math.prod(ends)), min(ends), max(ends))
+        high = found.high if math.isfinite(found.high) else found.value
+        ends = band.low * found.low, band.high * high
+
+        def steps(critical: float) -> float:
+            return self.steps * (1 + critical / batch_size) / (1 + critical / self.batch_size)
+
+        several = sorted(map(steps, (*ends, found.value)))
+        return Bounded(steps(found.value), several[0], several[-1])
+
+    @property
+    def device_hours(self) -> Bounded:
+        """What all branches cost, at the run's own seconds an example; unknown without these."""
+        seconds, steps = self.history["seconds_per_step"], Segments.of(self.history).steps
+        timed = seconds > 0
+        if not timed.any():
+            return Bounded(math.nan, math.nan, math.nan)
+        devices = self.history["devices"]
+        used = float(devices[-1]) if math.isfinite(devices[-1]) else 1.0
+        step = float((seconds * steps)[timed].sum() / steps[timed].sum()) * used / 3600
+        parts = [
+            self.steps_at(plan.batch_size)
+            * (self.orders * step * plan.batch_size / self.batch_size)
+            for plan in self.plans
+        ]
+        sums = (sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))
+        return Bounded(*sums)
+
+
+def plan_branches(
+    history: Mapping[str, Array],
+    checkpoint: Path,
+    *,
+    until: Path | None = None,
+    batch_sizes: Sequence[str | float] = ("4x", "16x"),
+    orders: int = 3,
+    rule: str = "auto",
+    devices: int = 1,
+    max_device_batch_size: int | None = None,
+) -> Branching:
+    """Decide what is trained, and say what is wrong with what was given, before anything is.
+
+    Args:
+        history: Of the run.
+        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state, or a folder of
+            such files, of which the one nearest to the middle of the run is taken.
+        until: A later one, whose loss branches are to reach. Default: the latest beside the first.
+        batch_sizes: Of the branches: "4x" is four times the run's, a number counts examples.
+        orders: Branches of each batch size, each with its own order of the data.
+        rule: Of the learning rate, see `factors_for`; "auto": the square root for Adam and its
+            kin, linear for SGD.
+        devices: That branches are trained on.
+        max_device_batch_size: The most examples of a device at once. Default: the run's own.
+
+    Raises:
+        ValueError: If something of that cannot be.
+        OSError: If a checkpoint cannot be read.
+    """
+    if not isinstance(history, History):
+        history = History.from_columns(dict(history))
+    last = float(history["step"][-1])
+    if rule not in RULES:
+        raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Take auto.")
+    if orders < 1:
+        raise ValueError(f"`orders` must be at least 1, got {orders}. Give 3.")
+    if checkpoint.is_dir():
+        checkpoint = _middle(checkpoint, last)
+    first = Checkpoint.read(checkpoint, to_train=True)
+    ends = {path: _step_of(path) for path in later_checkpoints(first)}
+    if until is None:
+        within = [path for path, step in ends.items() if first.step < step <= last]
+        if not within:
+            raise ValueError(
+                f"`until` must be a later checkpoint of the run, got none beside {first.path.name}"
+                f" (step {first.step}) up to step {last:,.0f}. Name one."
+            )
+        until = max(within, key=lambda path: ends[path])
+    end = Checkpoint.read(until).step
+    if not first.step < end <= last:
+        raise ValueError(
+            f"`until` must be later than `checkpoint`, within the run of {last:,.0f} steps, got"
+            f" step {end} after step {first.step}. Name another."
+        )
+    middle = (first.step + end) / 2
+    between = [path for path, step in ends.items() if first.step < step < end]
+    near = min(between, key=lambda path: abs(ends[path] - middle), default=None)
+    span = Segments.of(history.between(first.step, end))
+    size = float((span.steps * span.batch_size).sum() / span.steps.sum())
+    kind = history.optimizer
+    if rule == "auto":
+        rule = "linear" if kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM) else "sqrt"
+    most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
+    wanted = [_batch_size(given, size) for given in batch_sizes]
+    plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
+    if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
+        raise ValueError(
+            f"`batch_sizes` must have another than the run's own, {size:.4g}, got"
+            f" {', '.join(map(str, batch_sizes))}. Give 4x,16x."
+        )
+    course = (near, until) if near is not None else (until,)
+    by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+    return Branching(history, first, course, end, size, plans, orders, rule, by_noise_scale)
+
+
+def train_branches(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    output: Path,
+    *,
+    loss_examples: int = 2048,
+    on_course: Callable[[BranchedRun], None] = lambda _: None,
+    on_start: Callable[[Plan, int], None] = lambda *_: None,
+    on_branch: Callable[[Branch], None] = lambda _: None,
+    **trainer_options: Any,
+) -> BranchedRun:
+    """Train what is missing of the branches, and keep each in a file as soon as it is there.
+
+    Args:
+        branching: From `plan_branches`.
+        module: The LightningModule of the run, as it was made; a copy is trained.
+        data: What it trains on, see `profile_step_times`.
+        output: A JSON file. Branches that are in it already are not trained again.
+        loss_examples: Over which losses are taken, the same ones every time.
+        on_course: Called when the losses of the run's checkpoints are known.
+        on_start: Called with the plan and the order of a branch that begins.
+        on_branch: Called with a branch that ended.
+        trainer_options: For the Trainer.
+
+    Raises:
+        ValueError: If the file is of other branches, the checkpoints are not the module's, or the
+            run's loss did not fall.
+    """
+    if not module.automatic_optimization:
+        raise ValueError(
+            "`module` must be trained by automatic optimization for branches, got one with manual"
+            " optimization. Compare whole runs: `noisescale predict --second-run`."
+        )
+    largest = max(int(plan.device_batch_size) for plan in branching.plans)
+    with quiet(), isolate_rng():
+        held = held_examples(data, loss_examples, largest)
+        ground = Ground(module, data, held, trainer_options)
+        branched = _known_or_new(branching, ground, output, loss_examples)
+        on_course(branched)
+        done = {(branch.batch_size, branch.order) for branch in branched.branches}
+        for order in range(branching.orders):
+            for plan in branching.plans:
+                if (float(plan.batch_size), order) in done:
+                    continue
+                on_start(plan, order)
+                branch = _branch(branching, ground, plan, order, branched.goal)
+                branched = replace(branched, branches=(*branched.branches, branch))
+                branched.to_file(output)
+                on_branch(branch)
+    return branched
+
+
+class _Settings:
+    """Changes an optimizer's settings, which may have been set anew by a schedule.
+
+    β2 keeps its half-life in examples (Marek et al. 2025): β2^(B/B0).
+    """
+
+    def __init__(self, factor: float, ratio: float) -> None:
+        self._factor, self._ratio = factor, ratio
+        self._betas: dict[int, tuple[float, float]] = {}
+
+    def __call__(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * self._factor
+            if "betas" in group and len(group["betas"]) == 2:
+                beta1, beta2 = self._betas.setdefault(id(group), tuple(group["betas"]))
+                group["betas"] = (beta1, beta2**self._ratio)
+
+
+def _branch(branching: Branching, ground: Ground, plan: Plan, order: int, goal: float) -> Branch:
+    size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
+    factor = branching.factor(size)
+    expected = branching.steps_at(size)
+    course = branched_fit(
+        ground,
+        branching.checkpoint,
+        device_batch_size=int(plan.device_batch_size),
+        accumulation=plan.accumulation,
+        steps=math.ceil(MOST_STEPS * branching.steps * max(1.0, 1 / ratio)),
+        seed=1 + order,
+        goal=goal,
+        first_look=math.floor(min(expected.low, branching.steps / ratio) / 3),
+        settle=_Settings(factor, ratio),
+        clock=branching.steps / expected.value,
+    )
+    return Branch(size, order, factor, course.steps, course.losses, round(course.seconds, 2))
+
+
+def _known_or_new(
+    branching: Branching, ground: Ground, output: Path, loss_examples: int
+) -> BranchedRun:
+    """What is in the file, if it is of these branches; else the losses of the checkpoints."""
+    if output.exists():
+        known = BranchedRun.from_file(output)
+        now = (branching.checkpoint.step, branching.end, branching.rule, loss_examples)
+        then = (int(known.start), int(known.end), known.rule, known.loss_examples)
+        if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
+            raise ValueError(
+                f"`output` must be of the same branches, got {printable(output)}, of steps"
+                f" {then[0]} to {then[1]} by the {then[2]!r} rule and {then[3]} examples (now"
+                f" {now[0]} to {now[1]}, {now[2]!r}, {now[3]}). Name another file."
+            )
+        return known
+    checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
+    losses = losses_at(ground, checkpoints)
+    course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
+    if not course[-1][1] < course[0][1]:
+        raise ValueError(
+            f"`until` must be of a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
+            f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, over"
+            f" {loss_examples} examples. Branch over more of the run."
+        )
+    branched = BranchedRun(branching.batch_size, course, loss_examples, branching.rule)
+    branched.to_file(output)
+    return branched
+
+
+def _batch_size(given: str | float, own: float) -> float:
+    """Examples: "4x" is four times the run's own."""
+    text = str(given).strip()
+    try:
+        size = float(text[:-1]) * own if text.endswith("x") else float(text)
+    except ValueError:
+        size = math.nan
+    if not 1 <= size < math.inf:
+        raise ValueError(
+            f"`batch_sizes` must be numbers of examples, or times the run's own, got {given!r}."
+            " Give for instance 4x,16x."
+        )
+    return size
+
+
+def _plan(size: float, devices: int, most: int) -> Plan:
+    """Micro-batches of nearly the device's most, all alike."""
+    accumulation = max(1, math.ceil(size / (devices * most) / 1.0001))
+    return Plan(max(1, round(size / (devices * accumulation))), accumulation, devices)
+
+
+def _middle(folder: Path, last: float) -> Path:
+    """The checkpoint nearest to the middle of a run."""
+    found = {path: _step_of(path) for path in sorted(folder.glob("*.ckpt"))}
+    found = {path: step for path, step in found.items() if 0 < step < last}
+    if not found:
+        raise ValueError(
+            f"`checkpoint` must be a checkpoint within the run, or a folder of some, got"
+            f" {printable(folder)} without. Save them with"
+            " `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`."
+        )
+    return min(found, key=lambda path: abs(found[path] - last / 2))
+
+
+def _step_of(path: Path) -> int:
+    """The optimizer steps of a checkpoint: from its name, or from the file."""
+    named = re.search(r"step=(\d+)", path.name)
+    return int(named[1]) if named else Checkpoint.read(path).step

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a run, read for branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from noisescale.printable import printable
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What branches need of a checkpoint."""
+
+    path: Path
+    step: int
+    """Optimizer steps that had been taken."""
+    weights: dict[str, Any]
+    optimizers: list[dict[str, Any]]
+    schedules: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path, *, to_train: bool = False) -> Checkpoint:
+        """Read a file that Lightning's ModelCheckpoint wrote.
+
+        Args:
+            path: Of the file.
+            to_train: Whether a training goes on from there, which needs the optimizer's state.
+
+        Raises:
+            ValueError: If it is none, or lacks what is needed.
+            OSError: If it cannot be read.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"`checkpoint` must be a file, got {printable(path)}, which is none."
+                " Name one that ModelCheckpoint wrote."
+            )
+        try:
+            read = torch.load(path, map_location="cpu", weights_only=False)
+            found = cls(
+                path,
+                int(read["global_step"]),
+                read["state_dict"],
+                list(read.get("optimizer_states", ())),
+                list(read.get("lr_schedulers", ())),
+            )
+        except OSError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"`checkpoint` must be a checkpoint of Lightning, got {printable(path)}, of which"
+                f" {type(error).__name__} says {printable(error)}."
+                " Name one that ModelCheckpoint wrote."
+            ) from error
+        if to_train and not found.goes_on:
+            raise ValueError(
+                f"`checkpoint` must hold the optimizer's state, got {printable(path)} without:"
+                " branches would begin with a transient of their own. Save one with"
+                " `ModelCheckpoint(save_weights_only=False)`, after the first step."
+            )
+        return found
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has what its optimizer keeps; plain SGD keeps nothing."""
+        groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
+        keeps = any(group.get("momentum") or "betas" in group for group in groups)
+        return bool(groups) and (not keeps or all(state.get("state") for state in self.optimizers))
+
+
+def later_checkpoints(first: Checkpoint) -> list[Path]:
+    """Return the other checkpoints in the folder of one, whichever step they are of."""
+    folder = first.path.parent
+    return [
+        path for path in sorted(folder.glob("*.ckpt")) if path.resolve() != first.path.resolve()
+    ]

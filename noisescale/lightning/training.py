@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Trainer that does nothing but train, for the short fits of commands."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+def plain_trainer(module: pl.LightningModule, options: dict[str, Any]) -> pl.Trainer:
+    """Return a Trainer of the package that a module is from.
+
+    Args:
+        module: To be trained.
+        options: For the Trainer, over those that leave everything else out.
+    """
+    bases = [kind.__module__ for kind in type(module).__mro__]
+    ours = any(base.startswith("lightning.pytorch") for base in bases)
+    package = "lightning.pytorch" if ours else "pytorch_lightning"
+    logger = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
+    defaults: dict[str, Any] = {
+        "devices": 1,
+        "max_epochs": 1,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "logger": logger,  # takes everything and keeps nothing
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer: pl.Trainer = importlib.import_module(package).Trainer(**{**defaults, **options})
+    return trainer

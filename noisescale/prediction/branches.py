@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches of a run: what larger batches take from a checkpoint to the run's own later loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisescale.bounded import Bounded
+from noisescale.history.history import History
+from noisescale.history.metrics import Goal
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
+from noisescale.printable import printable
+from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
+
+FORMAT = "noisescale branches 1"
+"""What the first key of a file says."""
+
+_LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One training from the checkpoint on, at its own batch size and in its own order of data."""
+
+    batch_size: float
+    order: int
+    """Seeds the order of the data."""
+    learning_rate_factor: float
+    """On the learning rate of the run."""
+    steps: tuple[float, ...]
+    """Of the branch, at which its loss was taken; the first is 0."""
+    losses: tuple[float, ...]
+    """On the same examples as those of the run; the last is not finite where it diverged."""
+    seconds: float
+    """That it trained, evaluations included."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss came to be none, or more than at the start by as much as it was."""
+        return not (math.isfinite(self.losses[-1]) and self.losses[-1] < 2 * self.losses[0])
+
+    def steps_to(self, loss: float) -> float | None:
+        """Return its steps to a loss; None if it did not get there."""
+        if self.diverged:
+            return None
+        course = np.array(self.steps), np.array(self.losses)
+        return Goal(_LOSS, loss).reached_at(*course)
+
+
+@dataclass(frozen=True)
+class BranchedRun:
+    """A run, and branches from one of its checkpoints on.
+
+    The run itself is the branch at its own batch size B: from the step of the checkpoint on it took
+    s steps to its later loss. A branch at another batch size takes s(B') = s_min + e_min/B' to that
+    loss, which is how McCandlish et al. define the critical batch size e_min/s_min: without a
+    tolerance, and for any optimizer.
+
+    References:
+        McCandlish et al. 2018, arXiv:1812.06162, equation 2.11. Merrill et al. 2025,
+        arXiv:2505.23971, for branches.
+    """
+
+    batch_size: float
+    """Of the run, in examples."""
+    course: tuple[tuple[float, float], ...]
+    """Step and loss of the run's checkpoints: first the one that branches start from."""
+    loss_examples: int
+    """Examples that losses are taken over."""
+    rule: str
+    """By which the learning rate goes with the batch size."""
+    branches: tuple[Branch, ...] = field(default=())
+
+    @property
+    def start(self) -> float:
+        """The step of the run that branches start from."""
+        return self.course[0][0]
+
+    @property
+    def end(self) -> float:
+        """The step at which the run had the loss that branches are to reach."""
+        return self.course[-1][0]
+
+    @property
+    def goal(self) -> float:
+        """That loss."""
+        return self.course[-1][1]
+
+    @property
+    def half(self) -> tuple[float, float] | None:
+        """Step and loss of the run's checkpoint nearest to the middle; None without one there."""
+        within = [
+            point
+            for point in self.course[1:-1]
+            if 0.35 <= (point[0] - self.start) / (self.end - self.start) <= 0.65
+            and self.goal < point[1] < self.course[0][1]
+        ]
+        middle = (self.start + self.end) / 2
+        return min(within, key=lambda point: abs(point[0] - middle), default=None)
+
+    def critical_batch_size(
+        self, until: tuple[float, float] | None = None, *, confidence: float = 0.95
+    ) -> Bounded:
+        """Return B_crit from the checkpoint on, with its profile interval.
+
+        Batch sizes are points: the mean over orders. Each has the scatter of its orders, and some
+        10 % that they share, since its learning rate is by rule and not tuned.
+
+        Args:
+            until: Step and loss of the run up to which; default: its end.
+            confidence: Coverage of the interval.
+
+        Raises:
+            ValueError: If no branch at another batch size reached the loss.
+        """
+        step, loss = until or self.course[-1]
+        reached: dict[float, list[float]] = {}
+        for branch in self.branches:
+            if steps := branch.steps_to(loss):
+                reached.setdefault(branch.batch_size, []).append(math.log(steps))
+        if not reached.keys() - {self.batch_size}:
+            raise ValueError(
+                f"`branches` must reach the run's own loss, {loss:.4g}, got none that did at"
+                f" another batch size than {self.batch_size:g}: {self.fates}."
+                " Branch at smaller batch sizes, or with another `learning_rate` rule."
+            )
+        reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
+        spreads = [np.var(logs, ddof=1) for logs in reached.values() if len(logs) > 1]
+        many = float(np.mean([len(logs) for logs in reached.values()]))
+        of_orders = float(np.mean(spreads)) if spreads else 0.0
+        scatter = math.sqrt(STEPS_SCATTER**2 + of_orders / many)
+        steps_of_each = [math.exp(float(np.mean(logs))) for logs in reached.values()]
+        return profiled_critical_batch_size(
+            list(reached), steps_of_each, scatter, confidence=confidence
+        )
+
+    @property
+    def fates(self) -> str:
+        """How branches that did not reach the loss ended, in words."""
+        lost = [b for b in self.branches if b.steps_to(self.goal) is None]
+        said = [
+            f"{b.batch_size:g} (order {b.order}) diverged"
+            if b.diverged
+            else f"{b.batch_size:g} (order {b.order}) was at {b.losses[-1]:.4g}"
+            f" after {b.steps[-1]:,.0f} steps"
+            for b in lost
+        ]
+        return "; ".join(said) or "no branch has been trained"
+
+    def by_noise_scale(self, history: Mapping[str, Array]) -> Bounded:
+        """Return B_crit by the noise scale that the run measured over the same steps."""
+        if not isinstance(history, History):
+            history = History.from_columns(dict(history))
+        span = Segments.of(history.between(self.start, self.end))
+        return RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Where the answer is not to be trusted, in whole sentences."""
+        found = []
+        lost = [b for b in self.branches if b.steps_to(self.goal) is None]
+        if lost:
+            found.append(
+                f"Branches did not reach the loss of the run, {self.goal:.4g}: {self.fates}."
+            )
+        if self.half is None:
+            found.append(
+                "Whether the jump of batch size and learning rate still shows is not known: the run"
+                " has no checkpoint near the middle of the branches."
+            )
+            return tuple(found)
+        try:
+            early, late = (self.critical_batch_size(x) for x in (self.half, None))
+        except ValueError:
+            return tuple(found)
+        if early.high < late.value or late.value < early.low:
+            found.append(
+                f"Up to step {self.half[0]:,.0f} the branches say {early.value:.3g}"
+                f" ({early.low:.3g} to {early.high:.3g}), up to step {self.end:,.0f}"
+                f" {late.value:.3g}: the jump of batch size and learning rate still shows. Branch"
+                " over more of the run."
+            )
+        return tuple(found)
+
+    def to_file(self, path: str | PathLike[str]) -> None:
+        """Write everything as JSON, whole or not at all."""
+        path = Path(path)
+        written = path.with_name(path.name + ".part")
+        written.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
+        written.replace(path)
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str]) -> BranchedRun:
+        """Read what `to_file` wrote.
+
+        Raises:
+            ValueError: If it is no such file.
+            OSError: If it cannot be read.
+        """
+        try:
+            read: dict[str, Any] = json.loads(Path(path).read_text())
+            if read.pop("format") != FORMAT:
+                raise KeyError("format")
+            branches = tuple(
+                Branch(**{**b, "steps": tuple(b["steps"]), "losses": tuple(b["losses"])})
+                for b in read.pop("branches")
+            )
+            course = tuple((float(step), float(loss)) for step, loss in read.pop("course"))
+            return cls(course=course, branches=branches, **read)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"`{printable(path)}` must be a file of `noisescale branch`, got"
+                f" {type(error).__name__}: {printable(error)}. Branch anew into another file."
+            ) from error
