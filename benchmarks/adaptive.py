@@ -38,7 +38,7 @@ from rich.table import Table
 from scipy.optimize import brentq, least_squares
 from scipy.stats import binom
 from sweeping import Command, Row, Sweep
-from workloads import WORKLOADS, Goal, Workload
+from workloads import PLAIN, WORKLOADS, Goal, Workload
 
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, fit_tradeoff
 
@@ -194,7 +194,7 @@ def scheduled_run(task: Task) -> Row:
     torch.set_num_threads(1)
     workload = replace(WORKLOADS[name], goal=target)
     model = workload.seeded_model(seed)
-    optimizer = workload.optimizer(model.parameters(), lr=lr)
+    optimizer = workload.optimizer_of(model, lr, start)
     meter = NoiseScaleMeter(model, small_batch="example", unit=workload.unit)
     meter.follow()
 
@@ -405,7 +405,7 @@ def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
 
 
 def main() -> int:
-    command = Command.read(__doc__.splitlines()[0])
+    command = Command.read(__doc__.splitlines()[0], PLAIN)
     rows = [] if command.smoke else saved_rows("adaptive")
     if command.smoke:
         few = {"goal": 1.0, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from _results import saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
 from sweeping import Command, Row, Sweep
-from workloads import WORKLOADS, Goal
+from workloads import WORKLOADS, Goal, decay
 
 from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.bounded import Bounded
@@ -49,15 +49,34 @@ COLUMNS = ("step", "examples", "batch_size", "noise_scale", "low", "high")
 COLUMNS += INCREMENTS
 """Of the measured runs' histories, that are saved."""
 
+LOGGED_EVERY = (1, 10, 50)
+"""Steps between two rows of a history; the rarer ones from one batch size alone."""
+
+TIMES = 16
+"""The batch size of a second run over that of the first."""
+
 LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0
 
 
-def measured_run(task: tuple[str, int, float, int, int]) -> Row:
+class Task(NamedTuple):
+    """A training with the monitor in it."""
+
+    workload: str
+    batch_size: int
+    lr: float
+    seed: int
+    most_steps: int
+    decay_steps: int = 0
+    """Over which the learning rate falls to zero, which is then the run's end."""
+    log_every: int = 1
+
+
+def measured_run(task: Task) -> Row:
     """Train once more, by Lightning with the monitor in it, and return its history."""
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch.utils.data import DataLoader, IterableDataset
 
-    name, batch_size, lr, seed, most_steps = task
+    name, batch_size, lr, seed, most_steps, decay_steps, log_every = task
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     workload = WORKLOADS[name]
@@ -74,21 +93,26 @@ def measured_run(task: tuple[str, int, float, int, int]) -> Row:
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return workload.loss(self.net, batch)
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return workload.optimizer(self.parameters(), lr=lr)
+        def configure_optimizers(self) -> Any:
+            optimizer = workload.optimizer_of(self, lr, batch_size)
+            if not decay_steps:
+                return optimizer
+            schedule = {"scheduler": decay(optimizer, decay_steps), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     class UntilGoal(Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-            trainer.should_stop = goal.reached(trainer.global_step)
+            if not decay_steps:
+                trainer.should_stop = goal.reached(trainer.global_step)
 
     module = Module()
     goal = Goal(workload, module.net)
     monitor = NoiseScaleMonitor(small_batch="example", unit=workload.unit)
     Trainer(
         accelerator="cpu",
-        max_steps=most_steps,
+        max_steps=decay_steps or most_steps,
         max_epochs=-1,
-        log_every_n_steps=1,  # the runs are short
+        log_every_n_steps=log_every,
         callbacks=[monitor, UntilGoal()],
         logger=False,
         enable_checkpointing=False,
@@ -102,7 +126,8 @@ def measured_run(task: tuple[str, int, float, int, int]) -> Row:
         "batch_size": batch_size,
         "lr": lr,
         "seed": seed,
-        "steps": round(goal.steps, 2) if math.isfinite(goal.steps) else None,
+        "log_every": log_every,
+        "steps": decay_steps or (round(goal.steps, 2) if math.isfinite(goal.steps) else None),
         "history": {c: _rounded(history[c].tolist()) for c in COLUMNS},
     }
 
@@ -138,16 +163,28 @@ def work(sweep: Sweep, names: Iterable[str], deadline: float, most_steps: int) -
                 continue
             batch_size = workload.batch_sizes[position]
             best = sweep.best(workload, batch_size)
-            done = {r["seed"] for r in measured(sweep.rows, name) if r["batch_size"] == batch_size}
-            missing = [seed for seed in range(workload.seeds) if seed not in done]
-            if best is None or not missing:
+            if best is None:
                 continue
-            if time.monotonic() > deadline:
-                return False
-            tasks = [(name, batch_size, best["lr"], seed, most_steps) for seed in missing]
-            sweep.rows += sweep.pool.map(measured_run, tasks)
-            sweep.save()
-            print(f"{name} measured at batch {batch_size}", flush=True)
+            for log_every in LOGGED_EVERY if position == MEASURED[0] else LOGGED_EVERY[:1]:
+                rows = [r for r in measured(sweep.rows, name) if r["batch_size"] == batch_size]
+                done = {r["seed"] for r in rows if r.get("log_every", 1) == log_every}
+                tasks = [
+                    Task(
+                        *(name, batch_size, best["lr"], seed, most_steps),
+                        round(steps) if workload.decays else 0,
+                        log_every,
+                    )
+                    for seed, steps in enumerate(best["steps"])
+                    if seed not in done and (steps or not workload.decays)
+                ]
+                if not tasks:
+                    continue
+                if time.monotonic() > deadline:
+                    return False
+                sweep.rows += sweep.pool.map(measured_run, tasks)
+                sweep.save()
+                print(f"{name} measured at batch {batch_size}", flush=True)
+            sweep.by_rule(workload, batch_size, TIMES, most_steps)
     return True
 
 
@@ -250,7 +287,7 @@ def _told(
 
 
 def main() -> int:
-    command = Command.read(__doc__.splitlines()[0])
+    command = Command.read(__doc__.splitlines()[0], list(WORKLOADS))
     name: str | None = "prediction"
     rows = [] if command.smoke else saved_rows("prediction")
     if command.smoke:

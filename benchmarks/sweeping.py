@@ -11,7 +11,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,17 +36,17 @@ class Command(NamedTuple):
     smoke: bool
 
     @classmethod
-    def read(cls, description: str) -> Command:
-        """Read the command line."""
+    def read(cls, description: str, names: Sequence[str]) -> Command:
+        """Read the command line of a benchmark that knows so many workloads."""
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
-        parser.add_argument("--only", choices=WORKLOADS)
+        parser.add_argument("--only", choices=names)
         parser.add_argument("--report", action="store_true", help="print what is saved, run none")
         parser.add_argument("--smoke", action="store_true", help="a few digits, unsaved")
         given = parser.parse_args()
-        names = [given.only] if given.only else list(WORKLOADS)
+        chosen = [given.only] if given.only else list(names)
         deadline = time.monotonic() + 60 * given.budget
-        return cls(["digits"] if given.smoke else names, deadline, given.report, given.smoke)
+        return cls(["digits"] if given.smoke else chosen, deadline, given.report, given.smoke)
 
 
 class Sweep:
@@ -110,6 +110,21 @@ class Sweep:
                 )
             print(f"  {time.perf_counter() - started:.0f} s", flush=True)
             self.save()
+
+    def by_rule(self, workload: Workload, batch_size: int, times: int, most_steps: int) -> None:
+        """Train at a larger batch size, its learning rate by rule from the best one of this."""
+        best = self.best(workload, batch_size)
+        about = {"kind": "by rule", "workload": workload.name, "batch_size": times * batch_size}
+        about |= {"from": batch_size}
+        if best is None or any(about.items() <= row.items() for row in self.rows):
+            return
+        lr = best["lr"] * (times if workload.optimizer is torch.optim.SGD else math.sqrt(times))
+        name, goal = workload.name, workload.goal
+        tasks = [(name, goal, times * batch_size, lr, k, most_steps) for k in range(workload.seeds)]
+        steps = list(self.pool.map(_steps_to_goal, tasks))
+        found = [round(s, 2) if math.isfinite(s) else None for s in steps]
+        self.rows.append({**about, "lr": lr, "limit": most_steps, "steps": found})
+        self.save()
 
     def _untried(self, workload: Workload, batch_size: int, start: float) -> Iterator[list[float]]:
         def missing(*candidates: float) -> list[float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three small trainings to a goal: digits, MNIST, a character transformer.
+"""Small trainings to a goal: digits, MNIST, characters; by SGD, with momentum, by Adam and AdamW.
 
 Batches are drawn with replacement. Models, data and order depend on the seed alone, so that a
 training is repeated exactly; one thread does all of it.
@@ -12,9 +12,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +44,19 @@ class Workload:
     model: Callable[[], nn.Module]
     seeds: int
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    optimizer_options: tuple[tuple[str, Any], ...] = ()
+    beta2: float | None = None
+    """At the smallest batch size; its half-life in examples is kept (Marek et al. 2025)."""
+    decays: bool = False
+    """The learning rate falls to zero, on a line, over the fewest steps that end at the goal."""
+
+    def optimizer_of(
+        self, model: nn.Module, lr: float, batch_size: int
+    ) -> torch.optim.Optimizer:
+        options = dict(self.optimizer_options)
+        if self.beta2 is not None:
+            options["betas"] = 0.9, self.beta2 ** (batch_size / min(self.batch_sizes))
+        return self.optimizer(model.parameters(), lr=lr, **options)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         x, y = batch
@@ -100,8 +115,10 @@ def steps_to_goal(
     workload: Workload, batch_size: int, lr: float, seed: int, most_steps: int
 ) -> float:
     """Train until the goal is reached; infinite if that takes more than `most_steps`."""
+    if workload.decays:
+        return _steps_that_decay(workload, batch_size, lr, seed, most_steps)
     model = workload.seeded_model(seed)
-    optimizer = workload.optimizer(model.parameters(), lr=lr)
+    optimizer = workload.optimizer_of(model, lr, batch_size)
     goal = Goal(workload, model)
     try:
         for step, batch in enumerate(workload.batches(batch_size, seed), start=1):
@@ -113,6 +130,49 @@ def steps_to_goal(
     except FloatingPointError:
         return math.inf
     return goal.steps
+
+
+def decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Let the learning rate fall on a line, to zero after so many steps."""
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+
+
+def _steps_that_decay(
+    workload: Workload, batch_size: int, lr: float, seed: int, most_steps: int
+) -> float:
+    """The fewest steps over which the learning rate may fall, to within 3 %; each is a training."""
+
+    def loss_after(steps: int) -> float:
+        model = workload.seeded_model(seed)
+        optimizer = workload.optimizer_of(model, lr, batch_size)
+        schedule = decay(optimizer, steps)
+        for batch in islice(workload.batches(batch_size, seed), steps):
+            optimizer.zero_grad()
+            workload.loss(model, batch).backward()
+            optimizer.step()
+            schedule.step()
+        loss = workload.held_out_loss(model)
+        return loss if math.isfinite(loss) else math.inf
+
+    few, above, many = 5, loss_after(5), 10
+    if above < workload.goal:
+        raise RuntimeError(f"{workload.name} is at its goal from the start.")
+    while (below := loss_after(many)) >= workload.goal:
+        few, above, many = many, below, 2 * many
+        if few >= most_steps:
+            return math.inf
+    while many - few > max(1.0, 0.03 * many):
+        middle = (few + many) // 2
+        loss = loss_after(middle)
+        if loss < workload.goal:
+            many, below = middle, loss
+        else:
+            few, above = middle, loss
+    if not math.isfinite(above):
+        return float(many)
+    share = math.log(above / workload.goal) / math.log(above / below)
+    steps = few + share * (many - few)
+    return steps if steps <= most_steps else math.inf
 
 
 @cache
@@ -167,39 +227,76 @@ def transformer() -> nn.Module:
     return CharTransformer(65, CONTEXT, width=64, layers=2, heads=4)
 
 
+def convolutions() -> nn.Module:
+    """Of an image's 784 pixels; 8 and 16 channels, each convolution halves the image."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 8, 5, stride=2, padding=2),
+        nn.GELU(),
+        nn.Conv2d(8, 16, 5, stride=2, padding=2),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(784, 10),
+    )
+
+
+_DIGITS = Workload(
+    "digits",
+    "examples",
+    goal=0.2,
+    batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
+    first_lr=0.4,
+    data=digits,
+    model=lambda: perceptron(64, 64),
+    seeds=8,
+)
+_MNIST = Workload(
+    "mnist",
+    "examples",
+    goal=0.25,
+    batch_sizes=(16, 32, 64, 128, 256, 512, 1024, 2048),
+    first_lr=0.1,
+    data=mnist,
+    model=lambda: perceptron(784, 64),
+    seeds=8,
+)
+_CHARACTERS = Workload(
+    "characters",
+    "sequences",
+    goal=2.3,
+    batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
+    first_lr=0.004,
+    data=characters,
+    model=transformer,
+    seeds=4,
+    optimizer=torch.optim.Adam,
+)
+_MOMENTUM: dict[str, Any] = {"optimizer_options": (("momentum", 0.9),)}
+_ADAMW: dict[str, Any] = {"optimizer": torch.optim.AdamW, "beta2": 0.999}
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
-            "digits",
-            "examples",
+        _DIGITS,
+        _MNIST,
+        _CHARACTERS,
+        replace(_DIGITS, name="digits, momentum", first_lr=0.05, **_MOMENTUM),
+        replace(_MNIST, name="mnist, momentum", first_lr=0.02, **_MOMENTUM),
+        replace(_DIGITS, name="digits, decay", decays=True),
+        replace(_DIGITS, name="digits, AdamW", first_lr=0.004, **_ADAMW),
+        replace(
+            _MNIST,
+            name="convolutions, AdamW",
             goal=0.2,
-            batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
-            first_lr=0.4,
-            data=digits,
-            model=lambda: perceptron(64, 64),
-            seeds=8,
-        ),
-        Workload(
-            "mnist",
-            "examples",
-            goal=0.25,
-            batch_sizes=(16, 32, 64, 128, 256, 512, 1024, 2048),
-            first_lr=0.1,
-            data=mnist,
-            model=lambda: perceptron(784, 64),
-            seeds=8,
-        ),
-        Workload(
-            "characters",
-            "sequences",
-            goal=2.3,
-            batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
-            first_lr=0.004,
-            data=characters,
-            model=transformer,
+            first_lr=0.002,
+            model=convolutions,
             seeds=4,
-            optimizer=torch.optim.Adam,
+            **_ADAMW,
+        ),
+        replace(
+            _CHARACTERS, name="characters, AdamW", goal=2.2, first_lr=0.004, seeds=3, **_ADAMW
         ),
     )
 }
+PLAIN = ("digits", "mnist", "characters")
+"""The first three: a constant learning rate, and no momentum but Adam's."""
