@@ -118,6 +118,8 @@ class Sweep:
         about |= {"from": batch_size}
         if best is None or any(about.items() <= row.items() for row in self.rows):
             return
+        if (tuned := self.best(workload, times * batch_size)) is not None:
+            most_steps = math.ceil(3 * statistics.median(s or math.inf for s in tuned["steps"]))
         lr = best["lr"] * (times if workload.optimizer is torch.optim.SGD else math.sqrt(times))
         name, goal = workload.name, workload.goal
         tasks = [(name, goal, times * batch_size, lr, k, most_steps) for k in range(workload.seeds)]
