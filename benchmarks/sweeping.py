@@ -116,6 +116,8 @@ class Sweep:
         best = self.best(workload, batch_size)
         about = {"kind": "by rule", "workload": workload.name, "batch_size": times * batch_size}
         about |= {"from": batch_size}
+        if times * batch_size not in workload.batch_sizes:
+            return
         if best is None or any(about.items() <= row.items() for row in self.rows):
             return
         if (tuned := self.best(workload, times * batch_size)) is not None:
