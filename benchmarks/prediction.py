@@ -19,23 +19,26 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from _results import saved_rows, write_results
+from opinions import TIMES, Opinion, dominated, kind_of, opinions, tell
 from rich.console import Console
 from rich.table import Table
 from sweeping import Command, Row, Sweep
-from workloads import WORKLOADS, Goal, decay
+from workloads import WORKLOADS, Goal, Workload, decay
 
-from noisescale import NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
+from noisescale import History, NoiseScaleMonitor, Prediction, Tradeoff, fit_tradeoff, predict
 from noisescale.bounded import Bounded
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.rows import RUNNING_SUMS
@@ -52,8 +55,9 @@ COLUMNS += INCREMENTS
 LOGGED_EVERY = (1, 10, 50)
 """Steps between two rows of a history; the rarer ones from one batch size alone."""
 
-TIMES = 16
-"""The batch size of a second run over that of the first."""
+BRANCHES = ("4x", "16x")
+MOST_BRANCHED = 3
+"""Runs of a workload that branches are taken from."""
 
 LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0
 
@@ -132,19 +136,96 @@ def measured_run(task: Task) -> Row:
     }
 
 
+def branched_run(task: Task) -> Row:
+    """Train once more, then branch from the middle of the run to its end, as the command does."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+    from noisescale.lightning.branching.branching import plan_branches, train_branches
+
+    name, batch_size, lr, seed, steps, *_ = task
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    workload = WORKLOADS[name]
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = workload.seeded_model(seed)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return workload.loss(self.net, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return workload.optimizer_of(self, lr, batch_size)
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            step = trainer.global_step
+            reached = goal.reached(step)
+            if reached or step % max(steps // 8, 1) == 0:
+                trainer.save_checkpoint(folder / f"step={step}.ckpt")
+            trainer.should_stop = reached
+
+    module, monitor = Module(), NoiseScaleMonitor(small_batch="example", unit=workload.unit)
+    goal = Goal(workload, module.net)
+    data = TensorDataset(*workload.data()[0])
+    torch.manual_seed(1000 + seed)
+    drawn = RandomSampler(data, replacement=True, num_samples=2 * steps * batch_size)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        Trainer(
+            accelerator="cpu",
+            max_epochs=1,
+            log_every_n_steps=1,
+            callbacks=[monitor, Save()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(module, DataLoader(data, batch_size=batch_size, sampler=drawn))
+        started = time.perf_counter()
+        branching = plan_branches(
+            monitor.history, folder, batch_sizes=BRANCHES, max_device_batch_size=TIMES * batch_size
+        )
+        branched = train_branches(
+            branching, Module(), data, folder / "branches.json", accelerator="cpu"
+        )
+        told = asdict(branched)
+    history = monitor.history
+    return {
+        "kind": "branched",
+        "workload": name,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": seed,
+        "steps": round(goal.steps, 2) if math.isfinite(goal.steps) else None,
+        "seconds": round(time.perf_counter() - started, 1),
+        "branched": {**told, "branches": [_short(branch) for branch in told["branches"]]},
+        "history": {c: _rounded(history[c].tolist()) for c in COLUMNS},
+    }
+
+
+def _short(branch: dict[str, Any]) -> dict[str, Any]:
+    return {**branch, "losses": _rounded(branch["losses"])}
+
+
 def _rounded(values: list[float]) -> list[float | None]:
     """Eight digits; None is "not known", or infinite."""
     return [float(f"{v:.8g}") if math.isfinite(v) else None for v in values]
 
 
-def history_of(row: Row) -> dict[str, np.ndarray]:
+def history_of(row: Row) -> History:
     columns = {
         name: np.array([math.nan if v is None else v for v in values], dtype=float)
         for name, values in row["history"].items()
     }
     columns["high"] = np.where(np.isnan(columns["high"]), math.inf, columns["high"])
     columns["seconds_per_step"] = np.full_like(columns["step"], math.nan)
-    return columns
+    workload = WORKLOADS[row["workload"]]
+    if workload.decays and row["steps"]:
+        columns["learning_rate"] = row["lr"] * (1 - columns["step"] / row["steps"])
+    return History.from_columns(columns, unit=workload.unit, optimizer=kind_of(workload))
 
 
 def work(sweep: Sweep, names: Iterable[str], deadline: float, most_steps: int) -> bool:
@@ -185,6 +266,33 @@ def work(sweep: Sweep, names: Iterable[str], deadline: float, most_steps: int) -
                 sweep.save()
                 print(f"{name} measured at batch {batch_size}", flush=True)
             sweep.by_rule(workload, batch_size, TIMES, most_steps)
+        if not branch(sweep, workload, deadline):
+            return False
+    return True
+
+
+def branch(sweep: Sweep, workload: Workload, deadline: float) -> bool:
+    """Branch runs at the first of the measured batch sizes; return whether all of it is done."""
+    batch_size = workload.batch_sizes[MEASURED[0]]
+    best = sweep.best(workload, batch_size)
+    if best is None or workload.decays:
+        return True
+    done = {
+        row["seed"]
+        for row in sweep.rows
+        if row["kind"] == "branched" and row["workload"] == workload.name
+    }
+    tasks = [
+        Task(workload.name, batch_size, best["lr"], seed, round(steps))
+        for seed, steps in enumerate(best["steps"][:MOST_BRANCHED])
+        if seed not in done and steps
+    ]
+    if tasks and time.monotonic() > deadline:
+        return False
+    sweep.rows += sweep.pool.map(branched_run, tasks)
+    if tasks:
+        sweep.save()
+        print(f"{workload.name} branched at batch {batch_size}", flush=True)
     return True
 
 
@@ -194,21 +302,23 @@ def measured(rows: list[Row], name: str) -> list[Row]:
 
 def windowed(row: Row) -> float:
     """B_crit from the estimates as they were logged, which average over what has been."""
-    history = {k: v for k, v in history_of(row).items() if k not in (*INCREMENTS, *RUNNING_SUMS)}
+    left_out = *INCREMENTS, *RUNNING_SUMS
+    history = {name: x for name, x in history_of(row).items() if name not in left_out}
     return predict(history, [row["batch_size"]], [1]).critical_batch_size.value
 
 
 def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
     """Print predicted over measured steps; return whether the aims are met."""
     met = True
+    everyones: list[tuple[Opinion, Prediction]] = []
     for name in names:
         workload = WORKLOADS[name]
-        found = {b: sweep.best(workload, b) for b in workload.batch_sizes}
-        best = {b: row for b, row in found.items() if row is not None}
+        tuned = {b: sweep.best(workload, b) for b in workload.batch_sizes}
+        best = {b: row for b, row in tuned.items() if row is not None}
         steps = {b: min(sweep.tried(workload, b).values()) for b in best}
         by_size: dict[int, list[Row]] = {}
         for row in measured(sweep.rows, name):
-            if row["steps"]:
+            if row["steps"] and row.get("log_every", 1) == 1:
                 by_size.setdefault(row["batch_size"], []).append(row)
         if len(steps) < 4 or not by_size:
             console.print(f"\n[bold]{name}[/]: not enough runs yet.")
@@ -239,7 +349,29 @@ def report(sweep: Sweep, names: Iterable[str], console: Console) -> bool:
         for size, predicted in predictions.items():
             lagging = statistics.median(windowed(row) for row in by_size[size])
             met &= _told(console, size, predicted, ratios[size], swept, lagging)
+        rows = [row for row in sweep.rows if row.get("history") and row["workload"] == name]
+        found = opinions(sweep, workload, ((row, history_of(row)) for row in rows), swept.value)
+        tell(console, [opinion for opinion, _ in found])
+        everyones += found
+    if everyones:
+        _tell_all(console, everyones)
     return met
+
+
+def _tell_all(console: Console, everyones: list[tuple[Opinion, Prediction]]) -> None:
+    """Print what holds over all trainings: how often bounds hold, what is recommended."""
+    for kind in ("bounds", "second run tuned", "second run by rule", "branches"):
+        alike = [o for o, _ in everyones if o.kind.startswith(kind) and "too near" not in o.kind]
+        if alike:
+            held = sum(opinion.holds for opinion in alike)
+            off = [max(o.ratio, 1 / o.ratio) for o in alike]
+            near, nearly = (sum(x <= most for x in off) for most in (1.6, 2.0))
+            console.print(
+                f"{kind}: hold the sweep in {held} of {len(alike)} ({held / len(alike):.0%}),"
+                f" within 1.6 x in {near}, within 2 x in {nearly}"
+            )
+    count = sum(dominated(p) for _, p in everyones)
+    console.print(f"recommendations that another row dominates: {count} of {len(everyones)}")
 
 
 def _table(
@@ -271,7 +403,7 @@ def _told(
     lagging: float,
 ) -> bool:
     """Print how well the runs at one batch size did; return whether they meet the aims."""
-    bands = [p.critical_batch_size for p in predicted]
+    bands = [p.critical_batch_size_by_noise_scale for p in predicted]
     critical = statistics.median(band.value for band in bands)
     meet = sum(band.low <= swept.high and swept.low <= band.high for band in bands)
     error = statistics.median(abs(ratio - 1) for ratio in ratios)

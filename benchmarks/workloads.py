@@ -50,9 +50,7 @@ class Workload:
     decays: bool = False
     """The learning rate falls to zero, on a line, over the fewest steps that end at the goal."""
 
-    def optimizer_of(
-        self, model: nn.Module, lr: float, batch_size: int
-    ) -> torch.optim.Optimizer:
+    def optimizer_of(self, model: nn.Module, lr: float, batch_size: int) -> torch.optim.Optimizer:
         options = dict(self.optimizer_options)
         if self.beta2 is not None:
             options["betas"] = 0.9, self.beta2 ** (batch_size / min(self.batch_sizes))
@@ -293,9 +291,7 @@ WORKLOADS = {
             seeds=4,
             **_ADAMW,
         ),
-        replace(
-            _CHARACTERS, name="characters, AdamW", goal=2.2, first_lr=0.004, seeds=3, **_ADAMW
-        ),
+        replace(_CHARACTERS, name="characters, AdamW", goal=2.2, first_lr=0.004, seeds=3, **_ADAMW),
     )
 }
 PLAIN = ("digits", "mnist", "characters")

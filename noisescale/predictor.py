@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.history.metrics import Goal
+from noisescale.history.optimizers import has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array
 from noisescale.prediction import arguments
@@ -181,7 +182,9 @@ def predict(
         calibration = Calibration.from_second_run(run, second)
     else:
         if calibration is None:
-            calibration = Calibration.theory(getattr(history, "optimizer", None))
+            calibration = Calibration.theory(
+                getattr(history, "optimizer", None), decayed=has_decayed(history)
+            )
         elif not isinstance(calibration, Calibration):
             calibration = Calibration.given(calibration)
         found = calibration.critical_batch_size

@@ -133,7 +133,7 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
     assert documented == logged
-    assert len(logged) == 22
+    assert len(logged) == 23
 
 
 def test_the_schedulers_keys_are_those_that_are_logged() -> None:
@@ -170,7 +170,7 @@ def test_the_callback_of_transformers_logs_the_same_keys() -> None:
 
     # The Trainer of transformers has one optimizer, and the callback for it no name.
     assert ours == theirs - {"noise_scale/optimizer_1/", "noise_scale/<name>/"}
-    assert len(ours) == 24
+    assert len(ours) == 25
 
 
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:

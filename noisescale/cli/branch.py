@@ -54,8 +54,8 @@ def branch_run(
     learning_rate: Annotated[
         str,
         typer.Option(
-            help="How it goes with the batch size: auto (sqrt for Adam, linear for SGD), sqrt,"
-            " linear, adascale, capped_sqrt, none."
+            help="How it goes with the batch size: sqrt, linear, adascale, capped_sqrt or none."
+            " auto: sqrt for Adam; for SGD adascale, linear far below the noise scale."
         ),
     ] = "auto",
     loss_examples: Annotated[

@@ -35,6 +35,7 @@ COLUMNS = (
     "devices",
     "accumulation",
     "coverage",
+    "learning_rate",
     *INCREMENTS,
 )
 
@@ -65,6 +66,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
     | `coverage` | share of |g|² that is of measured parameters; NaN: all |
+    | `learning_rate` | the largest of the optimizer's parameter groups |
     | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 
     A step's relative moments are tr(Σ) and |G|² divided by the trailing |g|² of the steps before

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class OptimizerKind(IntEnum):
@@ -51,6 +54,27 @@ class OptimizerKind(IntEnum):
         """Return the kind that numbers of a log stand for; None without, or with unknown ones."""
         known = {float(number) for number in numbers} & {float(kind) for kind in cls}
         return cls(int(max(known))) if known else None
+
+
+DECAYED = 0.5
+"""A run whose learning rate ends below so much of its largest has had it decay."""
+
+
+def has_decayed(history: Mapping[str, NDArray[np.float64]]) -> bool:
+    """Return whether the learning rate of a run fell, but for what a smaller batch size asks."""
+    rate = np.asarray(history.get("learning_rate", ()), dtype=np.float64)
+    size = np.asarray(history.get("batch_size", ()), dtype=np.float64)
+    known = np.isfinite(rate) & (rate >= 0) if len(rate) == len(size) else np.array([], dtype=bool)
+    if not known.any():
+        return False
+    rate, size = rate[known], size[known]
+    peak = int(np.argmax(rate))
+    return bool(rate[-1] < DECAYED * rate[peak] * min(1.0, size[-1] / size[peak]))
+
+
+def learning_rate_of(optimizer: Any) -> float:
+    """Return the largest learning rate of an optimizer's parameter groups."""
+    return max(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def parameters_of(optimizer: Any) -> int:

@@ -14,7 +14,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
 from noisescale.history.metric_names import ABOUT_RUN, ROOT
-from noisescale.history.optimizers import OptimizerKind, parameters_of
+from noisescale.history.optimizers import OptimizerKind, learning_rate_of, parameters_of
 from noisescale.meter.meter import NoiseScaleMeter
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
     "measuring_cost": lambda now: now.meter.measuring_cost,
 }
 """Metrics without their prefix that every run has at every step."""
+
+NAMES = (*OF_EVERY_RUN, *ABOUT_RUN, "learning_rate")
+"""Those, and what is told of the optimizer."""
 
 _NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
 """Of the whole gradient. TensorBoard draws a band only of values that were logged together."""
@@ -128,10 +131,11 @@ class LoggedMeter:
         self.measuring = True
         """Whether it has not been closed."""
         self.guard = Guard()
-        self._optimizer: OptimizerKind | None = None
+        self._optimizer = optimizer
+        self._kind: OptimizerKind | None = None
         self._parameters = math.nan
         with self.guard("Its optimizer is not recorded with the run"):
-            self._optimizer = OptimizerKind.of(optimizer)
+            self._kind = OptimizerKind.of(optimizer)
             self._parameters = parameters_of(optimizer)
         self.history = self._new_history()
         self._warn = WarnOnce()
@@ -139,7 +143,7 @@ class LoggedMeter:
         self.timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
-        self._names = (*OF_EVERY_RUN, *ABOUT_RUN)
+        self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
 
     @property
@@ -227,8 +231,9 @@ class LoggedMeter:
         estimate = _current(meter.noise_scale, in_force)
         now = _Now(estimate, meter, self.timer.mean)
         metrics = {name: value_of(now) for name, value_of in OF_EVERY_RUN.items()}
-        kind = math.nan if self._optimizer is None else float(self._optimizer)
+        kind = math.nan if self._kind is None else float(self._kind)
         metrics |= zip(ABOUT_RUN, (kind, float(self._parameters)), strict=True)
+        metrics["learning_rate"] = self._learning_rate()
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
@@ -247,6 +252,11 @@ class LoggedMeter:
             unresolved |= set() if of_group.resolved else {f"group/{name}"}
         self._names = (*metrics,)
         return Metrics(metrics, unresolved, estimate)
+
+    def _learning_rate(self) -> float:
+        with self.guard("The learning rate is not recorded with the run"):
+            return learning_rate_of(self._optimizer)
+        return math.nan
 
     def _is_in_force(self) -> bool:
         """Whether the averages are of now: they have taken in a step since the last row."""
@@ -307,14 +317,12 @@ class LoggedMeter:
             extra_columns=[f"group/{g}" for g in self.meter.group_noise_scales],
             unit=estimate.unit,
             confidence=estimate.confidence,
-            optimizer=self._optimizer,
+            optimizer=self._kind,
             parameters=self._parameters,
         )
 
 
-def nothing_measured(
-    prefix: str = ROOT, names: Iterable[str] = (*OF_EVERY_RUN, *ABOUT_RUN)
-) -> dict[str, float]:
+def nothing_measured(prefix: str = ROOT, names: Iterable[str] = NAMES) -> dict[str, float]:
     """Return the metrics of a run in which nothing can be measured: NaN."""
     return {prefix + name: math.nan for name in names}
 

@@ -17,7 +17,7 @@ from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.second_run import SecondRun
-from noisescale.prediction.theory import THEORY_BANDS
+from noisescale.prediction.theory import theory_band
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
 
@@ -78,17 +78,20 @@ class Calibration:
         return cls(Bounded(kappa, kappa, kappa), "given")
 
     @classmethod
-    def theory(cls, optimizer: OptimizerKind | None = None) -> Calibration:
+    def theory(
+        cls, optimizer: OptimizerKind | None = None, *, decayed: bool = False
+    ) -> Calibration:
         """Return kappa = 1, labelled so, and as far off as it has been for such an optimizer.
 
         Without an optimizer there is no telling, and the bounds are 1, too.
         """
         if optimizer is None:
             return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED, is_theory=True)
-        band, found_in = THEORY_BANDS[optimizer]
+        band, found_in = theory_band(optimizer, decayed=decayed)
+        falling = " at a falling learning rate" if decayed else ""
         source = (
-            f"{UNCALIBRATED} By {optimizer.title} B_crit was {band.low:g} to {band.high:g} times"
-            f" B_simple, in {found_in}."
+            f"{UNCALIBRATED} By {optimizer.title}{falling} B_crit was {band.low:g} to"
+            f" {band.high:g} times B_simple, in {found_in}."
         )
         return cls(band, source, is_theory=True)
 

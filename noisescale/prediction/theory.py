@@ -33,3 +33,15 @@ THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
     ),
 }
 """From benchmarks/prediction.py, see docs/predicting.md."""
+
+DECAYED_LOW = 0.08
+"""Below what the noise scale says, where the learning rate fell to zero along the run."""
+
+
+def theory_band(kind: OptimizerKind, *, decayed: bool) -> TheoryBand:
+    """Return how far off the theory has been for runs of one kind."""
+    band = THEORY_BANDS[kind]
+    if not decayed:
+        return band
+    factor = Bounded(1.0, min(DECAYED_LOW, band.factor.low), band.factor.high)
+    return TheoryBand(factor, f"{band.source}, and of digits with a decaying learning rate")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from noisescale.bounded import Bounded
+from noisescale.history.optimizers import has_decayed
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.second_run import advice_on
@@ -157,6 +158,7 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     yield "  measured", f"{_bounded(p, by_noise_scale, interval)}{_at_the_end(p)}"
     kind = getattr(p.history, "optimizer", None)
     by = "here" if kind is None else f"by {kind.title}"
+    by += " at a falling learning rate" if has_decayed(p.history) else ""
     yield "  the theory", f"{by} B_crit was {band.low:g} to {band.high:g} x that by the noise scale"
     yield "  what settles it", advice_on(own_batch_size(p), p.critical_batch_size.value)
 

@@ -15,7 +15,7 @@ from noisescale.checks import check_confidence, checked_positive
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats
 
-STEPS_SCATTER = 0.1
+STEPS_SCATTER = 0.15
 """Steps to one result scatter by some 10 %: seeds, and how finely learning rates were tuned."""
 
 _FARTHEST = 1e6

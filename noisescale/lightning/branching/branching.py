@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.bounded import Bounded
 from noisescale.history.history import History
-from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.optimizers import OptimizerKind, has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.lightning.branching.branched_fit import Ground, branched_fit, losses_at
@@ -25,7 +25,7 @@ from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
-from noisescale.prediction.theory import THEORY_BANDS
+from noisescale.prediction.theory import theory_band
 from noisescale.printable import printable
 from noisescale.scheduling.learning_rate import factors_for
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 1.5
 """A branch is given up after so many times the steps of the run."""
+
+POWERS = (1.0, 0.5, 0.25, 0.0)
+"""Of a rule's factor on the learning rate, that are tried while a branch diverges."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
 
@@ -71,7 +74,9 @@ class Branching:
 
     def steps_at(self, batch_size: float) -> Bounded:
         """Return the steps that a branch is expected to take, as far off as the theory has been."""
-        band = THEORY_BANDS[self.history.optimizer or OptimizerKind.OTHER].factor
+        band = theory_band(
+            self.history.optimizer or OptimizerKind.OTHER, decayed=has_decayed(self.history)
+        ).factor
         found = self.by_noise_scale
         if not math.isfinite(found.value):
             ends = float(self.steps), self.steps * self.batch_size / batch_size
@@ -124,8 +129,9 @@ def plan_branches(
         until: A later one, whose loss branches are to reach. Default: the latest beside the first.
         batch_sizes: Of the branches: "4x" is four times the run's, a number counts examples.
         orders: Branches of each batch size, each with its own order of the data.
-        rule: Of the learning rate, see `factors_for`; "auto": the square root for Adam and its
-            kin, linear for SGD.
+        rule: Of the learning rate, see `factors_for`. "auto" is the square root for Adam and its
+            kin. For SGD it is linear with the gain of a step, (1 + b/B0)/(1 + b/B), which is B/B0
+            far below the noise scale b; that alone where the noise scale is not resolved.
         devices: That branches are trained on.
         max_device_batch_size: The most examples of a device at once. Default: the run's own.
 
@@ -164,8 +170,6 @@ def plan_branches(
     span = Segments.of(history.between(first.step, end))
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
     kind = history.optimizer
-    if rule == "auto":
-        rule = "linear" if kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM) else "sqrt"
     most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
     wanted = [_batch_size(given, size) for given in batch_sizes]
     plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
@@ -176,6 +180,10 @@ def plan_branches(
         )
     course = (near, until) if near is not None else (until,)
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+    if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
+        rule = "adascale" if math.isfinite(by_noise_scale.value) else "linear"
+    elif rule == "auto":
+        rule = "sqrt"
     return Branching(history, first, course, end, size, plans, orders, rule, by_noise_scale)
 
 
@@ -251,8 +259,19 @@ class _Settings:
 
 
 def _branch(branching: Branching, ground: Ground, plan: Plan, order: int, goal: float) -> Branch:
+    """Train one branch; where it diverges, again with a learning rate that was raised less."""
+    factor = branching.factor(plan.batch_size)
+    for power in POWERS:
+        branch = _trained(branching, ground, plan, order, goal, factor**power)
+        if not branch.diverged:
+            break
+    return branch
+
+
+def _trained(
+    branching: Branching, ground: Ground, plan: Plan, order: int, goal: float, factor: float
+) -> Branch:
     size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
-    factor = branching.factor(size)
     expected = branching.steps_at(size)
     course = branched_fit(
         ground,

@@ -86,6 +86,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/measuring_cost` | what measuring took so far, in plain steps; not timed |
     | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and its kin, 4: another |
     | `noise_scale/parameters` | numbers that the optimizer trains |
+    | `noise_scale/learning_rate` | the largest of its parameter groups |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
     | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
     `predict`; see `History` |

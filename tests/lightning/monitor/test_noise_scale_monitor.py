@@ -46,6 +46,7 @@ KEYS = {
         "measuring_cost",
         "optimizer_kind",
         "parameters",
+        "learning_rate",
         *INCREMENTS,
         "step",
         "examples",
