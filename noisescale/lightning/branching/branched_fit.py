@@ -133,7 +133,7 @@ class _Look(Callback):
                 f" optimizers in it for {len(trainer.optimizers)}. Name one of the same module."
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
-            optimizer.load_state_dict(state)
+            _load_state(optimizer, state, self._checkpoint)
         # Ours to step from here on: by the run's clock, not by batches of another size.
         self._schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         for schedule, state in zip(self._schedules, self._checkpoint.schedules, strict=False):
@@ -182,6 +182,21 @@ class _Look(Callback):
                 schedule.step()
         for optimizer in trainer.optimizers:
             self._settle(optimizer)
+
+
+def _load_state(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], checkpoint: Checkpoint
+) -> None:
+    """Put an optimizer's state into another of its kind, and no other."""
+    settings = {key for group in optimizer.param_groups for key in group} - {"initial_lr"}
+    saved = {key for group in state["param_groups"] for key in group} - {"initial_lr"}
+    if settings != saved:
+        raise ValueError(
+            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path} of one with"
+            f" {', '.join(sorted(saved ^ settings))}, or without, unlike"
+            f" {type(optimizer).__name__}. Name one of the same module."
+        )
+    optimizer.load_state_dict(state)
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:

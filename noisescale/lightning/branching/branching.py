@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from noisescale.history.optimizers import OptimizerKind, has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.lightning.branching.branched_fit import Ground, branched_fit, losses_at
-from noisescale.lightning.branching.checkpoints import Checkpoint, later_checkpoints
+from noisescale.lightning.branching.checkpoints import Checkpoint, steps_in
 from noisescale.lightning.profiling.timed_fit import quiet
 from noisescale.lightning.resized_loaders import held_examples
 from noisescale.lightning.trainer_access import isolate_rng
@@ -149,7 +148,7 @@ def plan_branches(
     if checkpoint.is_dir():
         checkpoint = _middle(checkpoint, last)
     first = Checkpoint.read(checkpoint, to_train=True)
-    ends = {path: _step_of(path) for path in later_checkpoints(first)}
+    ends = {path: step for path, step in steps_in(checkpoint.parent).items() if path != checkpoint}
     if until is None:
         within = [path for path, step in ends.items() if first.step < step <= last]
         if not within:
@@ -340,8 +339,7 @@ def _plan(size: float, devices: int, most: int) -> Plan:
 
 def _middle(folder: Path, last: float) -> Path:
     """The checkpoint nearest to the middle of a run."""
-    found = {path: _step_of(path) for path in sorted(folder.glob("*.ckpt"))}
-    found = {path: step for path, step in found.items() if 0 < step < last}
+    found = {path: step for path, step in steps_in(folder).items() if 0 < step < last}
     if not found:
         raise ValueError(
             f"`checkpoint` must be a checkpoint within the run, or a folder of some, got"
@@ -349,9 +347,3 @@ def _middle(folder: Path, last: float) -> Path:
             " `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`."
         )
     return min(found, key=lambda path: abs(found[path] - last / 2))
-
-
-def _step_of(path: Path) -> int:
-    """The optimizer steps of a checkpoint: from its name, or from the file."""
-    named = re.search(r"step=(\d+)", path.name)
-    return int(named[1]) if named else Checkpoint.read(path).step

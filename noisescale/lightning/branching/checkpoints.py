@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,16 @@ class Checkpoint:
         return bool(groups) and (not keeps or all(state.get("state") for state in self.optimizers))
 
 
-def later_checkpoints(first: Checkpoint) -> list[Path]:
-    """Return the other checkpoints in the folder of one, whichever step they are of."""
-    folder = first.path.parent
-    return [
-        path for path in sorted(folder.glob("*.ckpt")) if path.resolve() != first.path.resolve()
-    ]
+def steps_in(folder: Path) -> dict[Path, int]:
+    """Return the checkpoints in a folder and the optimizer steps that each had taken.
+
+    By their names, where these say it. What cannot be read is none.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.ckpt")):
+        if named := re.search(r"step=(\d+)", path.name):
+            found[path] = int(named[1])
+        else:
+            with suppress(ValueError, OSError):
+                found[path] = Checkpoint.read(path).step
+    return found

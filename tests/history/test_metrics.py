@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale.history.metrics import Goal
+from noisescale.history.reading import read_metric
+
+
+def test_a_goal_is_reached_between_two_values() -> None:
+    steps, losses = np.array([10.0, 20.0, 30.0]), np.array([3.0, 2.0, 1.0])
+
+    assert Goal("loss", 1.5).reached_at(steps, losses) == pytest.approx(25)
+    assert Goal("loss", 0.5).reached_at(steps, losses) is None
+    assert Goal("accuracy", 1.5).reached_at(steps, losses[::-1].copy()) == pytest.approx(15)
+
+
+def test_a_single_low_value_does_not_reach_it() -> None:
+    """Isotonic means: 3, 2.5, then (0.5 + 2.5)/2 twice, then 1."""
+    steps, losses = np.arange(1.0, 6.0), np.array([3.0, 2.5, 0.5, 2.5, 1.0])
+
+    assert Goal("loss", 1.4).reached_at(steps, losses) == pytest.approx(4.2)
+
+
+def test_a_goal_that_the_run_begins_at_is_reached_there() -> None:
+    assert Goal("loss", 3.0).reached_at(np.array([5.0, 9.0]), np.array([3.0, 2.0])) == 5
+
+
+@pytest.mark.parametrize("text", ["loss", "=3", "loss=", "loss=low", "loss=inf", ""])
+def test_what_is_no_goal_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"`goal` must be a metric's name and its value, got"):
+        Goal.read(text)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, behind: int) -> None:
+    """Lightning logs under the number of the step before, the Trainer of transformers does not."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (10, 20, 30):
+            writer.add_scalar("loss", 3.0 / step, step - behind)
+            if step > 10:
+                writer.add_scalar("noise_scale/step", step, step - behind)
+        writer.add_scalar("loss", float("nan"), 40 - behind)
+
+    steps, values = read_metric(tmp_path, "loss")
+
+    assert steps.tolist() == [10, 20, 30]
+    assert values.tolist() == pytest.approx([0.3, 0.15, 0.1])
+    with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'los'. There is"):
+        read_metric(tmp_path, "los")

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisescale import History, predict
+from noisescale.prediction.branches import Branch, BranchedRun
+from noisescale.prediction.calibration import Calibration
+
+START, END, BATCH_SIZE, CRITICAL = 1000.0, 2000.0, 32.0, 200.0
+LEAST = (END - START) / (1 + CRITICAL / BATCH_SIZE)
+
+
+def branch(batch_size: float, *, order: int = 0, slower: float = 1.0, **changed: Any) -> Branch:
+    """By the law: its loss falls from 3 at the start to 2 at its own s = s_min + e_min/B."""
+    steps = slower * LEAST * (1 + CRITICAL / batch_size)
+    at = np.linspace(0, 1.2 * steps, 200)
+    course = {"steps": tuple(at), "losses": tuple(3 - at / steps)}
+    about = {"batch_size": batch_size, "order": order, "learning_rate_factor": 2.0, "seconds": 1.0}
+    return Branch(**{**about, **course, **changed})
+
+
+def branched(*branches: Branch, half: float | None = 2.5) -> BranchedRun:
+    middle = [((START + END) / 2, half)] if half else []
+    course = ((START, 3.0), *middle, (END, 2.0))
+    return BranchedRun(BATCH_SIZE, course, 256, "sqrt", branches)
+
+
+def history(noise_scale: float = 50.0) -> History:
+    """At B_simple = 50 throughout, a quarter of the truth."""
+    step = np.arange(100.0, END + 1, 100.0)
+    same = np.ones(len(step))
+    return History.from_columns(
+        {
+            "step": step,
+            "examples": BATCH_SIZE * step,
+            "batch_size": BATCH_SIZE * same,
+            "noise_scale": noise_scale * same,
+            "low": 0.8 * noise_scale * same,
+            "high": (1.25 * noise_scale if math.isfinite(noise_scale) else math.inf) * same,
+        }
+    )
+
+
+def test_branches_by_the_law_say_what_it_is() -> None:
+    run = branched(branch(128), branch(512))
+
+    assert run.critical_batch_size().value == pytest.approx(CRITICAL, rel=1e-3)
+    assert run.critical_batch_size(run.half).value == pytest.approx(CRITICAL, rel=1e-3)
+    assert run.doubts == ()
+
+
+def test_scatter_of_the_orders_widens_the_interval() -> None:
+    calm = branched(*(branch(512, order=k) for k in range(3)))
+    wild = branched(*(branch(512, order=k, slower=f) for k, f in enumerate((0.7, 1.0, 1 / 0.7))))
+
+    (one, other) = (run.critical_batch_size() for run in (calm, wild))
+
+    assert one.value == pytest.approx(other.value, rel=1e-3)
+    assert other.high / other.low > 1.3 * one.high / one.low
+
+
+def test_a_transient_is_told() -> None:
+    """Slow at first: at half of the loss it has taken as many steps as the run itself."""
+    late = branch(512)
+    half = LEAST * (1 + CRITICAL / BATCH_SIZE) / 2
+    whole = LEAST * (1 + CRITICAL / 512)
+    steps = (0.0, half, half + whole / 2, half + 1.4 * whole / 2)
+    run = branched(replace(late, steps=steps, losses=(3.0, 2.5, 2.0, 1.9)))
+
+    (said,) = run.doubts
+
+    assert "still shows" in said
+
+
+def test_without_a_checkpoint_near_the_middle_that_is_told() -> None:
+    (said,) = branched(branch(512), half=None).doubts
+
+    assert "no checkpoint near the middle" in said
+
+
+def test_branches_that_diverge_are_left_out_and_named() -> None:
+    lost = branch(512, order=1, losses=(3.0, math.nan), steps=(0.0, 5.0))
+    run = branched(branch(512), lost)
+
+    assert run.critical_batch_size().value == pytest.approx(CRITICAL, rel=1e-3)
+    assert "512 (order 1) diverged" in run.doubts[0]
+    with pytest.raises(ValueError, match=r"got none that did .* 512 \(order 1\) diverged"):
+        branched(lost).critical_batch_size()
+    short = branch(512, losses=(3.0, 2.6), steps=(0.0, 5.0))
+    with pytest.raises(ValueError, match=r"512 \(order 0\) was at 2.6 after 5 steps"):
+        branched(short).critical_batch_size()
+
+
+def test_the_branch_at_the_runs_own_batch_size_counts_beside_the_run() -> None:
+    run = branched(branch(512), branch(32, slower=1.21))
+
+    own = 1.1 * (END - START)  # the geometric mean of both
+    ratio = own / (LEAST * (1 + CRITICAL / 512))
+    found = run.critical_batch_size().value
+    assert (1 + found / 32) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)
+
+
+def test_the_noise_scale_is_compared_over_the_same_steps() -> None:
+    of_run = history()
+    columns = {name: of_run[name] for name in of_run}
+    for name in ("noise_scale", "low", "high"):  # ten times smaller up to the checkpoint
+        columns[name][columns["step"] <= START] /= 10
+    run = branched(branch(512))
+
+    calibration = Calibration.from_branched_run(History.from_columns(columns), run)
+
+    assert calibration.kappa.value == pytest.approx(4, rel=0.01)
+    assert calibration.kappa.low < 4 < calibration.kappa.high
+
+
+def test_a_calibrated_run_predicts_by_it() -> None:
+    run = history()
+    p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
+
+    assert p.critical_batch_size.value == pytest.approx(CRITICAL, rel=0.01)
+    assert "branches at 512 say that B_crit is 200" in " ".join(p.assumptions)
+
+
+def test_without_a_noise_scale_that_of_the_branches_is_taken_for_the_run() -> None:
+    run = history(math.inf)
+    p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
+
+    assert p.critical_batch_size.value == pytest.approx(CRITICAL, rel=0.01)
+    assert "taken for the whole run" in " ".join(p.warnings)
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    run = branched(branch(128), branch(512, order=1))
+
+    run.to_file(tmp_path / "branches.json")
+
+    assert BranchedRun.from_file(tmp_path / "branches.json") == run
+    assert [path.name for path in tmp_path.iterdir()] == ["branches.json"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": "other"}', '{"format": "noisescale branches 1"}']
+)
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "branches.json").write_text(text)
+
+    with pytest.raises(ValueError, match="must be a file of `noisescale branch`, got"):
+        BranchedRun.from_file(tmp_path / "branches.json")

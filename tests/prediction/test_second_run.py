@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisescale import History, predict
+from noisescale.history.optimizers import OptimizerKind
+from noisescale.prediction.second_run import SecondRun, advice_on, telling_batch_size
+
+LEAST, CRITICAL = 50.0, 200.0
+
+
+def run(batch_size: float, steps: float | None = None, **about: Any) -> History:
+    """Ten rows of a run by the law, with a noise scale that says a quarter of the truth."""
+    count = steps or LEAST * (1 + CRITICAL / batch_size)
+    step = np.linspace(count / 10, count, 10)
+    same = np.ones(10)
+    columns = {
+        "step": step,
+        "examples": batch_size * step,
+        "batch_size": batch_size * same,
+        "noise_scale": CRITICAL / 4 * same,
+        "low": CRITICAL / 5 * same,
+        "high": CRITICAL / 3 * same,
+    }
+    return History.from_columns(columns, **about)
+
+
+def test_two_runs_by_the_law_say_what_it_is_whatever_the_noise_scale_says() -> None:
+    p = predict(run(32), [32, 128, 512], [1], second_run=run(512))
+
+    assert p.critical_batch_size.value == pytest.approx(CRITICAL)
+    assert [row.steps.value for row in p.rows] == pytest.approx(
+        [LEAST * (1 + CRITICAL / size) for size in (32, 128, 512)]
+    )
+    assert p.critical_batch_size_by_noise_scale.value == pytest.approx(CRITICAL / 4)
+    assert p.calibration.kappa.value == pytest.approx(4)
+    assert p.resolved
+
+
+def test_bounds_of_steps_are_those_of_the_critical_batch_size() -> None:
+    p = predict(run(32), [512], [1], second_run=run(512))
+
+    def steps(critical: float) -> float:
+        return LEAST * (1 + CRITICAL / 32) * (1 + critical / 512) / (1 + critical / 32)
+
+    (row,) = p.rows
+    ends = sorted(steps(x) for x in (p.critical_batch_size.low, p.critical_batch_size.high))
+    assert [row.steps.low, row.steps.high] == pytest.approx(ends)
+    assert p.critical_batch_size.low < CRITICAL < p.critical_batch_size.high
+
+
+def test_a_noise_scale_that_is_not_resolved_is_not_needed() -> None:
+    first = run(32)
+    columns = {name: first[name] for name in first}
+    unknown = {
+        "noise_scale": np.full(10, math.nan),
+        "low": np.zeros(10),
+        "high": np.full(10, math.inf),
+    }
+    unmeasured = History.from_columns(columns | unknown)
+
+    p = predict(unmeasured, [512], [1], second_run=run(512))
+
+    assert p.critical_batch_size.value == pytest.approx(CRITICAL)
+    assert p.rows[0].steps.value == pytest.approx(LEAST * (1 + CRITICAL / 512))
+    assert p.to_dict()["calibration"]["kappa"]["value"] is None
+
+
+def test_what_both_far_below_leave_open_is_told_with_a_remedy() -> None:
+    p = predict(run(2), second_run=run(4))
+
+    assert math.isinf(p.critical_batch_size.high)
+    (said,) = (text for text in p.warnings if "interval is open" in text)
+    assert re.search(r"A second run at [\d,]+, to the same result", said)
+
+
+def test_steps_that_do_not_fall_bound_it_from_above() -> None:
+    p = predict(run(512, 60.0), second_run=run(2048, 60.0))
+
+    assert p.critical_batch_size.value == 0
+    assert 0 < p.critical_batch_size.high < 512
+    assert "at most" in p.to_text()
+    assert p.recommended_batch_size == min(row.batch_size for row in p.rows)
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "message"),
+    [
+        (run(32), {}, "`second_run` must be at another batch size, got 32 beside 32"),
+        (run(40), {}, "`second_run` must be at another batch size"),
+        (run(512, parameters=11.0), {}, "`second_run` must be of the same model, got 11 trained"),
+        (run(512), {"goal": "loss=2"}, "`goal` must come with folders of runs"),
+        (run(512), {"goal": "loss"}, "`goal` must be a metric's name"),
+        (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
+        (run(512), {"steps_scatter": -1}, "`scatter` must be positive"),
+        (None, {"goal": "loss=2"}, "`goal` must come with `second_run`"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(
+    second: History | None, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        predict(run(32, parameters=10.0), second_run=second, **options)
+
+
+def test_steps_are_counted_up_to_a_goal_that_both_reached(tmp_path: Path) -> None:
+    """Losses that fall from 1.5 to 0.5 on a line are at 1 after half of the steps."""
+    for name, size in (("one", 32), ("two", 512)):
+        logged(tmp_path / name, run(size))
+
+    p = predict(tmp_path / "one", [32], [1], second_run=tmp_path / "two", goal="loss=1")
+
+    assert p.second_run is not None
+    assert p.second_run.result == "loss = 1"
+    counts = [LEAST * (1 + CRITICAL / size) / 2 for size in (32, 512)]
+    assert p.second_run.steps == pytest.approx(counts, rel=0.02)
+    with pytest.raises(ValueError, match=r"must have reached loss = 0\.1, got"):
+        predict(tmp_path / "one", second_run=tmp_path / "two", goal="loss=0.1")
+
+
+def logged(folder: Path, history: History) -> None:
+    """As a CSVLogger writes it, with a loss that falls from 1.5 to 0.5 on a line."""
+    folder.mkdir()
+    steps = history["step"].round()
+    names = ["step", "examples", "batch_size", "simple", "simple_high", "lower_bound"]
+    columns = ["step", "examples", "batch_size", "noise_scale", "high", "low"]
+    lines = [",".join(["step", "loss", *(f"noise_scale/{name}" for name in names)])]
+    for k, step in enumerate(steps):
+        values = [f"{history[column][k]}" for column in columns]
+        values[0] = f"{step}"
+        lines.append(",".join([f"{step - 1:.0f}", f"{1.5 - step / steps[-1]}", *values]))
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(("size", "critical"), [(32, 200.0), (8, 1000.0), (1024, 100.0)])
+def test_the_advice_tells_nearly_all_that_any_second_run_could(
+    size: float, critical: float
+) -> None:
+    def told(other: float) -> float:
+        return abs(critical / (size + critical) - critical / (other + critical))
+
+    best = telling_batch_size(size, critical)
+
+    most = max(told(1e-9), told(1e12))
+    assert told(best) >= 0.8 * most
+    nearer = best / 2 if best > size else best * 2
+    assert told(nearer) < 0.8 * most
+    assert f"{best:,.4g}" in advice_on(size, critical)
+
+
+def test_the_interval_is_about_as_wide_as_was_foretold() -> None:
+    best = telling_batch_size(32, CRITICAL)
+    factor = float(re.findall(r"factor of about ([\d.]+)\.", advice_on(32, CRITICAL))[0])
+
+    found = SecondRun.of(run(32), run(best)).critical_batch_size
+
+    assert math.sqrt(found.high / found.low) == pytest.approx(factor, rel=0.2)
+
+
+def test_the_band_of_the_optimizer_widens_the_bounds_and_not_those_of_the_measurement() -> None:
+    plain, adam = predict(run(32)), predict(run(32, optimizer=OptimizerKind.ADAM))
+
+    assert adam.critical_batch_size_by_noise_scale == plain.critical_batch_size
+    assert adam.critical_batch_size.value == plain.critical_batch_size.value
+    assert adam.critical_batch_size.high > 3 * plain.critical_batch_size.high
+    assert adam.critical_batch_size.high > CRITICAL
+    assert "by Adam and its kin B_crit was" in " ".join(adam.to_text().split())
+    assert "optimizer was not recorded" in " ".join(plain.assumptions)
+    assert predict(run(32, optimizer=OptimizerKind.ADAM), calibration=1).critical_batch_size == (
+        plain.critical_batch_size
+    )
