@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.optimizers import has_decayed
-from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array
 from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
@@ -181,14 +181,17 @@ def predict(
         law = second.law(run)
         calibration = Calibration.from_second_run(run, second)
     else:
+        theory = Calibration.theory(
+            getattr(history, "optimizer", None), decayed=has_decayed(history)
+        )
         if calibration is None:
-            calibration = Calibration.theory(
-                getattr(history, "optimizer", None), decayed=has_decayed(history)
-            )
+            calibration = theory
         elif not isinstance(calibration, Calibration):
             calibration = Calibration.given(calibration)
-        found = calibration.critical_batch_size
-        law = arguments.checked_law(run, calibration) if found is None else RunLaw.at(run, found)
+        if calibration.branched is None:
+            law = arguments.checked_law(run, calibration)
+        else:
+            law = calibration.branched.law(as_history(history), theory.kappa)
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
     if step_time is None and timings:

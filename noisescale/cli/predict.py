@@ -53,6 +53,14 @@ def predict_run(
     branch_step: Annotated[
         int | None, typer.Option(help="The step of the run that the branches started from.")
     ] = None,
+    branch_examples: Annotated[
+        float | None,
+        typer.Option(help="Of each branch: the noise scale is that of as many of the run."),
+    ] = None,
+    loss_scatter: Annotated[
+        float | None,
+        typer.Option(help="Of a branch's loss. Default: that of repeated ones, else 0.01."),
+    ] = None,
     second_run: Annotated[
         Path | None,
         typer.Option(help="A run of the same model to the same result at another batch size."),
@@ -103,7 +111,11 @@ def predict_run(
         if second_run is not None:
             with renamed({"run": "--second-run"}):
                 other = read_run(second_run, **which)
-    kappa = _calibration(history, calibration, sweep, branches, branch_step)
+    kappa = _calibration(
+        *(history, calibration, sweep, branches, branch_step),
+        branch_examples=branch_examples,
+        loss_scatter=loss_scatter,
+    )
     step_time = None if step_times is None else fit_step_time(read_timings(step_times))
     others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
     others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
@@ -142,7 +154,13 @@ def _calibration(
     sweep: Path | None,
     branches: Path | None,
     branch_step: int | None,
+    *,
+    branch_examples: float | None = None,
+    loss_scatter: float | None = None,
 ) -> Calibration | float | None:
+    import numpy as np
+
+    from noisescale.history.run_law import critical_batch_size_over
     from noisescale.history.segments import noise_scale_at
     from noisescale.prediction import Calibration
     from noisescale.prediction.branches import BranchedRun
@@ -177,7 +195,11 @@ def _calibration(
         (curve,) = read_sweeps(branches, measured="loss").values()
         with renamed({"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}):
             noise_scale = noise_scale_at(history, branch_step)
+            if branch_examples is not None:
+                seen = np.interp(branch_step, history["step"], history["examples"])
+                end = np.interp(seen + branch_examples, history["examples"], history["step"])
+                noise_scale = critical_batch_size_over(history, branch_step, float(end))
         names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "--branches"}
-        with renamed(names):
-            return Calibration.from_branches(noise_scale, *curve)
+        with renamed(names | {"scatter": "--loss-scatter"}):
+            return Calibration.from_branches(noise_scale, *curve, scatter=loss_scatter)
     return kappa

@@ -283,6 +283,11 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._columns = {name: array("d", columns.get(name, unknown)) for name in self}
 
 
+def as_history(columns: Mapping[str, NDArray[np.float64]]) -> History:
+    """Return a history of columns that need not be one."""
+    return columns if isinstance(columns, History) else History.from_columns(dict(columns))
+
+
 def _merged(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     rows = ({k: np.array(row.get(k, np.nan)) for k in INCREMENTS} for row in (first, second))
     return {name: float(value) for name, value in merged(*rows).items()}

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
+from noisescale.history.history import History
 from noisescale.history.segments import Array, Segments
 from noisescale.tradeoff.run_sums import Parts, Sums
 from noisescale.tradeoff.tradeoff import Tradeoff
@@ -133,6 +134,29 @@ class RunLaw:
         ends = (value, value), (lowest, highest)
         return cls(value, lowest, highest, *ends, _extremes(run), gamma)
 
+    def __add__(self, other: RunLaw) -> RunLaw:
+        """Return the law of one part of a run and another, whose errors are independent.
+
+        Those of their kappas are taken to go together, which is the wider.
+        """
+
+        def both(one: Parts, more: Parts) -> Parts:
+            return Parts(*(np.concatenate(pair) for pair in zip(one, more, strict=True)))
+
+        def ends(mine: tuple[Parts, Parts], theirs: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
+            return both(mine[0], theirs[0]), both(mine[1], theirs[1])
+
+        middle = both(self._middle, other._middle)
+        return RunLaw(
+            middle,
+            both(self._low, other._low),
+            both(self._high, other._high),
+            ends(self._noise_scale_ends, other._noise_scale_ends),
+            ends(self._kappa_ends, other._kappa_ends),
+            ends(self._extremes, other._extremes),
+            middle.gamma if (middle.min_steps > 0).all() else math.nan,
+        )
+
     @property
     def middle(self) -> Sums:
         """S_min and E_min at the value of the noise scale; NaN where nothing is resolved."""
@@ -221,6 +245,16 @@ def tradeoff_of(run: Segments) -> Tradeoff:
             " or at a larger batch size."
         )
     return law.tradeoff
+
+
+def critical_batch_size_over(history: History, start: float, end: float) -> Bounded:
+    """Return B_crit by the noise scale from one step of a run to another.
+
+    Raises:
+        ValueError: If the run has no such steps.
+    """
+    span = Segments.of(history.between(start, end))
+    return RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
 
 
 def _extremes(run: Segments) -> tuple[Parts, Parts]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from noisescale.bounded import Bounded
-from noisescale.history.history import History
+from noisescale.history.history import History, as_history
 from noisescale.history.metrics import Goal
-from noisescale.history.run_law import RunLaw
+from noisescale.history.run_law import RunLaw, critical_batch_size_over
 from noisescale.history.segments import Array, Segments
 from noisescale.printable import printable
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
@@ -158,10 +158,26 @@ class BranchedRun:
 
     def by_noise_scale(self, history: Mapping[str, Array]) -> Bounded:
         """Return B_crit by the noise scale that the run measured over the same steps."""
-        if not isinstance(history, History):
-            history = History.from_columns(dict(history))
-        span = Segments.of(history.between(self.start, self.end))
-        return RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+        return critical_batch_size_over(as_history(history), self.start, self.end)
+
+    def law(self, history: History, kappa: Bounded) -> RunLaw:
+        """Return the law of a run: that of the branches from the checkpoint on.
+
+        Before it B_crit is another, as early in a run noise is less: there it is that by the noise
+        scale, times kappa; or that of the branches where the noise scale is not resolved. Behind
+        the end it is that of the branches.
+        """
+        found, last = self.critical_batch_size(), float(history["step"][-1])
+        law = RunLaw.at(Segments.of(history.between(self.start, self.end)), found)
+        if last > self.end:
+            law += RunLaw.at(Segments.of(history.between(self.end, last)), found)
+        if not self.start:
+            return law
+        before = Segments.of(history.until(self.start))
+        by_noise_scale = RunLaw.of(before, kappa)
+        if math.isnan(by_noise_scale.middle.min_steps):
+            by_noise_scale = RunLaw.at(before, found)
+        return by_noise_scale + law
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from noisescale.history.segments import Segments
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.theory import theory_band
+from noisescale.tradeoff.branch_losses import fit_branch_losses
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
 
@@ -54,8 +55,8 @@ class Calibration:
     """Whole sentences, for the reader of a prediction."""
     is_theory: bool = False
     """Whether the value is 1, for want of anything better."""
-    critical_batch_size: Bounded | None = None
-    """That of the run, where it was found and the factor is unknown."""
+    branched: BranchedRun | None = None
+    """Branches, which have their own law over their own steps."""
 
     def __post_init__(self) -> None:
         k = self.kappa
@@ -161,27 +162,27 @@ class Calibration:
     ) -> Calibration:
         """Compare branches to the run's own later loss with its noise scale over the same steps.
 
+        The factor is told, not used for the whole run: branches say what B_crit is over their own
+        steps, see `BranchedRun.law`.
+
         Args:
             history: Of the run.
             branched: See there.
 
         Raises:
-            ValueError: If no branch reached the loss.
+            ValueError: If no branch reached the loss, or the run has no such steps.
         """
         found, simple = branched.critical_batch_size(), branched.by_noise_scale(history)
-        span = f"steps {branched.start:,.0f} to {branched.end:,.0f}"
         sizes = sorted({branch.batch_size for branch in branched.branches})
         source = (
-            f"branches at {', '.join(f'{size:,.4g}' for size in sizes)} say that B_crit is"
-            f" {found.value:,.3g} ({found.low:,.3g} to {found.high:,.3g}) over {span}"
+            f"branches at {', '.join(f'{size:,.4g}' for size in sizes)} say that it is"
+            f" {found.value:,.3g} ({found.low:,.3g} to {found.high:,.3g}) over steps"
+            f" {branched.start:,.0f} to {branched.end:,.0f}, their own; before, it is that by the"
+            " noise scale"
         )
-        if all(0 < band.value < math.inf for band in (found, simple)):
-            return cls(found * (1 / simple.value), source, branched.doubts)
-        doubt = (
-            "The noise scale over these steps is not resolved, or the branches leave B_crit open:"
-            " that of the branches is taken for the whole run."
-        )
-        return cls(UNKNOWN, source, (*branched.doubts, doubt), critical_batch_size=found)
+        both = all(0 < band.value < math.inf for band in (found, simple))
+        kappa = found * (1 / simple.value) if both else UNKNOWN
+        return cls(kappa, source, branched.doubts, branched=branched)
 
     @classmethod
     def from_branches(
@@ -190,66 +191,54 @@ class Calibration:
         batch_sizes: Floats,
         losses: Floats,
         tolerance: float = 0.01,
+        *,
+        scatter: float | None = None,
     ) -> Calibration:
-        """Compare the noise scale at a checkpoint with branches trained from it.
+        """Compare a noise scale with branches from a checkpoint, all over the same examples.
 
-        From one checkpoint, branches go on at several batch sizes, the learning rate scaled with
-        them, all over the same examples. The critical batch size is the largest one that, with
-        all smaller ones, ends no more than `tolerance` above the best loss of the smaller ones.
-        It lies between that and the next branch: those are the bounds, their geometric mean the
-        value.
+        To their losses L + D·B/(B + B_crit) is fitted, see `fit_branch_losses`.
 
         Args:
-            noise_scale: B_simple at the checkpoint with its interval, in examples.
-            batch_sizes: Of the branches, in examples.
+            noise_scale: B_simple over the branches' span with its interval, in examples.
+            batch_sizes: Of the branches, in examples; repeated ones for several orders.
             losses: Smoothed losses at their ends.
-            tolerance: Loss, in the loss's own unit, that may be lost.
+            tolerance: Loss that may be lost by Merrill's largest batch size that keeps up, which
+                is told beside B_crit.
+            scatter: Of a loss, see `fit_branch_losses`.
 
         Raises:
-            ValueError: If the noise scale is not resolved, there are fewer than two branches,
-                none falls behind, or already the second one does.
+            ValueError: If the noise scale is not resolved, there are fewer than three batch
+                sizes, or their losses bound B_crit on neither side.
 
         References:
             Merrill et al. 2025, arXiv:2505.23971.
         """
-        batch, loss = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, losses))
-        if batch.shape != loss.shape or batch.ndim != 1 or len(batch) < 2:
-            raise ValueError(
-                "`batch_sizes` and `losses` must be equally long, two or more, got shapes"
-                f" {batch.shape} and {loss.shape}. Give the final loss of each branch."
-            )
-        if not (np.isfinite(loss).all() and (batch > 0).all() and np.isfinite(batch).all()):
-            raise ValueError(
-                "`losses` and `batch_sizes` must be finite, and batch sizes positive, got"
-                f" {losses!r} at {batch_sizes!r}. Leave out branches that diverged."
-            )
+        found = fit_branch_losses(batch_sizes, losses, scatter, tolerance=tolerance)
+        critical = found.critical_batch_size
         if not (noise_scale.value > 0 and noise_scale.low > 0 and math.isfinite(noise_scale.high)):
             raise ValueError(
                 f"`noise_scale` must be resolved, got {noise_scale!r}. Branch later in the run."
             )
-        order = np.argsort(batch)
-        batch, loss = batch[order], loss[order]
-        worse = loss[1:] > np.minimum.accumulate(loss)[:-1] + tolerance
-        if not worse.any():
+        open_ended = critical.low == 0 and math.isinf(critical.high)
+        if open_ended or not 0 < critical.value < math.inf:
             raise ValueError(
-                f"`losses` must show where larger batches fall behind, got none that does up to"
-                f" {batch[-1]:g}. Branch at larger batch sizes, too."
+                "`losses` must show up to where larger batches keep up and where they fall behind,"
+                f" got a critical batch size of {critical.low:.3g} to {critical.high:.3g}, within"
+                f" their scatter of {found.scatter:.3g}. Branch at smaller and at larger batch"
+                " sizes, in several orders of the data."
             )
-        if worse[0]:
-            raise ValueError(
-                f"`losses` must show up to where larger batches keep up, got {loss[1]:g} at"
-                f" {batch[1]:g} against {loss[0]:g} at {batch[0]:g}, the smallest."
-                " Branch at smaller batch sizes, too."
-            )
-        first_worse = 1 + int(np.argmax(worse))
-        least, most = float(batch[first_worse - 1]), float(batch[first_worse])
+        keeps = "already the second falls behind"
+        if found.keeping_up is not None:
+            keeps = f"{found.keeping_up:,.4g} is the largest that keeps up"
         return cls(
             Bounded(
-                math.sqrt(least * most) / noise_scale.value,
-                least / noise_scale.high,
-                most / noise_scale.low,
+                critical.value / noise_scale.value,
+                critical.low / noise_scale.high,
+                critical.high / noise_scale.low,
             ),
-            f"a branched run whose critical batch size lies between {least:g} and {most:g}",
+            f"losses of branches, to which B_crit = {critical.value:,.3g} ({critical.low:,.3g} to"
+            f" {critical.high:,.3g}) fits at a scatter of {found.scatter:.2g}; by the rule of"
+            f" Merrill et al., within {tolerance:g}, {keeps}, which is not B_crit",
         )
 
 

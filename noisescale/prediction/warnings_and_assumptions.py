@@ -91,8 +91,8 @@ def assumptions_of(
                 "The run's optimizer was not recorded: the bounds are those of the measurement"
                 " alone, not of the theory."
             )
-    elif calibration.critical_batch_size is not None:
-        found.append(f"B_crit is that of branches: {calibration.source}.")
+    elif calibration.branched is not None:
+        found.append(f"B_crit goes by branches: {calibration.source}.")
     else:
         band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
         found.append(

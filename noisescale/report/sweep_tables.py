@@ -10,6 +10,7 @@ from noisescale.printable import printable
 from noisescale.report.numbers import bounds, count, number
 from noisescale.report.tables import Cell, Line, Table
 from noisescale.tradeoff.fit import DOUBTFUL, TradeoffFit
+from noisescale.tradeoff.profile import STEPS_SCATTER
 
 
 def fit_headline(
@@ -17,10 +18,14 @@ def fit_headline(
 ) -> list[tuple[str, str]]:
     """Return what a sweep says: the law's two ends, where they meet, and whether it holds."""
     bands, errors, unit = fit.bands(confidence), fit.relative_errors, printable(unit)
+    few = len(fit.batch_sizes) < 4
     found = [
-        ("Critical batch size", _fitted(bands["critical_batch_size"], errors[2], unit, confidence)),
-        ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence)),
-        (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence)),
+        (
+            "Critical batch size",
+            _fitted(bands["critical_batch_size"], errors[2], unit, confidence, few),
+        ),
+        ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence, few)),
+        (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence, few)),
     ]
     if optimal_batch_size is not None:
         size = number(fit.overhead_batch_size(0.2, optimal_batch_size))
@@ -49,9 +54,16 @@ def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
     )
 
 
-def _fitted(band: Bounded, error: float, unit: str, confidence: float) -> str:
-    if math.isnan(error):
-        return f"{number(band.value)} {unit} (two runs determine it, without error)"
+def _fitted(band: Bounded, error: float, unit: str, confidence: float, few: bool) -> str:
+    if few:
+        around = f"at least {number(band.low)}"
+        if math.isfinite(band.high):
+            around = bounds(band)
+        scatter = f"at least {STEPS_SCATTER:.0%}".replace("%", " %")
+        return (
+            f"{number(band.value)} {unit} ({100 * confidence:g} % interval {around}, from"
+            f" {scatter} of scatter, few runs tell none)"
+        )
     return (
         f"{number(band.value)} ± {number(band.value * error)} {unit}"
         f" ({100 * confidence:g} % interval {bounds(band)})"

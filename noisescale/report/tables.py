@@ -142,7 +142,8 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     by_noise_scale = p.critical_batch_size_by_noise_scale
     interval = f"{100 * p.confidence:g} % interval"
     if p.second_run is not None:
-        yield "Critical batch size", f"{_bounded(p, p.critical_batch_size, interval)}, by two runs"
+        by = "by two runs, each taken to be at its best learning rate"
+        yield "Critical batch size", f"{_bounded(p, p.critical_batch_size, interval)}, {by}"
         yield "  by the noise scale", _bounded(p, by_noise_scale, interval)
         return
     if not p.calibration.is_theory:

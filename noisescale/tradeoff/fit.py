@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from scipy.special import fdtrc, stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence
+from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats, Tradeoff
 
@@ -60,23 +62,53 @@ class TradeoffFit(Tradeoff):
         return float(np.sqrt(np.mean(np.square(self.log_residuals))))
 
     def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
-        """Return B_crit with Student's interval on its logarithm; unbounded with two points."""
+        """Return B_crit with its interval, see `bands`."""
         return self.bands(confidence)["critical_batch_size"]
 
     def bands(self, confidence: float = 0.95) -> dict[str, Bounded]:
-        """Return S_min, E_min and B_crit with Student's interval on their logarithms."""
+        """Return S_min, E_min and B_crit with Student's interval on their logarithms.
+
+        Two or three runs leave next to nothing for errors: their steps are taken to scatter by
+        `STEPS_SCATTER`, and the interval is that of the profile, which may be open.
+        """
         check_confidence(confidence)
+        if len(self.batch_sizes) < 4:
+            return self._profiled(confidence)
         quantile = float(stdtrit(len(self.batch_sizes) - 2, 0.5 + confidence / 2))
 
         def band(name: str) -> Bounded:
             value, error = getattr(self, name), getattr(self.relative_errors, name)
-            if math.isnan(error):  # Two points determine the law and leave nothing for errors.
-                return Bounded(value, 0.0, math.inf)
             return Bounded(
                 value, value * math.exp(-quantile * error), value * math.exp(quantile * error)
             )
 
         return {name: band(name) for name in RelativeErrors._fields}
+
+    def _profiled(self, confidence: float) -> dict[str, Bounded]:
+        sizes, steps = (np.array(x) for x in (self.batch_sizes, self.measured_steps))
+        scatter = max(STEPS_SCATTER, self.rms_log_residual)
+        critical = profiled_critical_batch_size(sizes, steps, scatter, confidence=confidence)
+        error = float(stdtrit(1e9, 0.5 + confidence / 2)) * scatter / math.sqrt(len(sizes))
+
+        def ends(at_critical: Callable[[float], float]) -> tuple[float, float]:
+            both = sorted(map(at_critical, (critical.low, critical.high)))
+            return both[0] * math.exp(-error), both[1] * math.exp(error)
+
+        def least_steps(beta: float) -> float:
+            if math.isinf(beta):
+                return 0.0
+            return math.exp(float(np.log(steps / (1 + beta / sizes)).mean()))
+
+        def least_examples(beta: float) -> float:
+            if math.isinf(beta):
+                return math.exp(float(np.log(steps * sizes).mean()))
+            return beta * least_steps(beta)
+
+        return {
+            "min_steps": Bounded(self.min_steps, *ends(least_steps)),
+            "min_examples": Bounded(self.min_examples, *ends(least_examples)),
+            "critical_batch_size": Bounded(self.critical_batch_size, critical.low, critical.high),
+        }
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -81,16 +81,27 @@ def profiled_critical_batch_size(
         logs = np.log(counts) - np.log1p(math.exp(log_critical) / sizes)
         return float(((logs - logs.mean()) ** 2).sum())
 
-    ends = math.log(sizes.min() / _FARTHEST), math.log(sizes.max() * _FARTHEST)
+    return profile_of(misfit, sizes, (quantile * scatter) ** 2)
+
+
+def profile_of(misfit: Callable[[float], float], batch_sizes: Array, more: float) -> Bounded:
+    """Return the B_crit of the least misfit, and those between which there is at most so much more.
+
+    Args:
+        misfit: Of the logarithm of B_crit.
+        batch_sizes: Around which it is sought, up to a million times above and below.
+        more: Than the least misfit, at the ends.
+    """
+    ends = math.log(batch_sizes.min() / _FARTHEST), math.log(batch_sizes.max() * _FARTHEST)
     grid = np.linspace(*ends, 400)
     where = int(np.argmin([misfit(x) for x in grid]))
     if 0 < where < len(grid) - 1:
         around = grid[where - 1], grid[where + 1]
-        found = minimize_scalar(misfit, bounds=around, method="bounded", options={"xatol": 1e-10})
+        found = minimize_scalar(misfit, bounds=around, method="bounded", options={"xatol": 1e-12})
         best, value = float(found.x), math.exp(found.x)
     else:
         best, value = float(grid[where]), 0.0 if where == 0 else math.inf
-    limit = misfit(best) + (quantile * scatter) ** 2
+    limit = misfit(best) + more
     return Bounded(
         value,
         _end(lambda x: misfit(x) - limit, best, grid[grid < best][::-1], 0.0),

@@ -107,7 +107,7 @@ def test_the_branch_at_the_runs_own_batch_size_counts_beside_the_run() -> None:
 
 def test_the_noise_scale_is_compared_over_the_same_steps() -> None:
     of_run = history()
-    columns = {name: of_run[name] for name in of_run}
+    columns = {name: of_run[name].copy() for name in of_run}
     for name in ("noise_scale", "low", "high"):  # ten times smaller up to the checkpoint
         columns[name][columns["step"] <= START] /= 10
     run = branched(branch(512))
@@ -120,10 +120,28 @@ def test_the_noise_scale_is_compared_over_the_same_steps() -> None:
 
 def test_a_calibrated_run_predicts_by_it() -> None:
     run = history()
-    p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
+    p = predict(
+        run, [512], [1], calibration=Calibration.from_branched_run(run, branched(branch(512)))
+    )
 
-    assert p.critical_batch_size.value == pytest.approx(CRITICAL, rel=0.01)
-    assert "branches at 512 say that B_crit is 200" in " ".join(p.assumptions)
+    # By the noise scale up to the checkpoint, by the branches from there on.
+    parts = [(START, 50.0), (END - START, CRITICAL)]
+    least = [steps / (1 + b / BATCH_SIZE) for steps, b in parts]
+    examples = [s * b for s, (_, b) in zip(least, parts, strict=True)]
+    assert p.critical_batch_size.value == pytest.approx(sum(examples) / sum(least), rel=1e-3)
+    (row,) = p.rows
+    assert row.steps.value == pytest.approx(sum(least) + sum(examples) / 512, rel=1e-3)
+    assert row.steps.low < row.steps.value < row.steps.high
+    assert "branches at 512 say that it is 200" in " ".join(p.assumptions)
+
+
+def test_steps_behind_the_branches_have_their_critical_batch_size() -> None:
+    run = history()
+    early = replace(branched(branch(512)), course=((0.0, 3.0), (1000.0, 2.0)))
+
+    p = predict(run, calibration=Calibration.from_branched_run(run, early))
+
+    assert p.critical_batch_size.value == pytest.approx(CRITICAL, rel=1e-3)
 
 
 def test_without_a_noise_scale_that_of_the_branches_is_taken_for_the_run() -> None:
@@ -131,7 +149,7 @@ def test_without_a_noise_scale_that_of_the_branches_is_taken_for_the_run() -> No
     p = predict(run, calibration=Calibration.from_branched_run(run, branched(branch(512))))
 
     assert p.critical_batch_size.value == pytest.approx(CRITICAL, rel=0.01)
-    assert "taken for the whole run" in " ".join(p.warnings)
+    assert p.to_dict()["calibration"]["kappa"]["value"] is None
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_a_sweeps_doubts_and_confidence_are_those_of_the_factor() -> None:
 
     wide, narrow = (Calibration.from_sweep(HISTORY, fit, c) for c in (0.95, 0.5))
 
-    assert wide.doubts == fit.warnings
+    (doubt,) = fit.warnings
+    assert wide.doubts == (f"Of the sweep that kappa was fitted to: {doubt}",)
     assert wide.source.startswith("fitted to a sweep of 5 batch sizes")
     assert wide.kappa.low < narrow.kappa.low < narrow.kappa.high < wide.kappa.high
     scaled = narrow.kappa.high * NOISE_SCALE
@@ -61,60 +62,56 @@ def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> No
     assert truth.critical_batch_size / plain.critical_batch_size != pytest.approx(50, rel=0.02)
 
 
-def test_branches_bound_the_critical_batch_size() -> None:
-    """Merrill et al.'s rule: 4 is within 0.01 of the best of 1 and 2; 8 is not, whatever 16 is."""
+def test_losses_by_the_law_have_its_critical_batch_size_whatever_the_drop() -> None:
+    """Merrill et al.'s threshold would read 22.6 to 0.35 times that, from a small drop to a large."""
+    sizes = [64, 256, 1024, 4096]
+    for drop in (0.012, 0.02, 0.05, 0.5):
+        calibration = Calibration.from_branches(
+            Bounded(500.0, 400.0, 800.0),
+            sizes,
+            [2.5 + drop * b / (b + 500) for b in sizes],
+            scatter=drop / 100,
+        )
+
+        assert calibration.kappa.value == pytest.approx(1, rel=1e-3)
+        assert 0.3 < calibration.kappa.low < 1 < calibration.kappa.high < 3
+
+
+def test_merrills_batch_size_is_told_beside_it() -> None:
+    """4 is within 0.01 of the best of 1 and 2; 8 is not, whatever 16 is."""
     calibration = Calibration.from_branches(
         Bounded(50.0, 40.0, 80.0),
         batch_sizes=[64, 128, 256, 512, 1024],
-        losses=[2.500, 2.495, 2.503, 2.530, 2.400],
+        losses=[2.500, 2.501, 2.509, 2.530, 2.560],
+        scatter=0.002,
     )
 
-    assert calibration.kappa.value == pytest.approx(math.sqrt(256 * 512) / 50)
-    assert calibration.kappa.low == 256 / 80
-    assert calibration.kappa.high == 512 / 40
-    assert calibration.source == (
-        "a branched run whose critical batch size lies between 256 and 512"
-    )
-
-
-def test_branches_that_fall_behind_little_by_little_are_added_up() -> None:
-    """None is worse than the one before by 0.01, the third is than the first."""
-    calibration = Calibration.from_branches(
-        Bounded(50.0, 40.0, 80.0),
-        batch_sizes=[512, 64, 128, 256],
-        losses=[2.524, 2.500, 2.508, 2.516],
-    )
-
-    assert calibration.source.endswith("lies between 128 and 256")
+    assert "within 0.01, 256 is the largest that keeps up" in calibration.source
 
 
 def test_what_calibrates_nothing_is_refused() -> None:
     resolved = Bounded(50.0, 40.0, 80.0)
     for arguments, message in (
         (
-            (resolved, [64, 128], [2.5, 2.5]),
-            "`losses` must show where larger batches fall behind, got none that does up to 128."
-            " Branch at larger batch sizes, too.",
+            (resolved, [64, 128, 256], [2.5, 2.5, 2.5]),
+            "`losses` must show up to where larger batches keep up and where they fall behind, got"
+            " a critical batch size of 0 to inf, within their scatter of 0.01. Branch at smaller"
+            " and at larger batch sizes, in several orders of the data.",
         ),
         (
-            (resolved, [64, 256, 128], [2.5, 2.7, 2.52]),
-            "`losses` must show up to where larger batches keep up, got 2.52 at 128 against 2.5 at"
-            " 64, the smallest. Branch at smaller batch sizes, too.",
-        ),
-        (
-            (Bounded(math.nan, 40.0, math.inf), [64, 128], [2.5, 2.6]),
+            (Bounded(math.nan, 40.0, math.inf), [64, 128, 256], [2.5, 2.6, 2.7]),
             "`noise_scale` must be resolved, got Bounded(value=nan, low=40.0, high=inf). Branch"
             " later in the run.",
         ),
         (
-            (resolved, [64], [2.5]),
-            "`batch_sizes` and `losses` must be equally long, two or more, got shapes (1,) and"
-            " (1,). Give the final loss of each branch.",
+            (resolved, [64, 128], [2.5, 2.6]),
+            "`batch_sizes` and `losses` must be equally long, of three batch sizes or more, got"
+            " shapes (2,) and (2,). Give the final loss of each branch.",
         ),
         (
-            (resolved, [64, 128], [2.5, math.nan]),
-            "`losses` and `batch_sizes` must be finite, and batch sizes positive, got [2.5, nan] at"
-            " [64, 128]. Leave out branches that diverged.",
+            (resolved, [64, 128, 256], [2.5, 2.5, math.nan]),
+            "`losses` and `batch_sizes` must be finite, and batch sizes positive, got [2.5, 2.5,"
+            " nan] at [64, 128, 256]. Leave out branches that diverged.",
         ),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

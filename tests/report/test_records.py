@@ -130,8 +130,9 @@ def test_three_intervals_of_a_fit_are_of_one_kind() -> None:
     assert math.log(examples.high / examples.value) == pytest.approx(quantile * errors.min_examples)
 
 
-def test_a_fit_of_two_points_has_no_bounds() -> None:
+def test_a_fit_of_two_points_is_open_where_they_leave_it_open() -> None:
     record = fit_as_dict(fit_tradeoff([16, 32], [720, 405]))
 
-    assert record["min_steps"]["high"] is None
+    assert record["critical_batch_size"]["high"] is None
+    assert record["min_steps"]["low"] == 0
     assert record["p_value"] is None

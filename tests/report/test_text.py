@@ -139,10 +139,12 @@ def test_a_fit_is_told_with_errors_intervals_and_residuals() -> None:
     assert re.search(r"\n +64 +242 +247 +-1\.9 %\n", text)
 
 
-def test_a_fit_of_two_points_claims_no_error() -> None:
+def test_a_fit_of_two_points_says_what_its_error_is_taken_from() -> None:
     text = fit_as_text(fit_tradeoff([16, 32], [720, 405]), "", 80)
 
-    assert "Critical batch size  112 examples (two runs determine it, without error)" in text
+    said = " ".join(text.split())
+    assert "Critical batch size 112 examples (95 % interval at least " in said
+    assert "at least 15 % of scatter, few runs tell none)" in said
     assert "not tested" in text
 
 

@@ -13,6 +13,7 @@ from scipy.stats import f as f_distribution
 
 from noisescale import fit_tradeoff
 from noisescale.tradeoff.fit import TradeoffFit
+from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 
 DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).parents[2] / "shared/data"))
 
@@ -168,12 +169,23 @@ def test_exact_steps_leave_no_residuals_and_no_doubt() -> None:
     assert fit.warnings == ()
 
 
-def test_two_batch_sizes_determine_the_law_without_telling_how_well() -> None:
+def test_two_batch_sizes_determine_the_law_to_within_the_usual_scatter() -> None:
     fit = fit_tradeoff([16, 64], [720, 242])
 
     assert [fit.steps(16), fit.steps(64)] == pytest.approx([720, 242])
     band = fit.critical_batch_size_band()
-    assert (band.value, band.low, band.high) == (fit.critical_batch_size, 0, math.inf)
+    assert band.value == fit.critical_batch_size
+    assert band == profiled_critical_batch_size([16, 64], [720, 242], STEPS_SCATTER)
+    least = fit.bands()["min_steps"]
+    assert 0 < least.low < fit.min_steps < least.high
+
+
+def test_an_open_interval_has_no_fewest_steps() -> None:
+    bands = fit_tradeoff([16, 32], [720, 405]).bands()
+
+    assert math.isinf(bands["critical_batch_size"].high)
+    assert bands["min_steps"].low == 0
+    assert bands["min_examples"].high < 720 * 32 * 1.3  # perfect scaling, and the scatter
 
 
 def test_repeated_runs_of_a_batch_size_narrow_the_errors() -> None:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of branches after equal examples: how far larger batches fall behind."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from noisescale.bounded import Bounded
+from noisescale.checks import check_confidence, checked_positive
+from noisescale.tradeoff.profile import profile_of
+from noisescale.tradeoff.run_sums import Array
+from noisescale.tradeoff.tradeoff import Floats
+
+LOSS_SCATTER = 0.01
+"""Of a branch's loss, where none are repeated: the tolerance of Merrill et al."""
+
+
+class BranchLosses(NamedTuple):
+    """What losses of branches say, see `fit_branch_losses`."""
+
+    critical_batch_size: Bounded
+    """0 and infinite are possible values, and ends."""
+    keeping_up: float | None
+    """Merrill's largest batch size that keeps up; None where already the second does not.
+
+    It depends on the tolerance and on how far the loss falls, and is not B_crit.
+    """
+    scatter: float
+    """That the interval is made with."""
+
+
+def fit_branch_losses(
+    batch_sizes: Floats,
+    losses: Floats,
+    scatter: float | None = None,
+    *,
+    tolerance: float = 0.01,
+    confidence: float = 0.95,
+) -> BranchLosses:
+    """Fit loss(B) = L + D·B/(B + B_crit) to branches from one checkpoint over equal examples.
+
+    With E examples a branch takes E/B steps, each of which makes 1/(1 + B_crit/B) of a noise-free
+    one's progress: B/(B + B_crit) of the drop D is what a branch of batch size B lags behind one
+    of a vanishing batch size, whose loss is L. L and D are fitted at each B_crit, D from 0 on.
+
+    Args:
+        batch_sizes: Of the branches, in examples, shape (n,); repeated ones for several orders.
+        losses: Smoothed, at their ends, shape (n,).
+        scatter: Standard deviation of a loss. Default: that of repeated branches around their own
+            mean, without what orders have in common where each batch size has as many; 0.01 where
+            none are repeated.
+        tolerance: Loss that Merrill's largest batch size may lose.
+        confidence: Coverage of the interval.
+
+    Raises:
+        ValueError: If there are fewer than three batch sizes, or a value is not finite.
+
+    Example:
+        >>> sizes = [64, 256, 1024, 4096]
+        >>> found = fit_branch_losses(sizes, [2 + 0.1 * b / (b + 500) for b in sizes], 0.001)
+        >>> f"{found.critical_batch_size.value:.1f} {found.keeping_up:g}"
+        '500.0 64'
+
+    References:
+        Merrill et al. 2025, arXiv:2505.23971, for branches; McCandlish et al. 2018, for the law.
+    """
+    check_confidence(confidence)
+    batch, loss = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, losses))
+    if batch.shape != loss.shape or batch.ndim != 1 or len(sizes := np.unique(batch)) < 3:
+        raise ValueError(
+            "`batch_sizes` and `losses` must be equally long, of three batch sizes or more, got"
+            f" shapes {batch.shape} and {loss.shape}. Give the final loss of each branch."
+        )
+    if not (np.isfinite(loss).all() and (batch > 0).all() and np.isfinite(batch).all()):
+        raise ValueError(
+            "`losses` and `batch_sizes` must be finite, and batch sizes positive, got"
+            f" {losses!r} at {batch_sizes!r}. Leave out branches that diverged."
+        )
+    freedom = math.inf
+    if scatter is None:
+        scatter, freedom = _scatter(batch, loss)
+    else:
+        checked_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
+    quantile = float(stdtrit(min(freedom, 1e9), 0.5 + confidence / 2))
+
+    def misfit(log_critical: float) -> float:
+        lag = batch / (batch + math.exp(log_critical))
+        off, lag = loss - loss.mean(), lag - lag.mean()
+        spread = float(lag @ lag)
+        drop = max(float(lag @ off) / spread, 0.0) if spread > 1e-24 else 0.0
+        return float(((off - drop * lag) ** 2).sum())
+
+    means = np.array([loss[batch == size].mean() for size in sizes])
+    return BranchLosses(
+        profile_of(misfit, batch, (quantile * scatter) ** 2),
+        _keeping_up(sizes, means, tolerance),
+        scatter,
+    )
+
+
+def _keeping_up(sizes: Array, losses: Array, tolerance: float) -> float | None:
+    """The largest batch size that, with all smaller ones, is within a tolerance of the best."""
+    worse = losses[1:] > np.minimum.accumulate(losses)[:-1] + tolerance
+    kept = int(np.argmax(worse)) if worse.any() else len(worse)
+    return float(sizes[kept]) if kept else None
+
+
+def _scatter(batch: Array, loss: Array) -> tuple[float, float]:
+    """Standard deviation of repeats, and its degrees of freedom; else what is usual."""
+    groups = [loss[batch == size] for size in np.unique(batch)]
+    repeats = {len(group) for group in groups}
+    freedom = len(loss) - len(groups)
+    if not freedom:
+        return LOSS_SCATTER, math.inf
+    residuals = [group - group.mean() for group in groups]
+    if len(repeats) == 1:  # orders are paired: what they have in common is no scatter
+        table = np.array(residuals)
+        residuals = list(table - table.mean(axis=0))
+        freedom -= len(groups[0]) - 1
+    within = sum(float((part**2).sum()) for part in residuals)
+    return max(math.sqrt(within / freedom), 1e-12), freedom
