@@ -92,7 +92,7 @@ def branch_run(
         raise FileNotFoundError(
             f"`--output` must be in a folder that is there, got {printable(output)}. Make it first."
         )
-    flags = flags_of(branch_run)
+    flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
         history = read_run(run, monitor=monitor)
         branching = plan_branches(

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import math
 import re
 import subprocess
 import sys
@@ -100,7 +99,8 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     sweep, branches = tmp_path / "sweep.csv", tmp_path / "branches.csv"
     rows = [f"{size},{100 * (1 + 400 / size)}" for size in (16, 64, 256, 1024, 4096)]
     sweep.write_text("batch_size,steps\n" + "\n".join(rows))
-    branches.write_text("batch_size,loss\n64,2.5\n128,2.49\n256,2.495\n512,2.6\n")
+    losses = [f"{size},{2 + size / (size + 256)}" for size in (64, 128, 256, 512)]
+    branches.write_text("batch_size,loss\n" + "\n".join(losses))
 
     fitted = run("predict", logged, "--sweep", sweep, "--json")
     branched = run("predict", logged, "--branches", branches, "--branch-step", 500, "--json")
@@ -108,20 +108,27 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     assert json.loads(fitted)["critical_batch_size"]["value"] == pytest.approx(400)
     assert "fitted to a sweep of 5 batch sizes" in json.loads(fitted)["assumptions"][1]
     kappa = json.loads(branched)["calibration"]["kappa"]["value"]
-    assert kappa == pytest.approx(math.sqrt(256 * 512) / 192)
+    assert kappa == pytest.approx(256 / 192, rel=1e-3)
 
 
 def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: Path) -> None:
     branches = tmp_path / "branches.csv"
-    branches.write_text("batch_size,loss\n64,2.5\n128,2.49\n256,2.6\n")
+    losses = [f"{size},{2 + size / (size + 256)}" for size in (64, 256, 1024)]
+    branches.write_text("batch_size,loss\n" + "\n".join(losses))
     history = History()
     for step in (10, 20, 30):
         history.append(step=step, examples=8 * step, noise_scale=step, low=step / 2, high=2 * step)
 
     found = _calibration(history, None, None, branches, 20)
+    over_more = _calibration(history, None, None, branches, 10, branch_examples=160)
 
     assert isinstance(found, Calibration)
-    assert found.kappa.value == pytest.approx(math.sqrt(128 * 256) / 20)
+    assert found.kappa.value == pytest.approx(256 / 20, rel=1e-3)
+    # Ten steps at 20 and ten at 30, of 8 examples each: E_min over S_min.
+    least = [10 / (1 + b / 8) for b in (20, 30)]
+    span = (20 * least[0] + 30 * least[1]) / sum(least)
+    assert isinstance(over_more, Calibration)
+    assert over_more.kappa.value == pytest.approx(256 / span, rel=1e-3)
 
 
 def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> None:

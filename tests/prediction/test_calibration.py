@@ -63,7 +63,7 @@ def test_the_factor_is_not_the_plain_ratio_where_the_noise_scale_changes() -> No
 
 
 def test_losses_by_the_law_have_its_critical_batch_size_whatever_the_drop() -> None:
-    """Merrill et al.'s threshold would read 22.6 to 0.35 times that, from a small drop to a large."""
+    """Merrill et al.'s threshold would read from 22.6 to 0.35 times that, as the drop grows."""
     sizes = [64, 256, 1024, 4096]
     for drop in (0.012, 0.02, 0.05, 0.5):
         calibration = Calibration.from_branches(

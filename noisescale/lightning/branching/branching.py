@@ -157,7 +157,7 @@ def plan_branches(
                 f" (step {first.step}) up to step {last:,.0f}. Name one."
             )
         until = max(within, key=lambda path: ends[path])
-    end = Checkpoint.read(until).step
+    end = Checkpoint.read(until, name="until").step
     if not first.step < end <= last:
         raise ValueError(
             f"`until` must be later than `checkpoint`, within the run of {last:,.0f} steps, got"

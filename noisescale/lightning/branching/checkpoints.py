@@ -26,12 +26,13 @@ class Checkpoint:
     schedules: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path, *, to_train: bool = False) -> Checkpoint:
+    def read(cls, path: Path, *, to_train: bool = False, name: str = "checkpoint") -> Checkpoint:
         """Read a file that Lightning's ModelCheckpoint wrote.
 
         Args:
             path: Of the file.
             to_train: Whether a training goes on from there, which needs the optimizer's state.
+            name: Of the argument, for errors.
 
         Raises:
             ValueError: If it is none, or lacks what is needed.
@@ -39,7 +40,7 @@ class Checkpoint:
         """
         if not path.is_file():
             raise FileNotFoundError(
-                f"`checkpoint` must be a file, got {printable(path)}, which is none."
+                f"`{name}` must be a file, got {printable(path)}, which is none."
                 " Name one that ModelCheckpoint wrote."
             )
         try:
@@ -55,13 +56,13 @@ class Checkpoint:
             raise
         except Exception as error:
             raise ValueError(
-                f"`checkpoint` must be a checkpoint of Lightning, got {printable(path)}, of which"
+                f"`{name}` must be a checkpoint of Lightning, got {printable(path)}, of which"
                 f" {type(error).__name__} says {printable(error)}."
                 " Name one that ModelCheckpoint wrote."
             ) from error
         if to_train and not found.goes_on:
             raise ValueError(
-                f"`checkpoint` must hold the optimizer's state, got {printable(path)} without:"
+                f"`{name}` must hold the optimizer's state, got {printable(path)} without:"
                 " branches would begin with a transient of their own. Save one with"
                 " `ModelCheckpoint(save_weights_only=False)`, after the first step."
             )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from program import ended
+
+MODEL = """
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Model(LightningModule):
+    def __init__(self, features=16):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(features, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = (self.net(x) - y).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+def examples():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 16, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(1000, 1, generator=generator))
+
+def make():
+    return Model(), examples()
+
+def other():
+    return Model(8), examples()
+
+def train():
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+    from noisescale import NoiseScaleMonitor
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(1)
+    monitor = NoiseScaleMonitor(small_batch="example")
+    saved = ModelCheckpoint("saved", every_n_train_steps=20, save_top_k=-1)
+    weights = ModelCheckpoint(
+        "weights", every_n_train_steps=40, save_top_k=-1, save_weights_only=True
+    )
+    Trainer(
+        accelerator="cpu", max_steps=80, callbacks=[monitor, saved, weights], log_every_n_steps=5,
+        logger=CSVLogger("."), enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Model(), DataLoader(examples(), batch_size=8, shuffle=True))
+"""
+
+RUN = ("lightning_logs/version_0", "saved", "branched_model:make", "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "branched_model.py").write_text(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        sys.modules.pop("branched_model", None)
+        import branched_model  # type: ignore[import-not-found]
+
+        branched_model.train()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.syspath_prepend(trained)
+
+
+def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
+    file = tmp_path / "branches.json"
+    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200, "--output", file]
+
+    code, told, progress = ended("branch", *RUN, *options)
+
+    assert code == 0
+    assert re.search(
+        r"Branches from step 40 to the loss of step 80, 2 of each batch size: 32", progress
+    )
+    assert re.search(r"They cost about .* device-(milli)?seconds", " ".join(progress.split()))
+    assert progress.count(", order ") == 2
+    assert "Critical batch size" in told
+    assert "up to half of the way" in told
+    assert f"Next: noisescale predict {RUN[0]} --branches {file}" in progress
+    code, again, nothing_new = ended("branch", *RUN, *options)
+    assert (code, again) == (0, told)
+    assert ", order " not in nothing_new
+    code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
+    assert (code, errors) == (0, "")
+    assert "branches at 32 say that it is" in json.loads(told)["assumptions"][1]
+
+
+def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
+    file = tmp_path / "branches.json"
+
+    code, told, _ = ended("branch", *RUN, "--orders", 1, "--output", file, "--json")
+
+    assert code == 0
+    found = json.loads(told)
+    assert [branch["batch_size"] for branch in found["branches"]] == [32, 128]
+    assert found["critical_batch_size"]["low"] <= found["critical_batch_size"]["value"]
+    assert len(found["course"]) == 3
+
+
+def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) -> None:
+    code, told, progress = ended("branch", *RUN, "--dry-run", "--output", tmp_path / "b.json")
+
+    assert (code, told) == (0, "")
+    assert "They cost about" in progress
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone", "saved", "branched_model:make"], "`run` must be a folder or a file, got gone"),
+        ([*RUN[:1], "gone", *RUN[2:]], "`checkpoint` must be a file, got gone"),
+        ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must hold the optimizer's state, got"),
+        ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or times"),
+        ([*RUN, "--batch-sizes", "1x"], "`--batch-sizes` must have another than the run's own"),
+        ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
+        ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
+        ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
+        ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that is there"),
+        ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),
+        ([*RUN[:2], "branched_model:gone"], "`branched_model:gone` must name something that is"),
+        ([*RUN[:2], "branched_model:other", *RUN[3:]], "`checkpoint` must be of this module, got"),
+    ],
+    ids=lambda value: ascii(value)[-60:],
+)
+def test_bad_input_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    output = [] if "--output" in words else ["--output", tmp_path / "b.json"]
+
+    code, told, errors = ended("branch", *words, *output)
+
+    assert (code, told) == (2, "")
+    *_, line = errors.splitlines()
+    assert line.startswith(f"noisescale: {message}")
