@@ -15,6 +15,9 @@ from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_s
 NEARLY_ALL = 0.8
 """Of what any second run could tell: the share at which a farther one is not worth its trouble."""
 
+LARGEST_ERROR = math.log(30)
+"""Of the logarithm of B_crit, at which a second run says nothing."""
+
 SAME = 1e-6
 """Counts of parameters that differ by less are one: TensorBoard's files are float32."""
 
@@ -107,24 +110,27 @@ class SecondRun:
         )
 
 
-def telling_batch_size(batch_size: float, critical: float) -> float:
+def telling_batch_size(batch_size: float, critical: float) -> int:
     """Return the batch size of a second run that tells nearly all of what any could.
 
     With β = B_crit the steps of two runs at B and B' tell log β by
     |β/(B + β) - β/(B' + β)| of the logarithm of their ratio. A far larger B' brings that to
     β/(B + β), a far smaller one to B/(B + β). The nearest power of two times B at which it is
-    `NEARLY_ALL` of the larger one is returned.
+    `NEARLY_ALL` of the larger one is returned, as a whole number of examples. Where B is too small
+    for a smaller one it is a larger one.
 
     Example:
         >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)
-        (1024.0, 64.0)
+        (1024, 32)
     """
     share = critical / (batch_size + critical)
-    if share >= 0.5:
-        left = (1 - NEARLY_ALL) * share  # of the progress that noise takes at B'
-        return batch_size * 2.0 ** math.ceil(math.log2(critical * (1 / left - 1) / batch_size))
-    left = share + NEARLY_ALL * (1 - share)
-    return batch_size * 2.0 ** math.floor(math.log2(critical * (1 / left - 1) / batch_size))
+    if share < 0.5:
+        left = share + NEARLY_ALL * (1 - share)  # of the progress that noise takes at B'
+        doublings = math.floor(math.log2(critical * (1 / left - 1) / batch_size))
+        if batch_size * 2.0**doublings >= 1:
+            return round(batch_size * 2.0**doublings)
+    left = (1 - NEARLY_ALL) * share
+    return round(batch_size * 2.0 ** math.ceil(math.log2(critical * (1 / left - 1) / batch_size)))
 
 
 def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER) -> str:
@@ -133,8 +139,13 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
         return f"Train a second run at 16 times the batch size, {16 * batch_size:,.4g}."
     best = telling_batch_size(batch_size, critical)
     told = abs(critical / (batch_size + critical) - critical / (best + critical))
-    factor = math.exp(1.96 * math.sqrt(2) * scatter / told)
+    error = 1.96 * math.sqrt(2) * scatter / told
+    if error > LARGEST_ERROR:
+        return (
+            f"No second run tells B_crit from one at {batch_size:,.4g}: B_crit is so much smaller"
+            " that both need as many steps."
+        )
     return (
         f"A second run at {best:,.4g}, to the same result at its own best learning rate, tells"
-        f" B_crit to within a factor of about {factor:.2g}."
+        f" B_crit to within a factor of about {math.exp(error):.2g}."
     )

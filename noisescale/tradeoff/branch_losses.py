@@ -61,9 +61,10 @@ def fit_branch_losses(
 
     Example:
         >>> sizes = [64, 256, 1024, 4096]
-        >>> found = fit_branch_losses(sizes, [2 + 0.1 * b / (b + 500) for b in sizes], 0.001)
+        >>> losses = [2 + 0.1 * b / (b + 500) for b in sizes]
+        >>> found = fit_branch_losses(sizes, losses, 0.001, tolerance=0.05)
         >>> f"{found.critical_batch_size.value:.1f} {found.keeping_up:g}"
-        '500.0 64'
+        '500.0 256'
 
     References:
         Merrill et al. 2025, arXiv:2505.23971, for branches; McCandlish et al. 2018, for the law.

@@ -153,6 +153,12 @@ def test_the_advice_tells_nearly_all_that_any_second_run_could(
     assert f"{best:,.4g}" in advice_on(size, critical)
 
 
+def test_the_advice_is_a_whole_number_of_examples() -> None:
+    assert telling_batch_size(300, 170) == 19  # 300/16
+    assert telling_batch_size(1, 0.3) == 8  # there is none below
+    assert "No second run tells B_crit from one at 4,096" in advice_on(4096, 0.01)
+
+
 def test_the_interval_is_about_as_wide_as_was_foretold() -> None:
     best = telling_batch_size(32, CRITICAL)
     factor = float(re.findall(r"factor of about ([\d.]+)\.", advice_on(32, CRITICAL))[0])
