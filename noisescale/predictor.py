@@ -86,7 +86,7 @@ def predict(
     unit: str | None = None,
     second_run: Mapping[str, Array] | str | PathLike[str] | None = None,
     goal: str | None = None,
-    steps_scatter: float = STEPS_SCATTER,
+    steps_scatter: float | None = None,
 ) -> Prediction:
     """Predict what the result of one run costs at other batch sizes, on other devices.
 
@@ -124,7 +124,7 @@ def predict(
         goal: What both runs reached, as "val_loss=0.25": steps are counted up to there. It needs
             folders of runs, in which the metric was logged. Default: their ends are one result.
         steps_scatter: Standard deviation of the logarithm of steps to one result, from seeds and
-            tuning; 0.1 is about 10 %.
+            tuning. Default: 0.15, which is about 15 %.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
@@ -174,7 +174,11 @@ def predict(
     second: SecondRun | None = None
     if other is not None:
         second = SecondRun.of(
-            history, other, result=result, scatter=steps_scatter, confidence=confidence
+            history,
+            other,
+            result=result,
+            scatter=STEPS_SCATTER if steps_scatter is None else steps_scatter,
+            confidence=confidence,
         )
     own_devices = devices_of(history) or 1
     if second is not None:

@@ -67,11 +67,12 @@ def predict_run(
     ] = None,
     goal: Annotated[
         str | None,
-        typer.Option(help="What both reached, such as val_loss=0.25. Default: their ends."),
+        typer.Option(help="What both reached, such as val_loss=0.25. Default: the ends of both."),
     ] = None,
     steps_scatter: Annotated[
-        float, typer.Option(help="How much steps to one result scatter: 0.1 is 10 %.")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="How much steps to one result scatter. Default: 0.15, which is 15 %."),
+    ] = None,
     step_times: Annotated[
         Path | None, typer.Option(help="CSV of `noisescale profile`. Default: the run's own times.")
     ] = None,

@@ -106,16 +106,22 @@ class Hardware:
 
 
 def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int) -> PredictedRow:
-    """Return what to do on the run's own devices: the row with the fewest hours there.
+    """Return the row with the least cost where prices are given, else the best on the own devices.
 
-    On given devices the fastest is the cheapest. Where no seconds are known it is the balanced one.
-    With prices it is the row with the least cost, waiting included, on any number of devices; so
-    it is, without prices, where the run's own number is not among the rows.
+    Where these are not among the rows it is the balanced one.
     """
     if any(row.cost_with_waiting.known for row in rows):
         return _cheapest(rows, law)
-    own = [row for row in rows if row.devices == own_devices]
-    return fastest_row(_near(own), law) if own else balanced_row(_near(rows), law)
+    return best_row_on(own_devices, rows, law) or balanced_row(_near(rows), law)
+
+
+def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:
+    """Return the fastest row of one number of devices, which is the cheapest there, if it has rows.
+
+    Where no seconds are known it is the balanced one.
+    """
+    own = [row for row in rows if row.devices == devices]
+    return fastest_row(_near(own), law) if own else None
 
 
 def row_on_more_devices(

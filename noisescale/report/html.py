@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from noisescale import __version__
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.figures import FIGURES, SETTINGS
-from noisescale.report.numbers import count
+from noisescale.report.numbers import count, plural
 from noisescale.report.tables import Cell, Line, Table, headline, tables
 
 
@@ -50,6 +50,8 @@ def as_html(p: PredictionRecord) -> str:
     """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
     drawn = {name: draw(p) for name, (_, draw) in FIGURES.items()}
     answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
+    if p.recommended.devices != p.own_devices:
+        answer += f" on {plural(p.recommended.devices, 'device')}"
     template = Template(files("noisescale.report").joinpath("page.html").read_text("utf-8"))
     return template.substitute(
         title=escape(f"{answer}: what other batch sizes cost"),

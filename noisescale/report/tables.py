@@ -12,7 +12,7 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
-from noisescale.prediction.costing import PredictedRow
+from noisescale.prediction.costing import PredictedRow, best_row_on
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.second_run import advice_on
 from noisescale.report.answers import (
@@ -21,7 +21,6 @@ from noisescale.report.answers import (
     measuring,
     own_batch_size,
     plan,
-    priced,
     row_at,
     same,
     time_ratio,
@@ -96,21 +95,23 @@ def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     """On the devices of the run, then on more of them."""
     best, more = p.recommended, p.on_more_devices
     at_least = "" if p.resolved else " or more"
-    what = f"{count(best.batch_size)}{at_least} {p.unit} ({plan(best)}): "
-    if (best.batch_size, best.devices) == (p.own_batch_size, p.own_devices):
-        what += "as this run"
-    else:
-        what += _against_run(p, best)
-    if timed(p) and time_ratio(p, best).high > 1 and p.hardware.step_time_assumed(best):
-        what += ". Step times are assumed: `noisescale profile` measures them"
-    if best.devices != p.own_devices:
-        yield f"Cheapest on {plural(best.devices, 'device')}", what
-    elif timed(p):
-        yield f"Fastest on {_these(p)}", what
-    else:
-        yield f"Best on {_these(p)}", what
-    if priced(p) and best.cost_with_waiting.known:
-        return  # which has chosen the number of devices
+    if (here := best_row_on(p.own_devices, p.rows, p.law)) is not None:
+        what = f"{count(here.batch_size)}{at_least} {p.unit} ({plan(here)}): "
+        if here.batch_size == p.own_batch_size:
+            what += "as this run"
+        else:
+            what += _against_run(p, here)
+        if timed(p) and time_ratio(p, here).high > 1 and p.hardware.step_time_assumed(here):
+            what += ". Step times are assumed: `noisescale profile` measures them"
+        yield f"{'Fastest' if timed(p) else 'Best'} on {_these(p)}", what
+    costed = best.cost_with_waiting.known
+    if here is None or costed:
+        what = f"{plural(best.devices, 'device')}: {count(best.batch_size)}{at_least} {p.unit}"
+        what += f" ({plan(best)}): {_against_run(p, best)}"
+        if here is not None and best == here:
+            what = f"the same, on {_these(p)}"
+        yield "Cheapest, with waiting" if costed else "Best of those asked for", what
+        return
     if more is None:
         most = max(device_counts(p))
         if most > p.own_devices:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from noisescale.prediction.calibration import Calibration
 from noisescale.predictor import Prediction, predict
+from noisescale.report.tables import headline
 from noisescale.report.text import as_text, fit_as_text, print_report
 from noisescale.tradeoff.fit import fit_tradeoff
 
@@ -156,3 +157,23 @@ def test_a_doubtful_law_is_told() -> None:
 
     assert "the law is doubtful" in text
     assert " ! The steps bend more sharply than the law" in text
+
+
+def test_with_prices_the_first_lines_are_of_the_own_devices_and_then_of_the_cheapest() -> None:
+    p = priced()
+
+    lines = dict(headline(p))
+
+    assert p.recommended.devices > p.own_devices
+    own = p.best_for(p.own_devices)
+    assert list(lines)[:2] == ["Fastest on these 2 devices", "Cheapest, with waiting"]
+    assert lines["Fastest on these 2 devices"].startswith(f"{own.batch_size:,.0f} examples")
+    cheapest = f"{p.recommended.devices} devices: {p.recommended.batch_size:,.0f} examples"
+    assert lines["Cheapest, with waiting"].startswith(cheapest)
+
+
+def test_where_the_own_devices_cost_least_they_are_not_told_twice() -> None:
+    patient = predict(history(), [64, 128], price_per_device_hour=2.5, hour_worth=0.01)
+
+    assert patient.recommended.devices == patient.own_devices
+    assert dict(headline(patient))["Cheapest, with waiting"] == "the same, on these 2 devices"
