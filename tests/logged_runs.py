@@ -14,6 +14,7 @@ def log_run(
     optimizer: int = 0,
     monitor: str = "",
     before: str = "",
+    optimizer_kind: int | None = None,
 ) -> None:
     """1,000 steps of 64 examples on two devices, 0.1 s each, a row every 10 steps."""
     prefix = f"{before}noise_scale/" + (f"{monitor}/" if monitor else "")
@@ -29,6 +30,8 @@ def log_run(
                 "devices": 2,
                 "accumulation": 1,
             }
+            if optimizer_kind is not None:
+                row["optimizer_kind"] = optimizer_kind
             if resolved:
                 row |= {"simple": noise_scale, "simple_high": 1.3 * noise_scale}
             for tag, value in row.items():

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisescale.csv_lines import csv_lines
 from noisescale.history.history import COLUMNS, History
+from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.printable import printable
@@ -271,9 +272,16 @@ def _history(
             f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
             " Train until it has logged once."
         )
-    # A run that was resumed trained some steps again: of each step the last one counts.
+    # A run that was resumed trained some steps again: of each step the last one counts. Where no
+    # step was measured since the row before it, a row says again what that one did, and lacks what
+    # steps added.
     step = columns["step"]
     later = np.minimum.accumulate(step[::-1])[::-1]
+    again = np.flatnonzero(step[1:] == step[:-1]) + 1
+    for name in INCREMENTS & columns.keys():
+        for row in again:
+            if np.isnan(columns[name][row]):
+                columns[name][row] = columns[name][row - 1]
     last = np.append(step[:-1] < later[1:], True)
     columns = {name: values[last] for name, values in columns.items()}
     unresolved = np.full(int(last.sum()), math.inf)

@@ -11,14 +11,20 @@ from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
 from noisescale.history.history import COLUMNS, History
-from noisescale.history.metric_names import TRAINER_PREFIXES, measured_in, name_in, prefix_of
+from noisescale.history.metric_names import (
+    ABOUT_RUN,
+    TRAINER_PREFIXES,
+    measured_in,
+    name_in,
+    prefix_of,
+)
 from noisescale.history.reading import history_from_scalars
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000
 """Of each tag. TensorBoard keeps as many at random itself, the last one always."""
 
-TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS)
+TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS, *ABOUT_RUN)
 """What is read; columns that are logged under another name are just not found."""
 
 

@@ -125,6 +125,19 @@ def test_of_steps_trained_again_after_a_restart_the_last_count(tmp_path: Path) -
     assert read["batch_size"].tolist() == [32] * 60 + [64] * 60
 
 
+def test_a_row_without_a_newly_measured_step_does_not_hide_what_the_one_before_it_added() -> None:
+    """Steps are measured ever more rarely: what was measured at 11 is logged again at 20."""
+    always = {"step": [1, 11, 11, 21], "batch_size": [32] * 4, "lower_bound": [5, 6, 6, 7]}
+    always["examples"] = [32 * step for step in always["step"]]
+    logged = {name: ([0, 10, 20, 30], values) for name, values in always.items()}
+    logged["increment_measured_steps"] = ([0, 10, 30], [1, 2, 1])
+
+    read = history_from_scalars({f"noise_scale/{name}": of for name, of in logged.items()})
+
+    assert read["step"].tolist() == [1, 11, 21]
+    assert read["increment_measured_steps"].tolist() == [1, 2, 1]
+
+
 def test_rows_are_told_apart_whatever_each_of_them_lacks(tmp_path: Path) -> None:
     """Tags in the monitor's order: what is not resolved is left out at the front of a row."""
     always = {"lower_bound": 10.0, "batch_size": 32.0}

@@ -46,6 +46,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log_run(folder / "two monitors", monitor="wide", optimizer=1, noise_scale=40.0)
     log_run(folder / "transformers", noise_scale=50.0, before="train/")
     log_run(folder / "unresolved", resolved=False)
+    log_run(folder / "with adam", optimizer_kind=3)
     with SummaryWriter(str(folder / "without")) as writer:
         writer.add_scalar("loss", 1.0, 0)
     return folder
@@ -66,6 +67,7 @@ def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(
         {"name": "transformers", "monitors": [{"name": "", "optimizers": [0]}]},
         {"name": "two monitors", "monitors": [{"name": "wide", "optimizers": [0, 1]}]},
         {"name": "unresolved", "monitors": [{"name": "", "optimizers": [0]}]},
+        {"name": "with adam", "monitors": [{"name": "", "optimizers": [0]}]},
     ]
 
 
@@ -101,6 +103,7 @@ def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     assert critical(run="two monitors", monitor="wide", optimizer=1).startswith("40.0 examples")
     assert critical(run="transformers").startswith("50.0 examples")
     assert critical(run="unresolved") == "at least 154 examples, not resolved"
+    assert critical(run="with adam").startswith("192 examples (all told 93.5 to 1,060)")
     devices = json.loads(get(plugin, "/prediction", run="one", devices="1, 3").data)["tables"][1]
     assert [line["cells"][0][0] for line in devices["lines"]] == ["1", "3"]
 
