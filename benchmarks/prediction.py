@@ -55,8 +55,8 @@ COLUMNS += INCREMENTS
 LOGGED_EVERY = (1, 10, 50)
 """Steps between two rows of a history; the rarer ones from one batch size alone."""
 
-BRANCHES = ("4x", "16x")
-MOST_BRANCHED = 3
+BRANCHES = ("1x", "4x", "16x")
+MOST_BRANCHED = 5
 """Runs of a workload that branches are taken from."""
 
 LARGEST_ERROR, LARGEST_FACTOR = 0.25, 2.0

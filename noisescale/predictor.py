@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescale.checks import checked_positive
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.optimizers import has_decayed
@@ -155,6 +156,8 @@ def predict(
             f"`goal` must come with `second_run`, got {goal!r} alone. Give the run that it is to"
             " be compared with."
         )
+    if steps_scatter is not None:
+        checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
     if second_run is not None and calibration is not None:
         raise ValueError(
             "`second_run` and `calibration` must not be combined, got both. Give the one that you"

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +15,14 @@ from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
 from noisescale.cli.values import flags_of
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
+
+if TYPE_CHECKING:
+    from noisescale.prediction.branches import Branch
+
+OF_THE_RUN = (
+    "Branches have the module's own code and the optimizer's state, and the learning rate goes as"
+    " it went in the run. Of the run's callbacks and Trainer settings they have those given here."
+)
 
 TOO_LARGE = (
     "`--max-device-batch-size` must fit in memory, got batches that do not. Branches that ended are"
@@ -44,13 +55,19 @@ def branch_run(
         ),
     ] = None,
     batch_sizes: Annotated[
-        str, typer.Option(help="Of the branches: 4x is four times the run's, 512 are examples.")
-    ] = "4x,16x",
+        str,
+        typer.Option(
+            help="Of the branches: 4x is four times the run's, 512 are examples. 1x tells whether"
+            " branches do what the run did."
+        ),
+    ] = "1x,4x,16x",
     until: Annotated[
         Path | None,
         typer.Option(help="A later checkpoint, whose loss is the goal. Default: the latest one."),
     ] = None,
-    orders: Annotated[int, typer.Option(help="Of the data, for each batch size.")] = 3,
+    orders: Annotated[
+        int, typer.Option(help="Branches of each batch size, each with its own order of the data.")
+    ] = 3,
     learning_rate: Annotated[
         str,
         typer.Option(
@@ -59,12 +76,18 @@ def branch_run(
         ),
     ] = "auto",
     loss_examples: Annotated[
-        int, typer.Option(help="That losses are taken over, the same ones each time.")
+        int, typer.Option(help="Examples that losses are taken over, the same ones each time.")
     ] = 2048,
     max_device_batch_size: Annotated[
         int | None, typer.Option(help="The most examples a device takes. Default: the run's own.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="On each node.")] = 1,
+    gradient_clip_val: Annotated[
+        float | None, typer.Option(help="As for the run's Trainer, if it had it.")
+    ] = None,
+    gradient_clip_algorithm: Annotated[
+        str | None, typer.Option(help="As for the run's Trainer, if it had it.")
+    ] = None,
+    devices: Annotated[int, typer.Option(help="Devices to train on, on each node.")] = 1,
     nodes: Annotated[int, typer.Option(help="Start the command on each, as for training.")] = 1,
     accelerator: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
     strategy: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
@@ -92,6 +115,10 @@ def branch_run(
         raise FileNotFoundError(
             f"`--output` must be in a folder that is there, got {printable(output)}. Make it first."
         )
+    if dry_run and as_json:
+        raise ValueError(
+            "`--json` and `--dry-run` must not be combined: a dry run has no result. Leave one out."
+        )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
         history = read_run(run, monitor=monitor)
@@ -113,11 +140,12 @@ def branch_run(
     steps = branching.checkpoint.step, branching.end
     for line in cost_lines(*steps, planned, orders, branching.device_hours):
         console.print(line, markup=False)
+    console.print(OF_THE_RUN, markup=False)
+    module, examples = module_and_data(target, data)
     if dry_run:
         return
-    module, examples = module_and_data(target, data)
     status = console.status("Taking the losses of the run's checkpoints...")
-    with status, renamed(flags), told_in_a_line(TOO_LARGE):
+    with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
         branched = train_branches(
             branching,
             module,
@@ -134,9 +162,11 @@ def branch_run(
             ),
             on_branch=lambda one: console.print(
                 f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
-                f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s",
+                f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s{_diverged(one)}",
                 markup=False,
             ),
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
@@ -145,11 +175,10 @@ def branch_run(
         )
     if not is_first():
         return
-    with renamed(flags | {"branches": "--batch-sizes"}):
-        if as_json:
-            print(printable_json(json_of(branched, history)))
-            return
-        answers = headline(branched, history)
+    if as_json:
+        print(printable_json(json_of(branched, history)))
+        return
+    answers = headline(branched, history)
     from noisescale.report.text import Section, listed, pairs
 
     out = Console(highlight=False)
@@ -158,3 +187,27 @@ def branch_run(
         out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
     said = f"Next: noisescale predict {printable(run)} --branches {printable(output)}"
     console.print(said, markup=False, soft_wrap=True)
+
+
+def _diverged(branch: Branch) -> str:
+    """At which learning rates it was tried before, if at any."""
+    if not branch.diverged_at:
+        return ""
+    tried = ", ".join(f"{factor:.3g}" for factor in branch.diverged_at)
+    return f"; learning rate x {branch.learning_rate_factor:.3g}, as it diverged at x {tried}"
+
+
+@contextmanager
+def _kept_if_interrupted(output: Path) -> Iterator[None]:
+    """Say what ctrl-C leaves behind."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        interrupted = isinstance(stopped, KeyboardInterrupt) or stopped.code == 1
+        if interrupted and output.exists() and is_first():
+            print(
+                f"noisescale: stopped. Branches that ended are in {printable(output)}: the same"
+                " command goes on from there.",
+                file=sys.stderr,
+            )
+        raise

@@ -32,6 +32,7 @@ class Goal:
             ValueError: If it is not of that form.
         """
         metric, _, value = text.rpartition("=")
+        metric = metric.rstrip("<>")  # where the run begins tells the side
         try:
             number = float(value)
         except ValueError:

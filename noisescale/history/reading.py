@@ -107,7 +107,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         clock = _column(header, lines, ours)
     known = np.isfinite(values) if len(values) else np.array([], dtype=bool)
     if not known.any():
-        others = ", ".join(sorted(n for n in names if not name_in(n, ROOT))[:8])
+        others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
         raise ValueError(
             f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
             f" There is {printable(others) or 'none'}."
@@ -135,6 +135,12 @@ def _column(
     where, step = header.index(name), header.index("step")
     cells = [(line[step], line[where]) for _, line in lines if line[where]]
     return [float(at) for at, _ in cells], [float(value) for _, value in cells]
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a tag or column is something that a run may reach."""
+    kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
+    return not name_in(name, ROOT) and not name.endswith(kinds)
 
 
 def history_from_scalars(

@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset
+from torch.distributed import get_rank, get_world_size, is_available, is_initialized
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+)
 
 KEPT = (
     "num_workers",
@@ -25,11 +36,85 @@ KEPT = (
 """What a DataLoader was made with that has nothing to do with which examples it takes."""
 
 
-def with_batches(loader: DataLoader[Any], size: int, count: int) -> DataLoader[Any]:
+SHUFFLED = 4
+"""Batches of a stream among which examples are shuffled."""
+
+
+class Drawn(Sampler[int]):
+    """As many of some indices as are asked for, which begin anew when they end.
+
+    Of several ranks each has its own share of them.
+    """
+
+    def __init__(self, indices: Iterable[int], count: int) -> None:
+        self._indices, self._count = indices, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        rank, ranks = 0, 1
+        if is_available() and is_initialized():
+            rank, ranks = get_rank(), get_world_size()
+        yield from itertools.islice(self._endless(), rank, ranks * self._count, ranks)
+
+    def _endless(self) -> Iterator[int]:
+        some = True
+        while some:
+            some = False
+            for index in self._indices:
+                some = True
+                yield index
+
+
+class Shuffled(IterableDataset[Any]):
+    """A stream whose examples change places with those that are near.
+
+    Example:
+        >>> sorted(Shuffled(range(10), 4))
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(self, stream: Iterable[Any], among: int) -> None:
+        self._stream, self._among = stream, among
+
+    def __iter__(self) -> Iterator[Any]:
+        examples = iter(self._stream)
+        kept = list(itertools.islice(examples, self._among))
+        for example in examples:
+            place = int(torch.randint(len(kept), ()))
+            yield kept[place]
+            kept[place] = example
+        yield from (kept[place] for place in torch.randperm(len(kept)).tolist())
+
+
+def indices_of(loader: DataLoader[Any]) -> Iterable[int] | None:
+    """Return the examples that a loader takes, in its order; None where it takes all alike."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        return _Flat(loader.batch_sampler)  # type: ignore[arg-type]
+    if type(loader.sampler) in (RandomSampler, SequentialSampler):
+        return None
+    return loader.sampler
+
+
+class _Flat:
+    """Batches of indices, one index after the other, each time that it is gone through."""
+
+    def __init__(self, batches: Iterable[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._batches)
+
+
+def with_batches(
+    loader: DataLoader[Any], size: int, count: int, shuffled: bool = False
+) -> DataLoader[Any]:
     """Return a loader like `loader` of `count` batches of `size` examples.
 
-    Examples are drawn at random with replacement, so that no data set is too small. A stream
-    (IterableDataset) goes on as long as it does.
+    Examples are drawn at random with replacement, so that no data set is too small; by a sampler
+    of one's own they are drawn as it has them, again and again. A stream (IterableDataset) goes on
+    as long as it does, `shuffled` or as it is.
 
     Raises:
         ValueError: If the data set makes the batches, not the loader.
@@ -47,9 +132,12 @@ def with_batches(loader: DataLoader[Any], size: int, count: int) -> DataLoader[A
     kept = {name: getattr(loader, name) for name in KEPT}
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset, batch_size=size, drop_last=True, **kept)
-    drawn = RandomSampler(dataset, replacement=True, num_samples=size * count)
-    return DataLoader(dataset, batch_size=size, sampler=drawn, **kept)
+        stream = Shuffled(dataset, SHUFFLED * size) if shuffled else dataset
+        return DataLoader(stream, batch_size=size, drop_last=True, **kept)
+    indices = indices_of(loader)
+    if indices is None:
+        indices = RandomSampler(dataset, replacement=True, num_samples=size * count)
+    return DataLoader(dataset, batch_size=size, sampler=Drawn(indices, size * count), **kept)
 
 
 def examples_in(data: Any) -> float:
@@ -59,7 +147,9 @@ def examples_in(data: Any) -> float:
 
 
 @contextmanager
-def batches_of(data: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
+def batches_of(
+    data: Any, size: int, count: int, shuffled: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield what `Trainer.fit` takes to train on `count` batches of `size` examples of `data`.
 
     Args:
@@ -67,6 +157,7 @@ def batches_of(data: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
             its hooks and is as it was afterwards.
         size: Examples in a batch, on one rank.
         count: Batches.
+        shuffled: Whether a stream is, a little. Other data always are, unless they have a sampler.
 
     Raises:
         ValueError: If `data` is something else, or the data module makes no DataLoader.
@@ -83,7 +174,7 @@ def batches_of(data: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
                     "`train_dataloader` of the data module must return a DataLoader, or some in"
                     f" a list or dict, got {type(loaders).__name__}. Give the Dataset instead."
                 )
-            return apply_to_collection(loaders, DataLoader, with_batches, size, count)
+            return apply_to_collection(loaders, DataLoader, with_batches, size, count, shuffled)
 
         data.train_dataloader = train_dataloader
         try:
@@ -99,14 +190,19 @@ def batches_of(data: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
                 f" {type(data).__name__}. Give what the module trains on."
             )
         data = DataLoader(data)
-    yield {"train_dataloaders": with_batches(data, size, count)}
+    yield {"train_dataloaders": with_batches(data, size, count, shuffled)}
+
+
+def is_stream(loader: DataLoader[Any]) -> bool:
+    """Whether a loader of `held_examples` has the first ones of a stream."""
+    return isinstance(loader.dataset, list)
 
 
 def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
     """Return a loader of the same `count` examples of `data` each time, in batches of `size`.
 
-    They are spread evenly over the data; of a stream they are the first. Augmentation that is
-    random is random again each time.
+    They are spread evenly over the data; of a stream they are the first, and so they are where the
+    loader has a sampler of its own. Augmentation that is random is random again each time.
 
     Raises:
         ValueError: If `data` is not what `batches_of` takes, or makes several loaders.
@@ -130,6 +226,9 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
     if isinstance(dataset, IterableDataset):
         first = list(itertools.islice(iter(dataset), count))
         return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]
-    most = min(count, len(dataset))
-    chosen = [round(k * (len(dataset) - 1) / max(most - 1, 1)) for k in range(most)]
+    if (indices := indices_of(loader)) is not None:
+        chosen = list(itertools.islice(indices, count))
+    else:
+        most = min(count, len(dataset))
+        chosen = [round(k * (len(dataset) - 1) / max(most - 1, 1)) for k in range(most)]
     return DataLoader(Subset(dataset, chosen), batch_size=size, **kept)

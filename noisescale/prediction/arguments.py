@@ -55,6 +55,11 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     steps, values = read_metric(source, goal.metric)
     reached = goal.reached_at(steps, values)
     if reached is None:
+        if (values[0] < goal.value) == (values[-1] < values[0]):
+            raise ValueError(
+                f"`{name}` must reach {goal} along the run, got {values[0]:.4g} at its first value,"
+                f" at step {steps[0]:,.0f}: it was past the goal by then. Give a later one."
+            )
         best = values.min() if values[0] >= goal.value else values.max()
         raise ValueError(
             f"`{name}` must have reached {goal}, got {best:.4g} at best in {steps[-1]:,.0f} steps."

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,14 @@ from noisescale.history.segments import Array, Segments
 from noisescale.printable import printable
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 
-FORMAT = "noisescale branches 1"
+FORMAT = "noisescale branches 2"
 """What the first key of a file says."""
+
+UNLIKE = 1.5
+"""Branches at the run's own batch size are no copies of it from so many times its steps on."""
+
+SAME_SIZE = 0.02
+"""Of the run's batch size: its mean may be a little smaller, by the last batch of each epoch."""
 
 _LOSS = "loss"
 
@@ -39,14 +46,13 @@ class Branch:
     steps: tuple[float, ...]
     """Of the branch, at which its loss was taken; the first is 0."""
     losses: tuple[float, ...]
-    """On the same examples as those of the run; the last is not finite where it diverged."""
+    """On the same examples as those of the run."""
     seconds: float
     """That it trained, evaluations included."""
-
-    @property
-    def diverged(self) -> bool:
-        """Whether its loss came to be none, or more than at the start by as much as it was."""
-        return not (math.isfinite(self.losses[-1]) and self.losses[-1] < 2 * self.losses[0])
+    diverged: bool = False
+    """Whether its loss came to be none, or far more than at the start, and was given up."""
+    diverged_at: tuple[float, ...] = ()
+    """Larger factors on the learning rate, tried before, at which it diverged."""
 
     def steps_to(self, loss: float) -> float | None:
         """Return its steps to a loss; None if it did not get there."""
@@ -79,6 +85,12 @@ class BranchedRun:
     rule: str
     """By which the learning rate goes with the batch size."""
     branches: tuple[Branch, ...] = field(default=())
+    parameters: float | None = None
+    """Numbers that the run trained, if that is known."""
+    learning_rate_change: float = 1.0
+    """The run's learning rate at the end, over that at the checkpoint."""
+    of_a_stream: bool = False
+    """Whether all orders had nearly the same examples."""
 
     @property
     def start(self) -> float:
@@ -86,23 +98,49 @@ class BranchedRun:
         return self.course[0][0]
 
     @property
+    def until(self) -> float:
+        """The step of the last checkpoint whose loss was taken."""
+        return self.course[-1][0]
+
+    @cached_property
+    def falling(self) -> tuple[tuple[float, float], ...]:
+        """Steps and losses of the run, whose losses fall: those that do not are averaged.
+
+        Neighbours are pooled, at their mean step, until each has a lower loss than the one before
+        it (isotonic regression): a single loss may be low, or high, by chance.
+        """
+        pools: list[list[tuple[float, float]]] = []
+        for point in self.course[1:]:
+            pool = [point]
+            while pools and np.mean(pools[-1], axis=0)[1] <= np.mean(pool, axis=0)[1]:
+                pool = pools.pop() + pool
+            pools.append(pool)
+        means = [tuple(map(float, np.mean(pool, axis=0))) for pool in pools]
+        below = [(step, loss) for step, loss in means if loss < self.course[0][1]]
+        return (self.course[0], *below)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the run had a lower loss later."""
+        return len(self.falling) > 1
+
+    @property
     def end(self) -> float:
         """The step at which the run had the loss that branches are to reach."""
-        return self.course[-1][0]
+        return self.falling[-1][0]
 
     @property
     def goal(self) -> float:
         """That loss."""
-        return self.course[-1][1]
+        return self.falling[-1][1]
 
     @property
     def half(self) -> tuple[float, float] | None:
-        """Step and loss of the run's checkpoint nearest to the middle; None without one there."""
+        """Step and loss of the run nearest to the middle; None if it is not known there."""
         within = [
             point
-            for point in self.course[1:-1]
-            if 0.35 <= (point[0] - self.start) / (self.end - self.start) <= 0.65
-            and self.goal < point[1] < self.course[0][1]
+            for point in self.falling[1:-1]
+            if 0.25 <= (point[0] - self.start) / (self.end - self.start) <= 0.75
         ]
         middle = (self.start + self.end) / 2
         return min(within, key=lambda point: abs(point[0] - middle), default=None)
@@ -122,11 +160,8 @@ class BranchedRun:
         Raises:
             ValueError: If no branch at another batch size reached the loss.
         """
-        step, loss = until or self.course[-1]
-        reached: dict[float, list[float]] = {}
-        for branch in self.branches:
-            if steps := branch.steps_to(loss):
-                reached.setdefault(branch.batch_size, []).append(math.log(steps))
+        step, loss = until or self.falling[-1]
+        reached = self._logs_of_steps(loss)
         if not reached.keys() - {self.batch_size}:
             raise ValueError(
                 f"`branches` must reach the run's own loss, {loss:.4g}, got none that did at"
@@ -143,14 +178,24 @@ class BranchedRun:
             list(reached), steps_of_each, scatter, confidence=confidence
         )
 
+    def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:
+        """From batch size to the logarithms of the steps of the branches that reached a loss."""
+        reached: dict[float, list[float]] = {}
+        for branch in self.branches:
+            if steps := branch.steps_to(loss):
+                same = math.isclose(branch.batch_size, self.batch_size, rel_tol=SAME_SIZE)
+                size = self.batch_size if same else branch.batch_size
+                reached.setdefault(size, []).append(math.log(steps))
+        return reached
+
     @property
     def fates(self) -> str:
         """How branches that did not reach the loss ended, in words."""
         lost = [b for b in self.branches if b.steps_to(self.goal) is None]
         said = [
-            f"{b.batch_size:g} (order {b.order}) diverged"
+            f"{b.batch_size:g} (order {b.order + 1}) diverged"
             if b.diverged
-            else f"{b.batch_size:g} (order {b.order}) was at {b.losses[-1]:.4g}"
+            else f"{b.batch_size:g} (order {b.order + 1}) was at {b.losses[-1]:.4g}"
             f" after {b.steps[-1]:,.0f} steps"
             for b in lost
         ]
@@ -188,10 +233,17 @@ class BranchedRun:
             found.append(
                 f"Branches did not reach the loss of the run, {self.goal:.4g}: {self.fates}."
             )
+        found += [*self._doubts_on_the_run(), *self._doubts_on_learning_rates()]
+        if self.of_a_stream:
+            found.append(
+                "The data are a stream: all orders had nearly the same examples, and the interval"
+                " lacks how much other ones would have changed."
+            )
         if self.half is None:
             found.append(
                 "Whether the jump of batch size and learning rate still shows is not known: the run"
-                " has no checkpoint near the middle of the branches."
+                " has no checkpoint with a loss of its own near the middle of the branches. Save"
+                " more of them."
             )
             return tuple(found)
         try:
@@ -206,6 +258,42 @@ class BranchedRun:
                 " over more of the run."
             )
         return tuple(found)
+
+    def _doubts_on_the_run(self) -> Iterator[str]:
+        """Whether branches do what the run did."""
+        own = self.end - self.start
+        means = {b: math.exp(np.mean(logs)) for b, logs in self._logs_of_steps(self.goal).items()}
+        if (again := means.pop(self.batch_size, None)) is not None:
+            if not 1 / UNLIKE < again / own < UNLIKE:
+                yield (
+                    f"Branches at the run's own batch size took {again:,.0f} steps where the run"
+                    f" took {own:,.0f}: something of the run is not in them, such as gradient"
+                    " clipping, a callback, or what goes by `global_step`."
+                )
+            own = again
+        for size, steps in means.items():
+            if size > self.batch_size and steps < own * self.batch_size / size / UNLIKE:
+                yield (
+                    f"{own:,.0f} steps became {steps:,.0f} at {size / self.batch_size:.3g} times"
+                    " the batch size, fewer than with no noise at all: the run's own learning rate"
+                    " was too small, or something of the run is not in the branches."
+                )
+
+    def _doubts_on_learning_rates(self) -> Iterator[str]:
+        for size in sorted({b.batch_size for b in self.branches if b.diverged_at}):
+            alike = [b for b in self.branches if b.batch_size == size and b.diverged_at]
+            tried = max(max(b.diverged_at) for b in alike)
+            used = ", ".join(sorted({f"{b.learning_rate_factor:.3g}" for b in alike}))
+            yield (
+                f"Branches at {size:g} diverged at {tried:.3g} times the learning rate, and were"
+                f" trained at {used} times: if that is not their best, B_crit is another."
+            )
+        if not 1 / 1.2 < self.learning_rate_change < 1.2:
+            yield (
+                f"The run's learning rate changed {self.learning_rate_change:.3g}-fold along these"
+                " steps, and branches go through that in as many steps as the noise scale"
+                " foretells: B_crit leans towards what the noise scale says."
+            )
 
     def to_file(self, path: str | PathLike[str]) -> None:
         """Write everything as JSON, whole or not at all."""
@@ -227,7 +315,7 @@ class BranchedRun:
             if read.pop("format") != FORMAT:
                 raise KeyError("format")
             branches = tuple(
-                Branch(**{**b, "steps": tuple(b["steps"]), "losses": tuple(b["losses"])})
+                Branch(**dict(zip(b, map(_tupled, b.values()), strict=True)))
                 for b in read.pop("branches")
             )
             course = tuple((float(step), float(loss)) for step, loss in read.pop("course"))
@@ -237,3 +325,7 @@ class BranchedRun:
                 f"`{printable(path)}` must be a file of `noisescale branch`, got"
                 f" {type(error).__name__}: {printable(error)}. Branch anew into another file."
             ) from error
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

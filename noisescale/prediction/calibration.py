@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.history.history import as_history
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Segments
@@ -170,8 +171,10 @@ class Calibration:
             branched: See there.
 
         Raises:
-            ValueError: If no branch reached the loss, or the run has no such steps.
+            ValueError: If no branch reached the loss, the run has no such steps, or the branches
+                are of another run.
         """
+        _check_same_run(history, branched)
         found, simple = branched.critical_batch_size(), branched.by_noise_scale(history)
         sizes = sorted({branch.batch_size for branch in branched.branches})
         source = (
@@ -268,3 +271,20 @@ def _kappa(run: Segments, critical_batch_size: float) -> float:
             return math.exp(brentq(excess, *sorted((at, end)), xtol=1e-12))
         at, step = end, 2 * step
     return math.inf if at > 0 and (run.noise_scale == 0).any() else math.exp(at)
+
+
+def _check_same_run(history: Mapping[str, NDArray[np.float64]], branched: BranchedRun) -> None:
+    """Raise a ValueError where batch size or parameters say that branches are of another run."""
+    run = Segments.of(as_history(history).between(branched.start, branched.end))
+    size = float((run.steps * run.batch_size).sum() / run.steps.sum())
+    own = float(getattr(history, "parameters", math.nan))
+    theirs = math.nan if branched.parameters is None else branched.parameters
+    for what, one, other in (
+        ("batch size", branched.batch_size, size),
+        ("number of trained parameters", theirs, own),
+    ):
+        if abs(one - other) > 0.01 * other:
+            raise ValueError(
+                f"`branches` must be of this run, got those of a {what} of {one:,.6g} for"
+                f" {other:,.6g}. Name their run."
+            )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -56,9 +57,9 @@ def headline(
     branched: BranchedRun, history: Mapping[str, Array], unit: str = "examples"
 ) -> list[tuple[str, str]]:
     """Return what the branches say, up to half of the way and to its end, and what the run said."""
-    lines = [("Critical batch size", f"{_said(branched, None)} {unit} by branches")]
+    lines = [("Critical batch size", _said(branched, None, f" {unit}, by branches"))]
     if branched.half is not None:
-        lines.append(("  up to half of the way", f"{_said(branched, branched.half)} {unit}"))
+        lines.append(("  up to half of the way", _said(branched, branched.half, f" {unit}")))
     by_noise_scale = branched.by_noise_scale(history)
     said = "not resolved over the same steps"
     if math.isfinite(by_noise_scale.value):
@@ -69,7 +70,7 @@ def headline(
 
 def branches_table(branched: BranchedRun) -> Table:
     """Return the steps of the branches to half of the way and to its end."""
-    ends = [x for x in (branched.half, branched.course[-1]) if x is not None]
+    ends = [x for x in (branched.half, branched.falling[-1]) if x is not None]
     headings = ["batch size", "learning rate", "orders", *(f"to step {x[0]:,.0f}" for x in ends)]
     own = [f"{step - branched.start:,.0f}" for step, _ in ends]
     lines = [
@@ -78,17 +79,18 @@ def branches_table(branched: BranchedRun) -> Table:
     for size in sorted({branch.batch_size for branch in branched.branches}):
         alike = [branch for branch in branched.branches if branch.batch_size == size]
         cells = [_steps(alike, loss) for _, loss in ends]
-        factor = f"x {number(alike[0].learning_rate_factor)}"
+        used = sorted({branch.learning_rate_factor for branch in alike})
+        factor = f"x {' and '.join(map(number, used))}"
         lines.append(Line([Cell(count(size)), Cell(factor), Cell(str(len(alike))), *cells], []))
     return Table("Steps to the loss that the run had", headings, lines, [])
 
 
 def as_json(branched: BranchedRun, history: Mapping[str, Array]) -> str:
     """Return everything as JSON, bounds and None as in `Prediction.to_dict`."""
-    half = None if branched.half is None else branched.critical_batch_size(branched.half)
+    half = None if branched.half is None else _known(branched, branched.half)
     found = {
         "version": __version__,
-        "critical_batch_size": branched.critical_batch_size(),
+        "critical_batch_size": _known(branched, None),
         "critical_batch_size_half_way": half,
         "critical_batch_size_by_noise_scale": branched.by_noise_scale(history),
         **asdict(branched),
@@ -97,16 +99,22 @@ def as_json(branched: BranchedRun, history: Mapping[str, Array]) -> str:
     return json.dumps(finite(found), indent=2, allow_nan=False)
 
 
-def _said(branched: BranchedRun, until: tuple[float, float] | None) -> str:
-    try:
-        found = branched.critical_batch_size(until)
-    except ValueError:
-        return "not known: no branch reached the loss;"
+def _known(branched: BranchedRun, until: tuple[float, float] | None) -> Bounded | None:
+    """The critical batch size; None where no branch reached the loss."""
+    with suppress(ValueError):
+        return branched.critical_batch_size(until)
+    return None
+
+
+def _said(branched: BranchedRun, until: tuple[float, float] | None, of_what: str) -> str:
+    found = _known(branched, until)
+    if found is None:
+        return "not known: no branch at another batch size reached the loss"
     if not math.isfinite(found.value):
-        return f"at least {number(found.low)}"
+        return f"at least {number(found.low)}{of_what}"
     if not found.value:
-        return f"at most {number(found.high)}"
-    return banded(found)
+        return f"at most {number(found.high)}{of_what}"
+    return f"{banded(found)}{of_what}"
 
 
 def _steps(branches: Sequence[Branch], loss: float) -> Cell:
@@ -114,6 +122,6 @@ def _steps(branches: Sequence[Branch], loss: float) -> Cell:
     if not reached:
         return Cell("not reached")
     mean = math.exp(float(np.mean(np.log(reached))))
-    around = f"{number(min(reached))}–{number(max(reached))}"
+    around = f"{number(min(reached))}–{number(max(reached))}" if len(reached) > 1 else ""
     missed = len(branches) - len(reached)
-    return Cell(number(mean), around + (f", {missed} not" if missed else ""))
+    return Cell(number(mean), ", ".join(filter(None, (around, f"{missed} not" if missed else ""))))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import ended
@@ -111,9 +113,57 @@ def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
 
     assert code == 0
     found = json.loads(told)
-    assert [branch["batch_size"] for branch in found["branches"]] == [32, 128]
+    assert [branch["batch_size"] for branch in found["branches"]] == [8, 32, 128]
     assert found["critical_batch_size"]["low"] <= found["critical_batch_size"]["value"]
     assert len(found["course"]) == 3
+
+
+def test_two_processes_share_the_examples_and_one_of_them_writes(tmp_path: Path) -> None:
+    """As people start it: Lightning starts the command again for the second device."""
+    file = tmp_path / "branches.json"
+    words = ["--devices", 2, "--strategy", "ddp", "--batch-sizes", "4x", "--orders", 1]
+    program = [Path(sys.executable).with_name("noisescale"), "branch", *RUN, *words]
+
+    done = subprocess.run(
+        list(map(str, [*program, "--output", file])),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (branch,) = json.loads(file.read_text())["branches"]
+    alone = tmp_path / "alone.json"
+    ended("branch", *RUN, "--batch-sizes", "4x", "--orders", 1, "--output", alone)
+    (other,) = json.loads(alone.read_text())["branches"]
+    assert branch["losses"][0] == pytest.approx(other["losses"][0])
+    assert branch["losses"] != other["losses"]
+    assert branch["steps"][-1] < 2 * other["steps"][-1]
+
+
+def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from noisescale.lightning.branching import branching
+
+    file, train = tmp_path / "branches.json", branching._trained
+    options = ["--batch-sizes", "4x", "--orders", 2, "--output", file]
+
+    def stopped(*arguments: Any) -> Any:
+        if arguments[3] == 1:
+            raise KeyboardInterrupt
+        return train(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branching, "_trained", stopped)
+        code, _, errors = ended("branch", *RUN, *options)
+    assert code != 0
+    assert f"Branches that ended are in {file}: the same command goes on" in errors
+    code, _, errors = ended("branch", *RUN, *options)
+    assert code == 0
+    assert "order 1:" not in errors
+    assert "order 2:" in errors
 
 
 def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) -> None:
@@ -134,6 +184,11 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         ([*RUN, "--batch-sizes", "1x"], "`--batch-sizes` must have another than the run's own"),
         ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
         ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
+        ([*RUN, "--devices", "0"], "`--devices` must be at least 1, got 0."),
+        ([*RUN, "--loss-examples", "0"], "`--loss-examples` must be at least 1, got 0."),
+        ([*RUN, "--max-device-batch-size", "-3"], "`--max-device-batch-size` must be at least 1"),
+        ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the command once more"),
+        ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),
         ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
         ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that is there"),
         ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),

@@ -80,19 +80,63 @@ def test_a_transient_is_told() -> None:
 def test_without_a_checkpoint_near_the_middle_that_is_told() -> None:
     (said,) = branched(branch(512), half=None).doubts
 
-    assert "no checkpoint near the middle" in said
+    assert "no checkpoint with a loss of its own near the middle" in said
+
+
+def test_losses_of_the_run_that_do_not_fall_are_averaged() -> None:
+    """The last is high by chance, the one before it low: the run had their mean between them."""
+    course = ((1000.0, 3.0), (1500.0, 2.5), (2000.0, 1.9), (2100.0, 2.1))
+    run = replace(branched(branch(512)), course=course)
+
+    assert run.falling == ((1000.0, 3.0), (1500.0, 2.5), (2050.0, 2.0))
+    assert (run.end, run.goal, run.until) == (2050.0, 2.0, 2100.0)
+    assert run.half == (1500.0, 2.5)
+    ratio = (1 + CRITICAL / BATCH_SIZE) / (1 + CRITICAL / 512) * 1.05
+    found = run.critical_batch_size().value
+    assert (1 + found / BATCH_SIZE) / (1 + found / 512) == pytest.approx(ratio, rel=1e-3)
+    assert not replace(run, course=((1000.0, 3.0), (1500.0, 3.1), (2000.0, 2.95))).half
+    assert not replace(run, course=((1000.0, 3.0), (2000.0, 3.0))).falls
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"branches": (branch(32, slower=0.5), branch(512))}, "took 500 steps where the run took"),
+        ({"branches": (branch(512, slower=0.1),)}, "fewer than with no noise at all"),
+        ({"branches": (branch(512, diverged_at=(16.0, 4.0)),)}, "diverged at 16 times the learn"),
+        ({"learning_rate_change": 0.1}, "learning rate changed 0.1-fold along these steps"),
+        ({"of_a_stream": True}, "The data are a stream"),
+    ],
+)
+def test_what_makes_branches_another_training_than_the_run_is_told(
+    changed: dict[str, Any], said: str
+) -> None:
+    run = replace(branched(branch(512)), **changed)
+
+    assert said in " ".join(run.doubts)
+
+
+def test_branches_of_another_run_are_refused() -> None:
+    run, other = branched(branch(512)), history()
+
+    with pytest.raises(ValueError, match="`branches` must be of this run, got those of a batch si"):
+        Calibration.from_branched_run(other, replace(run, batch_size=64.0))
+    columns = {name: other[name] for name in other}
+    known = History.from_columns(columns, parameters=1000.0)
+    with pytest.raises(ValueError, match=r"got those of a number of trained parameters of 2,000 f"):
+        Calibration.from_branched_run(known, replace(run, parameters=2000.0))
 
 
 def test_branches_that_diverge_are_left_out_and_named() -> None:
-    lost = branch(512, order=1, losses=(3.0, math.nan), steps=(0.0, 5.0))
+    lost = branch(512, order=1, losses=(3.0, math.nan), steps=(0.0, 5.0), diverged=True)
     run = branched(branch(512), lost)
 
     assert run.critical_batch_size().value == pytest.approx(CRITICAL, rel=1e-3)
-    assert "512 (order 1) diverged" in run.doubts[0]
-    with pytest.raises(ValueError, match=r"got none that did .* 512 \(order 1\) diverged"):
+    assert "512 (order 2) diverged" in run.doubts[0]
+    with pytest.raises(ValueError, match=r"got none that did .* 512 \(order 2\) diverged"):
         branched(lost).critical_batch_size()
     short = branch(512, losses=(3.0, 2.6), steps=(0.0, 5.0))
-    with pytest.raises(ValueError, match=r"512 \(order 0\) was at 2.6 after 5 steps"):
+    with pytest.raises(ValueError, match=r"512 \(order 1\) was at 2.6 after 5 steps"):
         branched(short).critical_batch_size()
 
 
@@ -162,7 +206,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": "other"}', '{"format": "noisescale branches 1"}']
+    "text", ["", "[]", '{"format": "other"}', '{"format": "noisescale branches 2"}']
 )
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "branches.json").write_text(text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ MORE_STEPS = 1.05
 """From one evaluation of the loss to the next."""
 
 
+PATIENCE = 3
+"""Times in a row that a loss is as high as none that is learned, before a branch is given up."""
+
+
 @dataclass(frozen=True)
 class Ground:
     """What branches have in common."""
@@ -49,6 +54,14 @@ class Course:
     steps: tuple[float, ...]
     losses: tuple[float, ...]
     seconds: float
+    diverged: bool
+
+
+def seed_all(seed: int) -> None:
+    """Seed what data and modules draw from: torch, numpy and random."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
@@ -77,9 +90,11 @@ def branched_fit(
     goal: float,
     first_look: int,
     settle: Callable[[torch.optim.Optimizer], None],
-    clock: float,
+    learning_rate: Callable[[int], float],
 ) -> Course:
     """Train from a checkpoint until the loss has been below the goal for a while.
+
+    The module's own schedules of the learning rate are not followed, nor what it sets itself.
 
     Args:
         ground: What is trained, on what.
@@ -90,11 +105,11 @@ def branched_fit(
         seed: Of the order of the data, and of what is random in the module.
         goal: Loss on the held examples.
         first_look: The first step after which the loss is taken.
-        settle: Changes the optimizer's settings, each time that a schedule has set them.
-        clock: Steps of the run's own schedules for each of the branch.
+        settle: Changes the settings that the optimizer has in the checkpoint.
+        learning_rate: From the branch's steps so far to a factor on those settings' learning rate.
     """
-    look = _Look(ground, checkpoint, goal, first_look, settle, clock)
-    torch.manual_seed(seed)
+    look = _Look(ground, checkpoint, goal, first_look, steps, settle, learning_rate)
+    seed_all(seed)
     started = time.perf_counter()
     _fit(
         ground,
@@ -103,11 +118,12 @@ def branched_fit(
         accumulation=accumulation,
         steps=steps,
     )
-    return Course(tuple(look.steps), tuple(look.losses), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Course(tuple(look.steps), tuple(look.losses), seconds, look.diverged)
 
 
 class _Look(Callback):
-    """Loads the checkpoint, keeps the settings, and looks at the loss now and then."""
+    """Loads the checkpoint, sets the learning rate, and looks at the loss now and then."""
 
     def __init__(
         self,
@@ -115,15 +131,18 @@ class _Look(Callback):
         checkpoint: Checkpoint,
         goal: float,
         first_look: int,
+        most: int,
         settle: Callable[[torch.optim.Optimizer], None],
-        clock: float,
+        learning_rate: Callable[[int], float],
     ) -> None:
         self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
-        self._settle, self._clock = settle, clock
-        self._next, self._last = max(first_look, 1), math.inf
-        self._taken, self._time = 0, 0.0
+        self._settle, self._learning_rate = settle, learning_rate
+        self._next, self._last, self._most = max(first_look, 1), math.inf, most
+        self._high = 0
+        self._steps_before_epoch = 0
         self.steps: list[float] = []
         self.losses: list[float] = []
+        self.diverged = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         load_weights(pl_module, self._checkpoint)
@@ -134,21 +153,40 @@ class _Look(Callback):
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
             _load_state(optimizer, state, self._checkpoint)
-        # Ours to step from here on: by the run's clock, not by batches of another size.
-        self._schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        for schedule, state in zip(self._schedules, self._checkpoint.schedules, strict=False):
-            schedule.load_state_dict(state)
-        trainer.strategy.lr_scheduler_configs = []
-        for optimizer in trainer.optimizers:
             self._settle(optimizer)
+        trainer.strategy.lr_scheduler_configs = []  # they go by batches of another size
+        trainer.fit_loop.max_epochs = -1  # a stream that ends begins anew
+        self._set: list[list[float]] = [
+            [float(group["lr"]) for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
         self.steps.append(0.0)
         self.losses.append(_loss(trainer, pl_module, self._ground.held))
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        factor = self._learning_rate(trainer.global_step)
+        for optimizer, set_to in zip(trainer.optimizers, self._set, strict=True):
+            for group, lr in zip(optimizer.param_groups, set_to, strict=True):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr * factor)
+                else:
+                    group["lr"] = lr * factor
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == self._steps_before_epoch:
+            raise ValueError(
+                "`data` must have a batch of examples at least, got a stream that ended before"
+                " the first one. Give more."
+            )
+        self._steps_before_epoch = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         step = trainer.global_step
-        self._advance(trainer, step)
+        if step >= self._most:
+            trainer.should_stop = True
+            self._next = min(self._next, step)
         if step < self._next or step == self.steps[-1]:
             return
         self._next = max(step + 1, math.ceil(step * MORE_STEPS))
@@ -157,31 +195,17 @@ class _Look(Callback):
         self.losses.append(loss)
         if loss <= self._goal and math.isinf(self._last):
             self._last = BEYOND * step
-        if not loss < 2 * self.losses[0]:
+        drop = abs(self.losses[0] - self._goal)
+        high = not loss < self.losses[0] + max(abs(self.losses[0]), drop)
+        self._high = self._high + 1 if high else 0
+        self.diverged = not math.isfinite(loss) or self._high >= PATIENCE
+        if self.diverged:
             trainer.should_stop = True
         elif step >= self._last:
             # Below the goal on the average, too, not by a single low value.
             course = np.array(self.steps), np.array(self.losses)
             trainer.should_stop = Goal("loss", self._goal).reached_at(*course) is not None
             self._last = math.inf
-
-    def _advance(self, trainer: pl.Trainer, step: int) -> None:
-        """Step the run's schedules by as much as this step of the branch is worth."""
-        if step == self._taken:
-            return
-        self._taken = step
-        if not self._schedules:
-            return
-        before, self._time = self._time, self._time + self._clock
-        for schedule in self._schedules:
-            for group, lr in zip(
-                schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True
-            ):
-                group["lr"] = lr
-            for _ in range(math.floor(self._time) - math.floor(before)):
-                schedule.step()
-        for optimizer in trainer.optimizers:
-            self._settle(optimizer)
 
 
 def _load_state(
@@ -196,7 +220,7 @@ def _load_state(
             f" {', '.join(sorted(saved ^ settings))}, or without, unlike"
             f" {type(optimizer).__name__}. Name one of the same module."
         )
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
@@ -215,32 +239,47 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-@torch.no_grad()
 def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]) -> float:
     """The mean of the module's training loss over batches of examples, as in evaluation."""
     modes = [(part, part.training) for part in module.modules()]
     log, log_dict = module.log, module.log_dict
     module.log = module.log_dict = _nothing  # type: ignore[method-assign]
     module.eval()
-    total, count = 0.0, 0
+    losses: list[float] = []
     try:
         with torch.random.fork_rng(devices=[]), trainer.precision_plugin.val_step_context():
             for index, batch in enumerate(held):
                 batch = trainer.strategy.batch_to_device(batch)
                 arguments = (batch, index) if takes_batch_idx(module) else (batch,)
-                total += float(_loss_in(module.training_step(*arguments)))
-                count += 1
+                loss = _loss_in(_output(module, arguments))
+                losses += [] if loss is None else [float(loss.detach())]
     finally:
         module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]
         for part, training in modes:
             part.training = training
-    return float(trainer.strategy.broadcast(total / max(count, 1)))
+    if not losses:
+        raise ValueError(
+            "`training_step` must return a loss for branches, got none on any batch. Return it."
+        )
+    return float(trainer.strategy.broadcast(sum(losses) / len(losses)))
 
 
-def _loss_in(output: Any) -> Tensor:
-    """The loss of what `training_step` returned."""
-    loss = output["loss"] if isinstance(output, dict) else output
-    if not isinstance(loss, Tensor):
+def _output(module: pl.LightningModule, arguments: tuple[Any, ...]) -> Any:
+    """What `training_step` returns, without a graph unless it takes gradients itself."""
+    try:
+        with torch.no_grad():
+            return module.training_step(*arguments)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        return module.training_step(*arguments)
+
+
+def _loss_in(output: Any) -> Tensor | None:
+    """The loss of what `training_step` returned; None where it leaves the batch out."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not (loss is None or isinstance(loss, Tensor)):
         raise ValueError(
             f"`training_step` must return a loss for branches, got {type(output).__name__}."
             " Return the loss, or a dict with `loss` in it; manual optimization has no branches."
@@ -266,5 +305,5 @@ def _fit(
         **ground.trainer_options,
     }
     trainer = plain_trainer(module, options)
-    with batches_of(ground.data, device_batch_size, batches) as loaders:
+    with batches_of(ground.data, device_batch_size, batches, shuffled=True) as loaders:
         trainer.fit(trained, **loaders)

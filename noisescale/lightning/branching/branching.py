@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.optim import Optimizer
 
 from noisescale.bounded import Bounded
@@ -16,10 +18,15 @@ from noisescale.history.history import History
 from noisescale.history.optimizers import OptimizerKind, has_decayed
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
-from noisescale.lightning.branching.branched_fit import Ground, branched_fit, losses_at
+from noisescale.lightning.branching.branched_fit import (
+    Ground,
+    branched_fit,
+    losses_at,
+    seed_all,
+)
 from noisescale.lightning.branching.checkpoints import Checkpoint, steps_in
 from noisescale.lightning.profiling.timed_fit import quiet
-from noisescale.lightning.resized_loaders import held_examples
+from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
@@ -33,6 +40,12 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 1.5
 """A branch is given up after so many times the steps of the run."""
+
+MOST_CHECKPOINTS = 8
+"""Of the run between the checkpoint and the end, whose losses are taken."""
+
+SAME_SIZE = 1.1
+"""The largest batch size over the smallest, of a run along which it does not change."""
 
 POWERS = (1.0, 0.5, 0.25, 0.0)
 """Of a rule's factor on the learning rate, that are tried while a branch diverges."""
@@ -49,6 +62,8 @@ class Branching:
     course: tuple[Path, ...]
     """Other checkpoints of the run whose losses are taken; the last is the run's end."""
     end: int
+    learning_rates: tuple[Array, Array]
+    """Steps of the run, and its learning rate there over that of the checkpoint."""
     batch_size: float
     plans: tuple[Plan, ...]
     orders: int
@@ -60,6 +75,11 @@ class Branching:
     def steps(self) -> int:
         """Of the run, from the checkpoint to the end."""
         return self.end - self.checkpoint.step
+
+    def learning_rate_at(self, steps: float) -> float:
+        """Return the run's learning rate so many steps on, over that of the checkpoint."""
+        at = self.checkpoint.step + min(steps, self.steps)
+        return float(np.interp(at, *self.learning_rates))
 
     def factor(self, batch_size: float) -> float:
         """Return what the run's learning rate is multiplied by."""
@@ -113,7 +133,7 @@ def plan_branches(
     checkpoint: Path,
     *,
     until: Path | None = None,
-    batch_sizes: Sequence[str | float] = ("4x", "16x"),
+    batch_sizes: Sequence[str | float] = ("1x", "4x", "16x"),
     orders: int = 3,
     rule: str = "auto",
     devices: int = 1,
@@ -126,7 +146,8 @@ def plan_branches(
         checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state, or a folder of
             such files, of which the one nearest to the middle of the run is taken.
         until: A later one, whose loss branches are to reach. Default: the latest beside the first.
-        batch_sizes: Of the branches: "4x" is four times the run's, a number counts examples.
+        batch_sizes: Of the branches: "4x" is four times the run's, a number counts examples. One at
+            the run's own tells whether branches do what the run did.
         orders: Branches of each batch size, each with its own order of the data.
         rule: Of the learning rate, see `factors_for`. "auto" is the square root for Adam and its
             kin. For SGD it is linear with the gain of a step, (1 + b/B0)/(1 + b/B), which is B/B0
@@ -143,8 +164,14 @@ def plan_branches(
     last = float(history["step"][-1])
     if rule not in RULES:
         raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Take auto.")
-    if orders < 1:
-        raise ValueError(f"`orders` must be at least 1, got {orders}. Give 3.")
+    for name, given, usual in (("orders", orders, "3"), ("devices", devices, "1")):
+        if given < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {given}. Give {usual}.")
+    if max_device_batch_size is not None and max_device_batch_size < 1:
+        raise ValueError(
+            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}."
+            " Leave it out: it is then the run's own."
+        )
     if checkpoint.is_dir():
         checkpoint = _middle(checkpoint, last)
     first = Checkpoint.read(checkpoint, to_train=True)
@@ -157,17 +184,28 @@ def plan_branches(
                 f" (step {first.step}) up to step {last:,.0f}. Name one."
             )
         until = max(within, key=lambda path: ends[path])
-    end = Checkpoint.read(until, name="until").step
+    last_one = Checkpoint.read(until, name="until")
+    end = last_one.step
     if not first.step < end <= last:
         raise ValueError(
             f"`until` must be later than `checkpoint`, within the run of {last:,.0f} steps, got"
             f" step {end} after step {first.step}. Name another."
         )
-    middle = (first.step + end) / 2
-    between = [path for path, step in ends.items() if first.step < step < end]
-    near = min(between, key=lambda path: abs(ends[path] - middle), default=None)
+    between = sorted(
+        (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
+    )
+    if len(between) > MOST_CHECKPOINTS:
+        chosen = np.linspace(0, len(between) - 1, MOST_CHECKPOINTS).round().astype(int)
+        between = [between[k] for k in chosen]
     span = Segments.of(history.between(first.step, end))
+    if span.batch_size.max() > SAME_SIZE * span.batch_size.min():
+        raise ValueError(
+            "`run` must have one batch size from `checkpoint` to `until`, got"
+            f" {span.batch_size.min():,.4g} to {span.batch_size.max():,.4g}. Name checkpoints"
+            " between which it did not change."
+        )
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
+    learning_rates = _learning_rates(history, first, last_one)
     kind = history.optimizer
     most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
     wanted = [_batch_size(given, size) for given in batch_sizes]
@@ -177,13 +215,15 @@ def plan_branches(
             f"`batch_sizes` must have another than the run's own, {size:.4g}, got"
             f" {', '.join(map(str, batch_sizes))}. Give 4x,16x."
         )
-    course = (near, until) if near is not None else (until,)
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
     if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
         rule = "adascale" if math.isfinite(by_noise_scale.value) else "linear"
     elif rule == "auto":
         rule = "sqrt"
-    return Branching(history, first, course, end, size, plans, orders, rule, by_noise_scale)
+    course = (*between, until)
+    return Branching(
+        history, first, course, end, learning_rates, size, plans, orders, rule, by_noise_scale
+    )
 
 
 def train_branches(
@@ -220,8 +260,16 @@ def train_branches(
             "`module` must be trained by automatic optimization for branches, got one with manual"
             " optimization. Compare whole runs: `noisescale predict --second-run`."
         )
+    if loss_examples < 1:
+        raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
+    if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
+        raise ValueError(
+            "`strategy` must start the command once more for each device, got"
+            f" {trainer_options['strategy']!r}, which starts functions of it. Give ddp."
+        )
     largest = max(int(plan.device_batch_size) for plan in branching.plans)
     with quiet(), isolate_rng():
+        seed_all(0)  # the same examples whenever the command is called
         held = held_examples(data, loss_examples, largest)
         ground = Ground(module, data, held, trainer_options)
         branched = _known_or_new(branching, ground, output, loss_examples)
@@ -234,37 +282,27 @@ def train_branches(
                 on_start(plan, order)
                 branch = _branch(branching, ground, plan, order, branched.goal)
                 branched = replace(branched, branches=(*branched.branches, branch))
-                branched.to_file(output)
+                _keep(branched, output)
                 on_branch(branch)
     return branched
 
 
-class _Settings:
-    """Changes an optimizer's settings, which may have been set anew by a schedule.
-
-    β2 keeps its half-life in examples (Marek et al. 2025): β2^(B/B0).
-    """
-
-    def __init__(self, factor: float, ratio: float) -> None:
-        self._factor, self._ratio = factor, ratio
-        self._betas: dict[int, tuple[float, float]] = {}
-
-    def __call__(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * self._factor
-            if "betas" in group and len(group["betas"]) == 2:
-                beta1, beta2 = self._betas.setdefault(id(group), tuple(group["betas"]))
-                group["betas"] = (beta1, beta2**self._ratio)
+def _keep(branched: BranchedRun, output: Path) -> None:
+    """Write the file, on one rank alone."""
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        branched.to_file(output)
 
 
 def _branch(branching: Branching, ground: Ground, plan: Plan, order: int, goal: float) -> Branch:
     """Train one branch; where it diverges, again with a learning rate that was raised less."""
-    factor = branching.factor(plan.batch_size)
-    for power in POWERS:
-        branch = _trained(branching, ground, plan, order, goal, factor**power)
+    factors = [branching.factor(plan.batch_size) ** power for power in POWERS]
+    diverged: list[float] = []
+    for factor in dict.fromkeys(factors):
+        branch = _trained(branching, ground, plan, order, goal, factor)
         if not branch.diverged:
             break
-    return branch
+        diverged.append(factor)
+    return replace(branch, diverged_at=tuple(diverged))
 
 
 def _trained(
@@ -272,6 +310,16 @@ def _trained(
 ) -> Branch:
     size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
     expected = branching.steps_at(size)
+    clock = branching.steps / expected.value
+
+    def settle(optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+            if "betas" in group and len(group["betas"]) == 2:
+                beta1, beta2 = group["betas"]
+                # The same half-life in examples (Marek et al. 2025).
+                group["betas"] = (beta1, beta2**ratio)
+
     course = branched_fit(
         ground,
         branching.checkpoint,
@@ -281,10 +329,11 @@ def _trained(
         seed=1 + order,
         goal=goal,
         first_look=math.floor(min(expected.low, branching.steps / ratio) / 3),
-        settle=_Settings(factor, ratio),
-        clock=branching.steps / expected.value,
+        settle=settle,
+        learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
     )
-    return Branch(size, order, factor, course.steps, course.losses, round(course.seconds, 2))
+    seconds = round(course.seconds, 2)
+    return Branch(size, order, factor, course.steps, course.losses, seconds, course.diverged)
 
 
 def _known_or_new(
@@ -294,7 +343,7 @@ def _known_or_new(
     if output.exists():
         known = BranchedRun.from_file(output)
         now = (branching.checkpoint.step, branching.end, branching.rule, loss_examples)
-        then = (int(known.start), int(known.end), known.rule, known.loss_examples)
+        then = (int(known.start), int(known.until), known.rule, known.loss_examples)
         if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
             raise ValueError(
                 f"`output` must be of the same branches, got {printable(output)}, of steps"
@@ -305,15 +354,47 @@ def _known_or_new(
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
     losses = losses_at(ground, checkpoints)
     course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
-    if not course[-1][1] < course[0][1]:
+    parameters = branching.history.parameters
+    branched = BranchedRun(
+        branching.batch_size,
+        course,
+        loss_examples,
+        branching.rule,
+        parameters=None if math.isnan(parameters) else parameters,
+        learning_rate_change=branching.learning_rate_at(branching.steps),
+        of_a_stream=is_stream(ground.held),
+    )
+    if not branched.falls:
         raise ValueError(
             f"`until` must be of a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
             f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, over"
             f" {loss_examples} examples. Branch over more of the run."
         )
-    branched = BranchedRun(branching.batch_size, course, loss_examples, branching.rule)
-    branched.to_file(output)
+    _keep(branched, output)
     return branched
+
+
+def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tuple[Array, Array]:
+    """The course of the learning rate from one checkpoint to the other, from 1 on."""
+    start, end = first.learning_rate, last.learning_rate
+    if not start > 0:
+        raise ValueError(
+            f"`checkpoint` must be at a positive learning rate, got {start:g} in"
+            f" {printable(first.path)}. Name a later one."
+        )
+    within = (history["step"] > first.step) & (history["step"] < last.step)
+    recorded = history["learning_rate"]
+    within &= np.isfinite(recorded)
+    if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
+        raise ValueError(
+            f"`run` must have recorded its learning rate, which went from {start:g} to {end:g},"
+            " got none: its logs are older. Train it again."
+        )
+    steps = [float(first.step), *history["step"][within], float(last.step)]
+    rates = [start, *recorded[within], end]
+    if math.isnan(end):
+        steps, rates = steps[:-1], rates[:-1]
+    return np.array(steps), np.array(rates) / start
 
 
 def _batch_size(given: str | float, own: float) -> float:

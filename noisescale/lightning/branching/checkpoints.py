@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ class Checkpoint:
     step: int
     """Optimizer steps that had been taken."""
     weights: dict[str, Any]
+    """That are trained, not their averages where WeightAveraging has put those beside them."""
     optimizers: list[dict[str, Any]]
-    schedules: list[dict[str, Any]]
 
     @classmethod
     def read(cls, path: Path, *, to_train: bool = False, name: str = "checkpoint") -> Checkpoint:
@@ -48,9 +49,8 @@ class Checkpoint:
             found = cls(
                 path,
                 int(read["global_step"]),
-                read["state_dict"],
+                read.get("current_model_state", read["state_dict"]),
                 list(read.get("optimizer_states", ())),
-                list(read.get("lr_schedulers", ())),
             )
         except OSError:
             raise
@@ -67,6 +67,12 @@ class Checkpoint:
                 " `ModelCheckpoint(save_weights_only=False)`, after the first step."
             )
         return found
+
+    @property
+    def learning_rate(self) -> float:
+        """The largest of the parameter groups; NaN without an optimizer's state."""
+        groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
+        return max((float(group["lr"]) for group in groups), default=math.nan)
 
     @property
     def goes_on(self) -> bool:

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
+import numpy as np
 import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from noisescale import History, NoiseScaleMonitor
 from noisescale.lightning.branching.branching import plan_branches, train_branches
@@ -127,6 +135,205 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
     assert betas == (0.9, pytest.approx(0.999**4))
     assert all(betas == again for _, again in larger)
     assert 2 * 0.5 * 0.02 <= larger[-1][0] < lr  # and it goes on with the run's schedule
+
+
+def test_each_branch_begins_with_the_checkpoints_state(
+    run: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading a state does not copy its tensors: one branch would train those of the next."""
+    began: list[float] = []
+
+    class Counted(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            if not began or self is not counted[-1]:
+                counted.append(self)
+                began.append(float(next(iter(self.state.values()))["step"]))
+            return super().step(closure)
+
+    counted: list[Any] = []
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=3)
+    train_branches(
+        branching, Regression(Counted), examples(), tmp_path / "b.json", accelerator="cpu"
+    )
+
+    assert began[-3:] == [40, 40, 40]  # what came before took losses
+
+
+def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """A schedule by epochs, and a warm-up by `global_step` as in Lightning's documentation."""
+
+    class Warm(Regression):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-6 * (self.trainer.global_step + 1)
+            used.append(-1.0)
+            optimizer.step(closure=closure)
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            if used and used[-1] == -1.0:  # after a step
+                used[-1] = optimizer.param_groups[0]["lr"]
+
+    class Seen(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            stepped.append(self.param_groups[0]["lr"])
+            return result
+
+    used: list[float] = []
+    stepped: list[float] = []
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    assert branching.learning_rate_at(0) == 1
+    assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
+    train_branches(branching, Warm(Seen), examples(), tmp_path / "b.json", accelerator="cpu")
+
+    falling = [lr for lr in stepped if lr > 0.01]
+    assert falling[0] == pytest.approx(2 * 0.75 * 0.02, rel=1e-3)
+    assert all(a >= b for a, b in itertools.pairwise(falling))
+    assert min(falling) >= 2 * 0.5 * 0.02 * 0.98
+
+
+def test_a_clipped_run_has_clipped_branches(run: tuple[History, Path], tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    class Clipped(Regression):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            grads = [p.grad for p in self.parameters() if p.grad is not None]
+            norms.extend([float(torch.nn.utils.get_total_norm(grads))] if grads else [])
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    train_branches(
+        branching,
+        Clipped(),
+        examples(),
+        tmp_path / "b.json",
+        accelerator="cpu",
+        gradient_clip_val=0.25,
+    )
+
+    assert max(norms) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_of_averaged_weights_those_that_are_trained_go_on(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """As Lightning's WeightAveraging writes them."""
+    _, folder = run
+    saved = torch.load(folder / "epoch=0-step=40.ckpt", weights_only=False)
+    averaged = {name: torch.zeros_like(value) for name, value in saved["state_dict"].items()}
+    torch.save(
+        {**saved, "state_dict": averaged, "current_model_state": saved["state_dict"]},
+        tmp_path / "averaged.ckpt",
+    )
+
+    read = Checkpoint.read(tmp_path / "averaged.ckpt")
+
+    assert torch.equal(read.weights["net.weight"], saved["state_dict"]["net.weight"])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(examples())
+
+
+def weighted() -> DataLoader[Any]:
+    """The first half of the examples alone."""
+    weights = [1.0] * 1000 + [0.0] * 1000
+    sampler = WeightedRandomSampler(weights, 2000)
+    return DataLoader(examples(), batch_size=8, sampler=sampler)
+
+
+def in_buckets() -> DataLoader[Any]:
+    """Batches of the first 1,000 examples, by a sampler of one's own."""
+
+    class Buckets(Sampler[list[int]]):
+        def __iter__(self) -> Any:
+            for start in torch.randperm(125).tolist():
+                yield list(range(8 * start, 8 * start + 8))
+
+    return DataLoader(examples(), batch_sampler=Buckets())
+
+
+@pytest.mark.parametrize("data", [Stream, weighted, in_buckets])
+def test_examples_come_as_the_data_have_them(
+    run: tuple[History, Path], tmp_path: Path, data: Callable[[], Any]
+) -> None:
+    seen_examples: list[tuple[int, Tensor]] = []
+
+    class Seeing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            seen_examples.append((id(self), batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=2)
+    branched = train_branches(
+        branching, Seeing(), data(), tmp_path / "b.json", loss_examples=100, accelerator="cpu"
+    )
+
+    assert branched.branches[0].losses != branched.branches[1].losses  # in another order
+    assert branched.branches[0].steps_to(branched.goal) is not None
+    assert branched.of_a_stream == (data is Stream)
+    if data is not Stream:
+        rows = examples().tensors[0]
+        for _, x in seen_examples:
+            where = (x[:, None] == rows).all(-1).float().argmax(1)
+            assert (where < 1000).all()
+
+
+def test_a_stream_that_ends_begins_anew(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Short(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return itertools.islice(iter(examples()), 80)
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, max_device_batch_size=32)
+    branched = train_branches(
+        branching, Regression(), Short(), tmp_path / "b.json", loss_examples=80, accelerator="cpu"
+    )
+
+    assert branched.branches[0].steps[-1] > 5  # 80 examples are two and a half batches
+
+
+def test_a_loss_below_zero_is_none_that_diverged(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Lower(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) - 50
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Lower(), examples(), tmp_path / "b.json", accelerator="cpu"
+    )
+
+    assert not branched.branches[0].diverged
+    assert branched.critical_batch_size().high > 0
+
+
+def test_losses_of_a_gradient_penalty_are_taken(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Penalty(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+            x, y = batch
+            if batch_idx % 5 == 4:
+                return None
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+            return (self.net(x) - y).square().mean() + 0.01 * slope.square().sum(1).mean()
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Penalty(), examples(), tmp_path / "b.json", loss_examples=64, accelerator="cpu"
+    )
+
+    assert branched.falls
+
+
+def test_a_run_whose_batch_size_changed_is_refused(run: tuple[History, Path]) -> None:
+    history, folder = run
+    columns = {name: history[name].copy() for name in history}
+    columns["batch_size"][columns["step"] > 60] *= 4
+    columns["examples"] = np.cumsum(np.diff(columns["step"], prepend=0) * columns["batch_size"])
+
+    with pytest.raises(ValueError, match="`run` must have one batch size from `checkpoint` to"):
+        plan_branches(History.from_columns(columns), folder)
 
 
 def test_what_is_in_the_file_is_not_trained_again(
