@@ -18,6 +18,9 @@ from noisescale.step_time import StepTimeModel, StepTiming
 FAR = 8.0
 """A batch size more than so many times the run's largest, or below its smallest, is far away."""
 
+ONE_SIZE = 1.25
+"""The largest device batch over the smallest, of steps whose times are taken together."""
+
 LEAST_SHARE = 0.05
 """A configuration is one that a run was timed at if so much of its steps were taken with it."""
 
@@ -214,9 +217,9 @@ def timings_of(
     device_batch = np.diff(history["examples"], prepend=0) / steps / (devices * accumulation)
     seconds = history["seconds_per_step"]
     timed = (seconds > 0) & np.isfinite(seconds) & (device_batch > 0) & np.isfinite(device_batch)
-    # Batches of nearly one size, counted in tokens say, are one configuration: eighths of octaves.
-    octaves = np.round(8 * np.log2(device_batch[timed]))
-    plans = np.stack([octaves, accumulation[timed], devices[timed]], axis=1)
+    plans = np.stack([device_batch, accumulation, devices], axis=1)[timed]
+    for those in ((plans[:, 1:] == plan).all(axis=1) for plan in np.unique(plans[:, 1:], axis=0)):
+        plans[those, 0] = _of_one_size(plans[those, 0])
     timings = []
     found, which = np.unique(plans, axis=0, return_inverse=True)
     for k, plan in enumerate(found.tolist()):
@@ -227,6 +230,21 @@ def timings_of(
             nodes = nodes_of(count, devices_per_node)
             timings.append(StepTiming(size, round(plan[1]), count, nodes, median))
     return timings
+
+
+def _of_one_size(sizes: Array) -> Array:
+    """The smallest of each group of sizes that are nearly one.
+
+    A batch counted in tokens changes from step to step, and the mean of some steps by the short
+    last one of an epoch: what times differ by there is noise.
+    """
+    found, which = np.unique(sizes, return_inverse=True)
+    least = [0.0]
+    for size in found.tolist():
+        if size > ONE_SIZE * least[-1]:
+            least.append(size)
+    starts = np.array(least[1:])
+    return starts[np.searchsorted(starts, found, side="right") - 1][which]
 
 
 def largest_device_batch(history: Mapping[str, Array], run: Segments) -> float:

@@ -69,3 +69,21 @@ def test_a_run_that_went_on_with_more_devices_has_those_of_its_end() -> None:
 def test_devices_beyond_one_node_are_spread_over_whole_nodes() -> None:
     assert [nodes_of(devices, 8) for devices in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
     assert nodes_of(10**6, math.inf) == 1
+
+
+def test_times_of_nearly_one_device_batch_are_one_timing() -> None:
+    """The mean of ten steps with an epoch's short last one is 30.3: its time differs by noise."""
+    sizes = np.array([32.0, 32.0, 30.3, 32.0, 30.3, 16.0, 16.0])
+    step = np.arange(10.0, 71.0, 10.0)
+    history = {
+        "step": step,
+        "examples": np.cumsum(20 * sizes),
+        "devices": np.full(7, 2.0),
+        "accumulation": np.ones(7),
+        "seconds_per_step": np.array([0.1, 0.1, 0.2, 0.1, 0.2, 0.06, 0.06]),
+    }
+
+    small, large = timings_of(history)
+
+    assert (small.device_batch_size, small.seconds) == (16, 0.06)
+    assert (large.device_batch_size, large.seconds) == (32, 0.1)

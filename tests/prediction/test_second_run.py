@@ -97,7 +97,7 @@ def test_steps_that_do_not_fall_bound_it_from_above() -> None:
         (run(512), {"goal": "loss=2"}, "`goal` must come with folders of runs"),
         (run(512), {"goal": "loss"}, "`goal` must be a metric's name"),
         (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
-        (run(512), {"steps_scatter": -1}, "`scatter` must be positive"),
+        (run(512), {"steps_scatter": -1}, "`steps_scatter` must be positive"),
         (None, {"goal": "loss=2"}, "`goal` must come with `second_run`"),
     ],
 )
