@@ -28,6 +28,12 @@ FORMAT = "noisescale branches 2"
 UNLIKE = 1.5
 """Branches at the run's own batch size are no copies of it from so many times its steps on."""
 
+LEAST_ALIKE = 2
+"""Branches at the run's own batch size, from which on it is they that count."""
+
+LEAST_STEPS = 0.5
+"""A branch that was at the loss from the start on took so many."""
+
 SAME_SIZE = 0.02
 """Of the run's batch size: its mean may be a little smaller, by the last batch of each epoch."""
 
@@ -53,6 +59,8 @@ class Branch:
     """Whether its loss came to be none, or far more than at the start, and was given up."""
     diverged_at: tuple[float, ...] = ()
     """Larger factors on the learning rate, tried before, at which it diverged."""
+    slower_at: tuple[float, ...] = ()
+    """Other factors that were tried in this order, and took it longer."""
 
     def steps_to(self, loss: float) -> float | None:
         """Return its steps to a loss; None if it did not get there."""
@@ -150,8 +158,10 @@ class BranchedRun:
     ) -> Bounded:
         """Return B_crit from the checkpoint on, with its profile interval.
 
-        Batch sizes are points: the mean over orders. Each has the scatter of its orders, and some
-        10 % that they share, since its learning rate is by rule and not tuned.
+        Batch sizes are points: the median over orders. Each has the scatter of its orders, and
+        `STEPS_SCATTER` that they share, since its learning rate is hardly tuned. The run itself
+        counts where there are hardly any branches at its own batch size. It need not be one of
+        them: a run that ends as it reaches its result ends where its loss is low by luck.
 
         Args:
             until: Step and loss of the run up to which; default: its end.
@@ -168,24 +178,35 @@ class BranchedRun:
                 f" another batch size than {self.batch_size:g}: {self.fates}."
                 " Branch at smaller batch sizes, or with another `learning_rate` rule."
             )
-        reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
+        if len(reached.get(self.batch_size, ())) < LEAST_ALIKE:
+            reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
         spreads = [np.var(logs, ddof=1) for logs in reached.values() if len(logs) > 1]
         many = float(np.mean([len(logs) for logs in reached.values()]))
         of_orders = float(np.mean(spreads)) if spreads else 0.0
         scatter = math.sqrt(STEPS_SCATTER**2 + of_orders / many)
-        steps_of_each = [math.exp(float(np.mean(logs))) for logs in reached.values()]
+        steps_of_each = [math.exp(float(np.median(logs))) for logs in reached.values()]
         return profiled_critical_batch_size(
             list(reached), steps_of_each, scatter, confidence=confidence
         )
 
     def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:
-        """From batch size to the logarithms of the steps of the branches that reached a loss."""
-        reached: dict[float, list[float]] = {}
+        """From batch size to the logarithms of the steps that its branches took to a loss.
+
+        Of batch sizes at which half of the branches did; the others count as the slowest.
+        """
+        found: dict[float, list[float]] = {}
         for branch in self.branches:
-            if steps := branch.steps_to(loss):
-                same = math.isclose(branch.batch_size, self.batch_size, rel_tol=SAME_SIZE)
-                size = self.batch_size if same else branch.batch_size
-                reached.setdefault(size, []).append(math.log(steps))
+            same = math.isclose(branch.batch_size, self.batch_size, rel_tol=SAME_SIZE)
+            size = self.batch_size if same else branch.batch_size
+            steps = branch.steps_to(loss)
+            log = math.inf if steps is None else math.log(max(steps, LEAST_STEPS))
+            found.setdefault(size, []).append(log)
+        reached = {}
+        for size, logs in found.items():
+            middle = sorted(logs)[(len(logs) - 1) // 2]
+            if math.isfinite(middle):  # those that did not: as far above it as the fastest is below
+                slowest = 2 * middle - min(logs)
+                reached[size] = [slowest if math.isinf(log) else log for log in logs]
         return reached
 
     @property
@@ -262,7 +283,7 @@ class BranchedRun:
     def _doubts_on_the_run(self) -> Iterator[str]:
         """Whether branches do what the run did."""
         own = self.end - self.start
-        means = {b: math.exp(np.mean(logs)) for b, logs in self._logs_of_steps(self.goal).items()}
+        means = {b: math.exp(np.median(x)) for b, x in self._logs_of_steps(self.goal).items()}
         if (again := means.pop(self.batch_size, None)) is not None:
             if not 1 / UNLIKE < again / own < UNLIKE:
                 yield (

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 MOST_STEPS = 1.5
-"""A branch is given up after so many times the steps of the run."""
+"""A branch at a larger batch size is given up after so many times the steps of the run."""
+
+MOST_STEPS_ALIKE = 3.0
+"""So is one at the run's own, which has the whole scatter of small batches."""
 
 MOST_CHECKPOINTS = 8
 """Of the run between the checkpoint and the end, whose losses are taken."""
@@ -48,7 +51,7 @@ SAME_SIZE = 1.1
 """The largest batch size over the smallest, of a run along which it does not change."""
 
 POWERS = (1.0, 0.5, 0.25, 0.0)
-"""Of a rule's factor on the learning rate, that are tried while a branch diverges."""
+"""Of a rule's factor on the learning rate: tried while branches diverge, or get there sooner."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
 
@@ -119,11 +122,11 @@ class Branching:
         devices = self.history["devices"]
         used = float(devices[-1]) if math.isfinite(devices[-1]) else 1.0
         step = float((seconds * steps)[timed].sum() / steps[timed].sum()) * used / 3600
-        parts = [
-            self.steps_at(plan.batch_size)
-            * (self.orders * step * plan.batch_size / self.batch_size)
-            for plan in self.plans
-        ]
+        parts = []
+        for plan in self.plans:
+            searched = 0 if self.factor(plan.batch_size) == 1 else 1
+            examples = (self.orders + searched) * plan.batch_size / self.batch_size
+            parts.append(self.steps_at(plan.batch_size) * (step * examples))
         sums = (sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))
         return Bounded(*sums)
 
@@ -280,7 +283,8 @@ def train_branches(
                 if (float(plan.batch_size), order) in done:
                     continue
                 on_start(plan, order)
-                branch = _branch(branching, ground, plan, order, branched.goal)
+                known = [b for b in branched.branches if b.batch_size == float(plan.batch_size)]
+                branch = _branch(branching, ground, plan, order, branched.goal, known)
                 branched = replace(branched, branches=(*branched.branches, branch))
                 _keep(branched, output)
                 on_branch(branch)
@@ -293,16 +297,47 @@ def _keep(branched: BranchedRun, output: Path) -> None:
         branched.to_file(output)
 
 
-def _branch(branching: Branching, ground: Ground, plan: Plan, order: int, goal: float) -> Branch:
-    """Train one branch; where it diverges, again with a learning rate that was raised less."""
-    factors = [branching.factor(plan.batch_size) ** power for power in POWERS]
-    diverged: list[float] = []
-    for factor in dict.fromkeys(factors):
+def _branch(
+    branching: Branching,
+    ground: Ground,
+    plan: Plan,
+    order: int,
+    goal: float,
+    known: Sequence[Branch],
+) -> Branch:
+    """Train one branch, and the first one of a batch size at smaller learning rates, too.
+
+    The law is of batch sizes at their own best learning rates, and a rule is no more than a start:
+    of the powers of its factor the first branch goes down as long as it gets there sooner. Later
+    orders have what was found, and go on from there if they diverge.
+    """
+    factors = list(dict.fromkeys(branching.factor(plan.batch_size) ** p for p in POWERS))
+    if known:
+        factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
+    best, diverged, slower = None, [], []
+    for factor in factors:
         branch = _trained(branching, ground, plan, order, goal, factor)
-        if not branch.diverged:
+        if branch.diverged and best is None:
+            diverged.append(factor)
+            last = branch
+            continue
+        if best is not None and not _sooner(branch, best, goal):
+            slower.append(factor)
             break
-        diverged.append(factor)
-    return replace(branch, diverged_at=tuple(diverged))
+        if best is not None:
+            slower.append(best.learning_rate_factor)
+        best = branch
+        if known:
+            break
+    return replace(best or last, diverged_at=tuple(diverged), slower_at=tuple(slower))
+
+
+def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
+    """Whether a branch reached the goal in fewer steps, or came nearer to it."""
+    steps, others = branch.steps_to(goal), other.steps_to(goal)
+    if steps is None:
+        return others is None and not branch.diverged and branch.losses[-1] < other.losses[-1]
+    return others is None or steps < others
 
 
 def _trained(
@@ -311,6 +346,7 @@ def _trained(
     size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
     expected = branching.steps_at(size)
     clock = branching.steps / expected.value
+    most = MOST_STEPS if ratio > 1.5 else MOST_STEPS_ALIKE
 
     def settle(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -325,7 +361,7 @@ def _trained(
         branching.checkpoint,
         device_batch_size=int(plan.device_batch_size),
         accumulation=plan.accumulation,
-        steps=math.ceil(MOST_STEPS * branching.steps * max(1.0, 1 / ratio)),
+        steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
         seed=1 + order,
         goal=goal,
         first_look=math.floor(min(expected.low, branching.steps / ratio) / 3),

@@ -168,12 +168,7 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = 1e-6 * (self.trainer.global_step + 1)
-            used.append(-1.0)
             optimizer.step(closure=closure)
-
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            if used and used[-1] == -1.0:  # after a step
-                used[-1] = optimizer.param_groups[0]["lr"]
 
     class Seen(torch.optim.AdamW):
         def step(self, closure: Any = None) -> Any:
@@ -181,17 +176,36 @@ def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
             stepped.append(self.param_groups[0]["lr"])
             return result
 
-    used: list[float] = []
     stepped: list[float] = []
-    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, rule="none")
     assert branching.learning_rate_at(0) == 1
     assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
     train_branches(branching, Warm(Seen), examples(), tmp_path / "b.json", accelerator="cpu")
 
-    falling = [lr for lr in stepped if lr > 0.01]
-    assert falling[0] == pytest.approx(2 * 0.75 * 0.02, rel=1e-3)
+    falling = [lr for lr in stepped if lr > 0.001]  # before, one step took losses
+    assert falling[0] == pytest.approx(0.75 * 0.02, rel=1e-3)
     assert all(a >= b for a, b in itertools.pairwise(falling))
-    assert min(falling) >= 2 * 0.5 * 0.02 * 0.98
+    assert min(falling) >= 0.5 * 0.02 * 0.98
+
+
+def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """At 64 times the learning rate the weights jump about and come down slowly."""
+    branching = plan_branches(
+        *run, batch_sizes=["64x"], rule="linear", orders=2, max_device_batch_size=512
+    )
+
+    first, second = train_branches(
+        branching, Regression(), examples(), tmp_path / "b.json", accelerator="cpu"
+    ).branches
+
+    tried = {*first.diverged_at, *first.slower_at, first.learning_rate_factor}
+    assert len(tried) > 1
+    assert tried <= {64.0, 8.0, 64.0**0.25, 1.0}
+    assert first.learning_rate_factor < 64
+    assert second.learning_rate_factor <= first.learning_rate_factor
+    assert second.slower_at == ()
 
 
 def test_a_clipped_run_has_clipped_branches(run: tuple[History, Path], tmp_path: Path) -> None:
