@@ -44,6 +44,10 @@ class Opinion(NamedTuple):
         return self.found.low <= self.swept <= self.found.high
 
 
+NEARLY = 0.999
+"""Times that differ by less are one."""
+
+
 def kind_of(workload: Workload) -> OptimizerKind:
     return OptimizerKind.of(workload.optimizer_of(workload.model(), 0.1, workload.batch_sizes[0]))
 
@@ -126,10 +130,11 @@ def tell(console: Console, opinions: Iterable[Opinion]) -> None:
 
 
 def dominated(p: Prediction) -> bool:
-    """Whether a row takes fewer steps, and fewer examples, than a recommended one."""
+    """Whether a row takes fewer hours, and fewer device-hours, than a recommended one."""
     best = [row for row in (p.recommended, p.on_more_devices) if row is not None]
     return any(
-        row.steps.value < one.steps.value and row.examples.value < one.examples.value
+        row.hours.value < NEARLY * one.hours.value
+        and row.device_hours.value < NEARLY * one.device_hours.value
         for one in best
         for row in p.rows
     )

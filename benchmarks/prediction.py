@@ -221,7 +221,8 @@ def history_of(row: Row) -> History:
         for name, values in row["history"].items()
     }
     columns["high"] = np.where(np.isnan(columns["high"]), math.inf, columns["high"])
-    columns["seconds_per_step"] = np.full_like(columns["step"], math.nan)
+    # Not timed: a second a step, and for other device batches what is assumed.
+    columns["seconds_per_step"] = np.ones_like(columns["step"])
     workload = WORKLOADS[row["workload"]]
     if workload.decays and row["steps"]:
         columns["learning_rate"] = row["lr"] * (1 - columns["step"] / row["steps"])

@@ -19,6 +19,7 @@ from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import (
     FAR,
     Hardware,
+    candidate_rows,
     devices_of,
     largest_device_batch,
     recommended_row,
@@ -205,7 +206,9 @@ def predict(
         step_time = _step_time_of(tuple(timings))
     arguments.check_money(price_per_device_hour, hour_worth, timed=step_time is not None)
     own = arguments.own_batch_size(history, run)
-    sizes = arguments.batch_sizes_from(batch_sizes, run, law, own)
+    trained_at = [*run.batch_size, *(second.batch_sizes if second else ())]
+    far = min(trained_at) / FAR, max(trained_at) * FAR
+    sizes = arguments.batch_sizes_from(batch_sizes, run, law, own, far)
     counts = arguments.devices_from(devices, own_devices)
     most = step_time.max_device_batch_size if step_time else largest_device_batch(history, run)
     hardware = Hardware(
@@ -217,8 +220,6 @@ def predict(
         price_per_device_hour=price_per_device_hour,
         hour_worth=hour_worth,
     )
-    trained_at = [*run.batch_size, *(second.batch_sizes if second else ())]
-    far = min(trained_at) / FAR, max(trained_at) * FAR
     rows = tuple(
         hardware.row(law, size, count, far=not far[0] <= size <= far[1])
         for count in counts
@@ -230,11 +231,14 @@ def predict(
             f"`batch_sizes` must reach the number of devices, got at most {max(sizes):g} for"
             f" {min(counts)} devices. Each device needs an example."
         )
-    recommended = recommended_row(rows, law, own_devices)
+    candidates = candidate_rows(rows, law, own)
+    recommended = recommended_row(candidates, law, own_devices)
     return Prediction(
         rows=rows,
         recommended=recommended,
-        on_more_devices=row_on_more_devices(rows, law, own_devices, hardware.max_device_batch_size),
+        on_more_devices=row_on_more_devices(
+            candidates, law, own_devices, hardware.max_device_batch_size
+        ),
         own_batch_size=own if own in sizes else None,
         own_devices=own_devices,
         law=law,

@@ -58,7 +58,8 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
         if (values[0] < goal.value) == (values[-1] < values[0]):
             raise ValueError(
                 f"`{name}` must reach {goal} along the run, got {values[0]:.4g} at its first value,"
-                f" at step {steps[0]:,.0f}: it was past the goal by then. Give a later one."
+                f" at step {steps[0]:,.0f}: it was past the goal by then. Give one that is reached"
+                " later."
             )
         best = values.min() if values[0] >= goal.value else values.max()
         raise ValueError(
@@ -112,9 +113,16 @@ def own_batch_size(history: Mapping[str, Array], run: Segments) -> float | None:
 
 
 def batch_sizes_from(
-    given: Iterable[float] | None, run: Segments, law: RunLaw, own: float | None
+    given: Iterable[float] | None,
+    run: Segments,
+    law: RunLaw,
+    own: float | None,
+    far: tuple[float, float],
 ) -> list[float]:
-    """Return batch sizes by rising size; by default powers of two around what matters."""
+    """Return batch sizes by rising size; by default powers of two around what matters.
+
+    None of those is outside `far`, where nothing says that the law still holds.
+    """
     if given is not None:
         given = _few("batch_sizes", given, MOST_BATCH_SIZES)
         sizes = sorted({positive_or("batch_sizes", size, math.nan) for size in given})
@@ -129,7 +137,9 @@ def batch_sizes_from(
     around = [min(size, MOST) for size in around]
     least = math.floor(math.log2(max(min(around), 1.0))) - 2
     most = math.ceil(math.log2(max(*around, 1.0))) + 3
-    return sorted({2.0**k for k in range(max(least, 0), most + 1)} | ({own} if own else set()))
+    ladder = {2.0**k for k in range(max(least, 0), most + 1)}
+    near = {size for size in ladder if far[0] <= size <= far[1]}
+    return sorted((near or {around[0]}) | ({own} if own else set()))
 
 
 def devices_from(given: Iterable[float] | None, own: int) -> list[int]:

@@ -108,6 +108,19 @@ class Hardware:
         )
 
 
+def candidate_rows(
+    rows: Sequence[PredictedRow], law: RunLaw, own_batch_size: float | None
+) -> Sequence[PredictedRow]:
+    """Return the rows that may be recommended.
+
+    Where the critical batch size is not resolved these are none below the run's own batch size:
+    a smaller one would be best if the lower bound were the truth.
+    """
+    if own_batch_size is None or math.isfinite(law.critical_batch_size.value):
+        return rows
+    return [row for row in rows if row.batch_size >= own_batch_size] or rows
+
+
 def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int) -> PredictedRow:
     """Return the row with the least cost where prices are given, else the best on the own devices.
 
@@ -115,16 +128,17 @@ def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int)
     """
     if any(row.cost_with_waiting.known for row in rows):
         return _cheapest(rows, law)
-    return best_row_on(own_devices, rows, law) or balanced_row(_near(rows), law)
+    return best_row_on(own_devices, rows, law) or balanced_row(rows, law)
 
 
 def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:
-    """Return the fastest row of one number of devices, which is the cheapest there, if it has rows.
+    """Return the fastest row on so many devices or fewer, if there is one.
 
-    Where no seconds are known it is the balanced one.
+    Where all are used the fastest is the cheapest, too. Where no seconds are known it is the
+    balanced one.
     """
-    own = [row for row in rows if row.devices == devices]
-    return fastest_row(_near(own), law) if own else None
+    own = [row for row in rows if row.devices <= devices]
+    return fastest_row(own, law) if own else None
 
 
 def row_on_more_devices(
@@ -138,7 +152,7 @@ def row_on_more_devices(
     if any(row.cost_with_waiting.known for row in rows):
         best = _cheapest(rows, law)
     elif any(row.hours.known for row in rows):
-        best = balanced_row(_near(rows), law)
+        best = balanced_row(rows, law)
     else:
         best = _filled(rows, law, max_device_batch_size)
     return best if best.devices > own_devices else None
@@ -158,11 +172,6 @@ def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
         return (steps * seconds) ** 2 * row.devices
 
     return min(rows, key=product)
-
-
-def _near(rows: Sequence[PredictedRow]) -> Sequence[PredictedRow]:
-    """The rows whose batch size is not far from the run's, if there are any."""
-    return [row for row in rows if "batch size" not in row.extrapolated] or rows
 
 
 def _cheapest(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:

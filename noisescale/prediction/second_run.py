@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.special import ndtri
+
 from noisescale.bounded import Bounded
+from noisescale.checks import check_confidence, checked_positive
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
-from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
+from noisescale.tradeoff.profile import FARTHEST, STEPS_SCATTER, profile_of
 
 NEARLY_ALL = 0.8
 """Of what any second run could tell: the share at which a farther one is not worth its trouble."""
+
+MOST_DOUBLINGS = 4
+"""Of the batch size, or halvings, from one run to the second."""
 
 LARGEST_ERROR = math.log(30)
 """Of the logarithm of B_crit, at which a second run says nothing."""
@@ -77,7 +84,7 @@ class SecondRun:
                 f"`second_run` must be at another batch size, got {sizes[1]:,.4g} beside"
                 f" {sizes[0]:,.4g} (means of the runs). {advice_on(sizes[0], math.nan)}"
             )
-        found = profiled_critical_batch_size(sizes, steps, scatter, confidence=confidence)
+        found = _critical_batch_size(runs, scatter, confidence)
         return cls((sizes[0], sizes[1]), (steps[0], steps[1]), result, scatter, found)
 
     def law(self, run: Segments) -> RunLaw:
@@ -90,6 +97,13 @@ class SecondRun:
         found, (first, second) = self.critical_batch_size, self.batch_sizes
         if found.low > 0 and math.isfinite(found.high):
             return []
+        if found.low == 0 and math.isinf(found.high) and not 0 < found.value < math.inf:
+            steps, others = self.steps
+            return [
+                f"From {first:,.4g} to {second:,.4g} the steps went from {steps:,.0f} to"
+                f" {others:,.0f}, which no critical batch size explains: one of the two runs is not"
+                " at its own best learning rate, or not to the same result."
+            ]
         what = "perfect scaling" if found.low > 0 else "steps that no longer fall"
         if found.low == 0 and math.isinf(found.high):
             what = "perfect scaling as steps that do not fall"
@@ -110,27 +124,54 @@ class SecondRun:
         )
 
 
+def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: float) -> Bounded:
+    """B_crit of two runs that made the same progress, Σ steps/(1 + B_crit/B), with its interval.
+
+    Batch sizes may have changed along a run. Where no B_crit explains the steps, to within their
+    scatter, nothing is known: all are possible.
+    """
+    check_confidence(confidence)
+    checked_positive("scatter", scatter, "Pass 0.15 for 15 %.")
+
+    def misfit(log_critical: float) -> float:
+        critical = math.exp(log_critical)
+        progress = [float((run.steps / (1 + critical / run.batch_size)).sum()) for run in runs]
+        return math.log(progress[0] / progress[1]) ** 2 / 2
+
+    sizes = np.concatenate([run.batch_size for run in runs])
+    more = (float(ndtri(0.5 + confidence / 2)) * scatter) ** 2
+    found = profile_of(misfit, sizes, more)
+    if not 0 < found.value < math.inf:
+        end = (sizes.min() / FARTHEST, sizes.max() * FARTHEST)[found.value > 0]
+        if misfit(math.log(end)) > more:
+            return Bounded(found.value, 0.0, math.inf)
+    return found
+
+
 def telling_batch_size(batch_size: float, critical: float) -> int:
     """Return the batch size of a second run that tells nearly all of what any could.
 
     With β = B_crit the steps of two runs at B and B' tell log β by
     |β/(B + β) - β/(B' + β)| of the logarithm of their ratio. A far larger B' brings that to
     β/(B + β), a far smaller one to B/(B + β). The nearest power of two times B at which it is
-    `NEARLY_ALL` of the larger one is returned, as a whole number of examples. Where B is too small
-    for a smaller one it is a larger one.
+    `NEARLY_ALL` of the larger one is returned, as a whole number of examples, and at most 16 times
+    off: farther there may be no learning rate that keeps the law. Where B is too small for a
+    smaller one it is a larger one.
 
     Example:
         >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)
-        (1024, 32)
+        (512, 64)
     """
     share = critical / (batch_size + critical)
     if share < 0.5:
         left = share + NEARLY_ALL * (1 - share)  # of the progress that noise takes at B'
         doublings = math.floor(math.log2(critical * (1 / left - 1) / batch_size))
-        if batch_size * 2.0**doublings >= 1:
-            return round(batch_size * 2.0**doublings)
+        smaller = batch_size * 2.0 ** max(doublings, -MOST_DOUBLINGS)
+        if smaller >= 1:
+            return round(smaller)
     left = (1 - NEARLY_ALL) * share
-    return round(batch_size * 2.0 ** math.ceil(math.log2(critical * (1 / left - 1) / batch_size)))
+    doublings = math.ceil(math.log2(critical * (1 / left - 1) / batch_size))
+    return round(batch_size * 2.0 ** min(doublings, MOST_DOUBLINGS))
 
 
 def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER) -> str:
@@ -142,8 +183,8 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
     error = 1.96 * math.sqrt(2) * scatter / told
     if error > LARGEST_ERROR:
         return (
-            f"No second run tells B_crit from one at {batch_size:,.4g}: B_crit is so much smaller"
-            " that both need as many steps."
+            f"No second run that is up to {2**MOST_DOUBLINGS} times off tells B_crit from one at"
+            f" {batch_size:,.4g}: B_crit is too far from both. Measure a run nearer to it."
         )
     return (
         f"A second run at {best:,.4g}, to the same result at its own best learning rate, tells"

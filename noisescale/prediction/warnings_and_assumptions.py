@@ -62,6 +62,15 @@ def warnings_about(
             " times off the run's own: learning rates that keep the law there may not exist."
             " Measure a run nearer to that."
         )
+    critical = law.critical_batch_size
+    middle = critical.value if math.isfinite(critical.value) else critical.low
+    near = run.batch_size.min() / FAR <= middle <= run.batch_size.max() * FAR
+    if not (far or near) and middle > 0 and second is None:
+        found.append(
+            f"The critical batch size, {middle:,.4g} {unit}, is more than {FAR:g} times off the"
+            " run's own: batch sizes around it are not shown, as learning rates that keep the law"
+            " there may not exist. Measure a run nearer to it."
+        )
     if "step time" in recommended.extrapolated:
         found.append(
             f"The hours of the recommended batch size on {_devices(recommended.devices)} are"

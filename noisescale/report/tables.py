@@ -12,7 +12,7 @@ import numpy as np
 
 from noisescale.bounded import Bounded
 from noisescale.history.optimizers import has_decayed
-from noisescale.prediction.costing import PredictedRow, best_row_on
+from noisescale.prediction.costing import PredictedRow, best_row_on, candidate_rows
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.second_run import advice_on
 from noisescale.report.answers import (
@@ -95,7 +95,7 @@ def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     """On the devices of the run, then on more of them."""
     best, more = p.recommended, p.on_more_devices
     at_least = "" if p.resolved else " or more"
-    if (here := best_row_on(p.own_devices, p.rows, p.law)) is not None:
+    if (here := _best_here(p)) is not None:
         what = f"{count(here.batch_size)}{at_least} {p.unit} ({plan(here)}): "
         if here.batch_size == p.own_batch_size:
             what += "as this run"
@@ -113,18 +113,22 @@ def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
         yield "Cheapest, with waiting" if costed else "Best of those asked for", what
         return
     if more is None:
-        most = max(device_counts(p))
-        if most > p.own_devices:
-            yield (
-                "More devices",
-                "do not pay: they add a larger share of compute than they save of time",
-            )
+        said = "do not pay: they add a larger share of compute than they save of time"
+        if not p.resolved:
+            said = "may pay, or not: the critical batch size is not resolved"
+        if max(device_counts(p)) > p.own_devices:
+            yield "More devices", said
         return
     yield (
         "More devices pay up to",
         f"{plural(more.devices, 'device')}: {count(more.batch_size)}{at_least} {p.unit}"
         f" ({plan(more)}): {_against_run(p, more)}",
     )
+
+
+def _best_here(p: PredictionRecord) -> PredictedRow | None:
+    """The best row on the run's own devices, if these are among the rows."""
+    return best_row_on(p.own_devices, candidate_rows(p.rows, p.law, p.own_batch_size), p.law)
 
 
 def _against_run(p: PredictionRecord, row: PredictedRow) -> str:

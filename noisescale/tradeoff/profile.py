@@ -22,7 +22,7 @@ The trainings of benchmarks/prediction.py scatter by 5 to 23 % between seeds, 15
 square.
 """
 
-_FARTHEST = 1e6
+FARTHEST = 1e6
 """Below the smallest batch size, and above the largest, in which B_crit is sought."""
 
 
@@ -96,7 +96,7 @@ def profile_of(misfit: Callable[[float], float], batch_sizes: Array, more: float
         batch_sizes: Around which it is sought, up to a million times above and below.
         more: Than the least misfit, at the ends.
     """
-    ends = math.log(batch_sizes.min() / _FARTHEST), math.log(batch_sizes.max() * _FARTHEST)
+    ends = math.log(batch_sizes.min() / FARTHEST), math.log(batch_sizes.max() * FARTHEST)
     grid = np.linspace(*ends, 400)
     where = int(np.argmin([misfit(x) for x in grid]))
     if 0 < where < len(grid) - 1:

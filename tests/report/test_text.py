@@ -172,6 +172,17 @@ def test_with_prices_the_first_lines_are_of_the_own_devices_and_then_of_the_chea
     assert lines["Cheapest, with waiting"].startswith(cheapest)
 
 
+def test_what_is_not_resolved_recommends_no_smaller_batch_and_no_number_of_devices() -> None:
+    """At least 20: at that bound 16 would be faster than 64."""
+    p = predict(history(unresolved=40, noise_scale=25.0))
+
+    lines = dict(headline(p))
+
+    assert p.recommended.batch_size >= 64
+    assert "examples" in lines["Fastest on these 2 devices"]
+    assert "may pay, or not" in lines.get("More devices", "may pay, or not")
+
+
 def test_where_the_own_devices_cost_least_they_are_not_told_twice() -> None:
     patient = predict(history(), [64, 128], price_per_device_hour=2.5, hour_worth=0.01)
 
