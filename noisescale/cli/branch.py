@@ -107,7 +107,8 @@ def branch_run(
     from rich.console import Console
 
     from noisescale.history.reading import read_run
-    from noisescale.lightning.branching.branching import plan_branches, train_branches
+    from noisescale.lightning.branching.branching import train_branches
+    from noisescale.lightning.branching.planning import plan_branches
     from noisescale.report.branches import Planned, branches_table, cost_lines, headline
     from noisescale.report.branches import as_json as json_of
 

@@ -161,6 +161,7 @@ def _calibration(
 ) -> Calibration | float | None:
     import numpy as np
 
+    from noisescale.csv_lines import csv_lines
     from noisescale.history.run_law import critical_batch_size_over
     from noisescale.history.segments import noise_scale_at
     from noisescale.prediction import Calibration
@@ -184,6 +185,17 @@ def _calibration(
         with warnings.catch_warnings(), renamed(names):
             warnings.simplefilter("ignore")  # they are among those of the prediction
             return Calibration.from_sweep(history, fit_tradeoff(*curve))
+    of_losses = {
+        "--branch-step": branch_step,
+        "--branch-examples": branch_examples,
+        "--loss-scatter": loss_scatter,
+    }
+    given = [name for name, value in of_losses.items() if value is not None]
+    if given and (branches is None or branches.suffix == ".json"):
+        raise ValueError(
+            f"`{given[0]}` must come with `--branches` of a CSV of losses, got"
+            f" {'none' if branches is None else printable(branches)}. Leave it out."
+        )
     if branches is not None and branches.suffix == ".json":
         with renamed({"history": "run"}):
             return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
@@ -193,14 +205,26 @@ def _calibration(
                 "`--branches` must come with `--branch-step`, got none."
                 " Give the step of the run that the branches started from."
             )
-        (curve,) = read_sweeps(branches, measured="loss").values()
+        (_, columns), *_ = list(csv_lines(branches)) or [(0, [])]
+        by = "order" if "order" in columns else None
+        curves = read_sweeps(branches, measured="loss", by=by)
+        sizes = [size for curve in curves.values() for size in curve.batch_sizes]
+        losses = [loss for curve in curves.values() for loss in curve.measured]
+        orders = [name for name, curve in curves.items() for _ in curve.measured]
         with renamed({"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}):
             noise_scale = noise_scale_at(history, branch_step)
             if branch_examples is not None:
                 seen = np.interp(branch_step, history["step"], history["examples"])
+                if seen + branch_examples > 1.01 * history["examples"][-1]:
+                    raise ValueError(
+                        f"`--branch-examples` must be of the run, got {branch_examples:,.0f} from"
+                        f" {seen:,.0f} on, of {history['examples'][-1]:,.0f} in all. Leave it out."
+                    )
                 end = np.interp(seen + branch_examples, history["examples"], history["step"])
                 noise_scale = critical_batch_size_over(history, branch_step, float(end))
         names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "--branches"}
         with renamed(names | {"scatter": "--loss-scatter"}):
-            return Calibration.from_branches(noise_scale, *curve, scatter=loss_scatter)
+            return Calibration.from_branches(
+                noise_scale, sizes, losses, scatter=loss_scatter, orders=orders if by else None
+            )
     return kappa

@@ -121,7 +121,8 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     # of a step that was measured.
     behind = float(np.subtract(clock[1], clock[0]).max().clip(0, 1))
     at, found = np.array(steps)[known] + behind, np.array(values)[known]
-    last = np.append(at[1:] != at[:-1], True)  # of one step the last one counts
+    # Of one step the last one counts, and what a resumed run trained again counts once.
+    last = np.append(at[:-1] < np.minimum.accumulate(at[::-1])[::-1][1:], True)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
 

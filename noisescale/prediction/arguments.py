@@ -53,15 +53,17 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     from noisescale.history.reading import read_metric
 
     steps, values = read_metric(source, goal.metric)
-    reached = goal.reached_at(steps, values)
+    falls = values[-1] < values[0]
+    sided = goal.from_where(values)
+    if sided.past(values[0]) or (not goal.side and falls != (sided.side == "<")):
+        raise ValueError(
+            f"`{name}` must reach {goal} along the run, got {values[0]:.4g} at its first value, at"
+            f" step {steps[0]:,.0f}, and {values[-1]:.4g} at its last. Give a goal that both runs"
+            " reach later, and the side with `<=` or `>=` where they begin beyond it."
+        )
+    reached = sided.reached_at(steps, values)
     if reached is None:
-        if (values[0] < goal.value) == (values[-1] < values[0]):
-            raise ValueError(
-                f"`{name}` must reach {goal} along the run, got {values[0]:.4g} at its first value,"
-                f" at step {steps[0]:,.0f}: it was past the goal by then. Give one that is reached"
-                " later."
-            )
-        best = values.min() if values[0] >= goal.value else values.max()
+        best = values.min() if sided.side == "<" else values.max()
         raise ValueError(
             f"`{name}` must have reached {goal}, got {best:.4g} at best in {steps[-1]:,.0f} steps."
             " Give a goal that both runs reached."

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,6 +196,7 @@ class Calibration:
         tolerance: float = 0.01,
         *,
         scatter: float | None = None,
+        orders: Sequence[object] | None = None,
     ) -> Calibration:
         """Compare a noise scale with branches from a checkpoint, all over the same examples.
 
@@ -208,6 +209,7 @@ class Calibration:
             tolerance: Loss that may be lost by Merrill's largest batch size that keeps up, which
                 is told beside B_crit.
             scatter: Of a loss, see `fit_branch_losses`.
+            orders: Of the data, see there.
 
         Raises:
             ValueError: If the noise scale is not resolved, there are fewer than three batch
@@ -216,7 +218,7 @@ class Calibration:
         References:
             Merrill et al. 2025, arXiv:2505.23971.
         """
-        found = fit_branch_losses(batch_sizes, losses, scatter, tolerance=tolerance)
+        found = fit_branch_losses(batch_sizes, losses, scatter, orders=orders, tolerance=tolerance)
         critical = found.critical_batch_size
         if not (noise_scale.value > 0 and noise_scale.low > 0 and math.isfinite(noise_scale.high)):
             raise ValueError(

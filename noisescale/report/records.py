@@ -33,7 +33,7 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
     | key | meaning |
     |---|---|
     | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
-    | `resolved` | whether the noise scale was, anywhere in the run |
+    | `resolved` | whether the critical batch size is a value, not a lower bound alone |
     | `critical_batch_size` | B_crit = E_min/S_min, with the bounds of theory and measurement |
     | `critical_batch_size_by_noise_scale` | as measured, with the bounds of that alone |
     | `recommended` | one of `rows`: on the run's devices, or what costs least |

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from noisescale.checks import check_confidence, checked_positive
 from noisescale.tradeoff.profile import profile_of
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats
+
+LEAST_SCATTER = 1e-4
+"""Of a loss: repeats that are equal but for rounding say nothing of other orders."""
 
 LOSS_SCATTER = 0.01
 """Of a branch's loss, where none are repeated: the tolerance of Merrill et al."""
@@ -38,6 +42,7 @@ def fit_branch_losses(
     losses: Floats,
     scatter: float | None = None,
     *,
+    orders: Sequence[object] | None = None,
     tolerance: float = 0.01,
     confidence: float = 0.95,
 ) -> BranchLosses:
@@ -51,8 +56,9 @@ def fit_branch_losses(
         batch_sizes: Of the branches, in examples, shape (n,); repeated ones for several orders.
         losses: Smoothed, at their ends, shape (n,).
         scatter: Standard deviation of a loss. Default: that of repeated branches around their own
-            mean, without what orders have in common where each batch size has as many; 0.01 where
-            none are repeated.
+            mean; 0.01 where none are repeated.
+        orders: Of the data, which the branches had, shape (n,): what branches of one order have in
+            common is then no scatter. Each order needs a branch of each batch size.
         tolerance: Loss that Merrill's largest batch size may lose.
         confidence: Coverage of the interval.
 
@@ -83,7 +89,7 @@ def fit_branch_losses(
         )
     freedom = math.inf
     if scatter is None:
-        scatter, freedom = _scatter(batch, loss)
+        scatter, freedom = _scatter(batch, loss, orders)
     else:
         checked_positive("scatter", scatter, "Pass 0.01, in units of the loss.")
     quantile = float(stdtrit(min(freedom, 1e9), 0.5 + confidence / 2))
@@ -110,17 +116,37 @@ def _keeping_up(sizes: Array, losses: Array, tolerance: float) -> float | None:
     return float(sizes[kept]) if kept else None
 
 
-def _scatter(batch: Array, loss: Array) -> tuple[float, float]:
+def _scatter(batch: Array, loss: Array, orders: Sequence[object] | None) -> tuple[float, float]:
     """Standard deviation of repeats, and its degrees of freedom; else what is usual."""
-    groups = [loss[batch == size] for size in np.unique(batch)]
-    repeats = {len(group) for group in groups}
-    freedom = len(loss) - len(groups)
+    sizes = np.unique(batch)
+    freedom = len(loss) - len(sizes)
     if not freedom:
         return LOSS_SCATTER, math.inf
-    residuals = [group - group.mean() for group in groups]
-    if len(repeats) == 1:  # orders are paired: what they have in common is no scatter
-        table = np.array(residuals)
-        residuals = list(table - table.mean(axis=0))
-        freedom -= len(groups[0]) - 1
-    within = sum(float((part**2).sum()) for part in residuals)
-    return max(math.sqrt(within / freedom), 1e-12), freedom
+    if orders is None:
+        groups = [loss[batch == size] for size in sizes]
+        residuals = np.concatenate([group - group.mean() for group in groups])
+    else:
+        table = _by_order(batch, loss, list(orders))
+        table = table - table.mean(axis=0)
+        residuals = (table - table.mean(axis=1, keepdims=True)).ravel()
+        freedom -= len(table) - 1
+    return max(math.sqrt(float(residuals @ residuals) / freedom), LEAST_SCATTER), freedom
+
+
+def _by_order(batch: Array, loss: Array, orders: list[object]) -> Array:
+    """Losses by order and batch size."""
+    cells = {
+        (size, order): k
+        for k, (size, order) in enumerate(zip(batch.tolist(), orders, strict=False))
+    }
+    sizes, names = np.unique(batch).tolist(), list(dict.fromkeys(orders))
+    try:
+        if len(orders) != len(loss) or len(cells) != len(loss):
+            raise KeyError
+        return np.array([[loss[cells[size, name]] for size in sizes] for name in names])
+    except KeyError:
+        raise ValueError(
+            "`orders` must name, for each batch size, each order once, got"
+            f" {len(names)} orders for {len(loss)} branches of {len(sizes)} batch sizes. Leave"
+            " them out."
+        ) from None

@@ -166,6 +166,16 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
             " the branches ended with, too.",
         ),
         (
+            ["--loss-scatter", "0.1"],
+            "`--loss-scatter` must come with `--branches` of a CSV of losses, got none. Leave it"
+            " out.",
+        ),
+        (
+            ["--branches", "b.json", "--branch-examples", "100"],
+            "`--branch-examples` must come with `--branches` of a CSV of losses, got b.json. Leave"
+            " it out.",
+        ),
+        (
             ["--sweep", "s.csv", "--calibration", "2"],
             "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
             " Give the one that you trust.",
@@ -193,3 +203,20 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
     assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated")
+
+
+def test_branches_of_named_orders_are_paired(logged: Path, tmp_path: Path) -> None:
+    """The second order is worse by 0.05 throughout."""
+    sizes, lags = (16, 64, 256, 1024), {"a": 0.0, "b": 0.05}
+    lines = [f"{b},{2 + b / (b + 100) + lag},{o}" for o, lag in lags.items() for b in sizes]
+    branches = tmp_path / "ends.csv"
+    branches.write_text("\n".join(["batch_size,loss,order", *lines]) + "\n")
+    options = ["--branches", branches, "--branch-step", 500]
+
+    (source,) = [
+        said
+        for said in json.loads(run("predict", logged, *options, "--json"))["assumptions"]
+        if "losses of branches" in said
+    ]
+
+    assert "at a scatter of 0.0001" in source

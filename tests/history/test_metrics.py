@@ -28,6 +28,21 @@ def test_a_goal_that_the_run_begins_at_is_reached_there() -> None:
     assert Goal("loss", 3.0).reached_at(np.array([5.0, 9.0]), np.array([3.0, 2.0])) == 5
 
 
+def test_a_loss_that_rises_again_had_reached_it() -> None:
+    steps, losses = np.arange(1.0, 9.0), np.array([3.0, 2.0, 1.5, 1.2, 1.25, 1.2, 2.5, 3.0])
+
+    assert Goal("loss", 1.3).reached_at(steps, losses) == pytest.approx(3.72, abs=0.02)
+    assert Goal("loss", 1.0).reached_at(steps, losses) is None
+
+
+def test_the_side_may_be_given() -> None:
+    steps, losses = np.array([10.0, 20.0, 30.0]), np.array([0.2, 0.3, 0.1])
+
+    assert Goal.read("loss<=0.15").reached_at(steps, losses) == pytest.approx(27.5, abs=3)
+    assert str(Goal.read("accuracy >= 0.9")) == "accuracy >= 0.9"
+    assert Goal.read("a=b=1") == Goal("a=b", 1.0)
+
+
 @pytest.mark.parametrize("text", ["loss", "=3", "loss=", "loss=low", "loss=inf", ""])
 def test_what_is_no_goal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"`goal` must be a metric's name and its value, got"):

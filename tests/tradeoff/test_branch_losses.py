@@ -28,12 +28,13 @@ def test_orders_that_are_paired_tell_the_scatter_without_what_they_have_in_commo
     losses = [*(loss(b) + w for b, w in zip(SIZES, wobble, strict=True))]
     losses += [loss(b) - w + 0.05 for b, w in zip(SIZES, wobble, strict=True)]
 
-    paired = fit_branch_losses(sizes, losses)
+    paired = fit_branch_losses(sizes, losses, orders=[*("a" for _ in SIZES), *("b" for _ in SIZES)])
 
     # Residuals of 0.001 each, 8 of them with (4 - 1)·(2 - 1) degrees of freedom.
     assert paired.scatter == pytest.approx(0.001 * (8 / 3) ** 0.5)
-    unpaired = fit_branch_losses(sizes[:-1], losses[:-1])
-    assert unpaired.scatter > 0.02
+    assert fit_branch_losses(sizes, losses).scatter > 0.02
+    with pytest.raises(ValueError, match="`orders` must name, for each batch size, each order onc"):
+        fit_branch_losses(sizes, losses, orders=["a"] * len(sizes))
 
 
 def test_without_repeats_the_scatter_is_merrills_tolerance() -> None:

@@ -230,7 +230,7 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
         ValueError: If they are of another one.
     """
     try:
-        module.load_state_dict(checkpoint.weights)
+        module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(
@@ -245,23 +245,25 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
     log, log_dict = module.log, module.log_dict
     module.log = module.log_dict = _nothing  # type: ignore[method-assign]
     module.eval()
-    losses: list[float] = []
+    total, counted, left = 0.0, 0, len(held.dataset)  # type: ignore[arg-type]
     try:
         with torch.random.fork_rng(devices=[]), trainer.precision_plugin.val_step_context():
             for index, batch in enumerate(held):
                 batch = trainer.strategy.batch_to_device(batch)
                 arguments = (batch, index) if takes_batch_idx(module) else (batch,)
                 loss = _loss_in(_output(module, arguments))
-                losses += [] if loss is None else [float(loss.detach())]
+                many, left = min(left, held.batch_size or 1), left - (held.batch_size or 1)
+                if loss is not None:
+                    total, counted = total + many * float(loss.detach()), counted + many
     finally:
         module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]
         for part, training in modes:
             part.training = training
-    if not losses:
+    if not counted:
         raise ValueError(
             "`training_step` must return a loss for branches, got none on any batch. Return it."
         )
-    return float(trainer.strategy.broadcast(sum(losses) / len(losses)))
+    return float(trainer.strategy.broadcast(total / counted))
 
 
 def _output(module: pl.LightningModule, arguments: tuple[Any, ...]) -> Any:

@@ -89,7 +89,7 @@ def steps_in(folder: Path) -> dict[Path, int]:
     """
     found = {}
     for path in sorted(folder.glob("*.ckpt")):
-        if named := re.search(r"step=(\d+)", path.name):
+        if named := re.search(r"(?:^|-)step=(\d+)(?:-|\.ckpt$)", path.name):
             found[path] = int(named[1])
         else:
             with suppress(ValueError, OSError):

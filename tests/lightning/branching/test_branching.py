@@ -21,8 +21,9 @@ from torch.utils.data import (
 )
 
 from noisescale import History, NoiseScaleMonitor
-from noisescale.lightning.branching.branching import plan_branches, train_branches
+from noisescale.lightning.branching.branching import train_branches
 from noisescale.lightning.branching.checkpoints import Checkpoint
+from noisescale.lightning.branching.planning import plan_branches
 from noisescale.prediction.branches import BranchedRun
 
 STEPS, BATCH_SIZE = 80, 8
@@ -477,3 +478,23 @@ def test_manual_optimization_is_refused(run: tuple[History, Path], tmp_path: Pat
 
     with pytest.raises(ValueError, match="must be trained by automatic optimization"):
         train_branches(plan_branches(*run), module, examples(), tmp_path / "b.json")
+
+
+def test_a_data_module_that_asks_for_its_trainer_is_branched(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    class Data(lightning.pytorch.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.ranks = self.trainer.world_size  # type: ignore[union-attr]
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(examples(), batch_size=8)
+
+    data = Data()
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Regression(), data, tmp_path / "b.json", loss_examples=100, accelerator="cpu"
+    )
+
+    assert branched.falls
+    assert data.trainer is None
