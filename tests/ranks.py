@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a function on several ranks of a gloo process group and bring back what it returns."""
 
+import faulthandler
 import functools
 import importlib
 import os
@@ -146,6 +147,7 @@ def _rank(
 ) -> None:
     # A forked process has no pool of threads: torch's own asserts now and then where it needs one.
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(SECONDS - 5)  # where it hangs
     with _written_errors(folder, str(rank)):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size

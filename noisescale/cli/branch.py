@@ -139,7 +139,7 @@ def branch_run(
         for size in (plan.batch_size for plan in branching.plans)
     ]
     steps = branching.checkpoint.step, branching.end
-    for line in cost_lines(*steps, planned, orders, branching.device_hours):
+    for line in cost_lines(*steps, planned, orders, branching.device_hours(loss_examples)):
         console.print(line, markup=False)
     console.print(OF_THE_RUN, markup=False)
     module, examples = module_and_data(target, data)

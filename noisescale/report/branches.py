@@ -49,7 +49,7 @@ def cost_lines(
     return [
         *lines,
         f"They cost about {banded(unit.of(device_hours))} device-{unit.name}, at the run's own time"
-        " an example; evaluations come on top.",
+        " an example. Evaluations of the loss are in it.",
     ]
 
 

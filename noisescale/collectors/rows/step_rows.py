@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
@@ -16,6 +17,14 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.collectors.squared_norms import wide_dtype
+
+_LAST: deque[dist.Work] = deque(maxlen=64)
+"""The last sums over ranks, of all queues: kept, so that no thread of gloo frees their rows.
+
+Such a thread lets go of a sum some time after it is there. If nothing else holds the sum, the
+thread frees its row, for which it needs the interpreter. Where the process ends at that moment, the
+interpreter ends the thread, and C++ the process: "terminate called without an active exception".
+"""
 
 
 class MeasuredStep(NamedTuple):
@@ -104,6 +113,8 @@ class StepRows:
     def _reduce(self, row: Tensor, unmeasured_steps: int) -> None:
         group = self._group
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
+        if work is not None:
+            _LAST.append(work)
         self._waiting.append(_Waiting(row, work, unmeasured_steps))
 
     def _row(

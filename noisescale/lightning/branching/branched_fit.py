@@ -18,19 +18,13 @@ from torch.utils.data import DataLoader
 
 from noisescale.history.metrics import Goal
 from noisescale.lightning.branching.checkpoints import Checkpoint
+from noisescale.lightning.branching.planning import BEYOND, look_after
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
 from noisescale.lightning.training import plain_trainer
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-
-BEYOND = 1.15
-"""A branch goes on for so many times the steps at which its loss first was below the goal."""
-
-MORE_STEPS = 1.05
-"""From one evaluation of the loss to the next."""
-
 
 PATIENCE = 3
 """Times in a row that a loss is as high as none that is learned, before a branch is given up."""
@@ -137,7 +131,7 @@ class _Look(Callback):
     ) -> None:
         self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
         self._settle, self._learning_rate = settle, learning_rate
-        self._next, self._last, self._most = max(first_look, 1), math.inf, most
+        self._next, self._last, self._most = first_look, math.inf, most
         self._high = 0
         self._steps_before_epoch = 0
         self.steps: list[float] = []
@@ -189,7 +183,7 @@ class _Look(Callback):
             self._next = min(self._next, step)
         if step < self._next or step == self.steps[-1]:
             return
-        self._next = max(step + 1, math.ceil(step * MORE_STEPS))
+        self._next = look_after(step)
         loss = _loss(trainer, pl_module, self._ground.held)
         self.steps.append(float(step))
         self.losses.append(loss)

@@ -40,9 +40,6 @@ MOST_STEPS = 1.5
 MOST_STEPS_ALIKE = 3.0
 """So is one at the run's own, which has the whole scatter of small batches."""
 
-POWERS = (1.0, 0.5, 0.25, 0.0)
-"""Of a rule's factor on the learning rate: tried while branches diverge, or get there sooner."""
-
 
 def train_branches(
     branching: Branching,
@@ -143,7 +140,7 @@ def _branch(
     of the powers of its factor the first branch goes down as long as it gets there sooner. Later
     orders have what was found, and go on from there if they diverge.
     """
-    factors = list(dict.fromkeys(branching.factor(plan.batch_size) ** p for p in POWERS))
+    factors = branching.factors(plan.batch_size)
     if known:
         factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
     best, diverged, slower = None, [], []
@@ -196,7 +193,7 @@ def _trained(
         steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
         seed=1 + order,
         goal=goal,
-        first_look=math.floor(min(expected.low, branching.steps / ratio) / 3),
+        first_look=branching.first_look(size),
         settle=settle,
         learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,21 @@ MOST_CHECKPOINTS = 8
 
 SAME_SIZE = 1.1
 """The largest batch size over the smallest, of a run along which it does not change."""
+
+MORE_STEPS = 1.05
+"""From one evaluation of a branch's loss to the next."""
+
+BEYOND = 1.15
+"""A branch goes on for so many times the steps at which its loss first was below the goal."""
+
+FORWARD = 1 / 3
+"""What an example costs without its gradient: the backward pass takes twice the forward pass."""
+
+POWERS = (1.0, 0.5, 0.25, 0.0)
+"""Of a rule's factor on the learning rate: tried while branches diverge, or get there sooner."""
+
+ALIKE = 1.1
+"""Factors on the learning rate as near as that are one."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
 
@@ -59,8 +74,17 @@ class Branching:
         at = self.checkpoint.step + min(steps, self.steps)
         return float(np.interp(at, *self.learning_rates))
 
+    def factors(self, batch_size: float) -> list[float]:
+        """Return what the run's learning rate may be multiplied by: the rule's first."""
+        found = [self.factor(batch_size)]
+        for power in POWERS[1:]:
+            factor = found[0] ** power
+            if max(factor, found[-1]) > ALIKE * min(factor, found[-1]):
+                found.append(factor)
+        return found
+
     def factor(self, batch_size: float) -> float:
-        """Return what the run's learning rate is multiplied by."""
+        """Return what the rule multiplies the run's learning rate by."""
         found = self.by_noise_scale
         return factors_for(
             self.rule,  # type: ignore[arg-type]  # one of RULES
@@ -87,9 +111,17 @@ class Branching:
         several = sorted(map(steps, (*ends, found.value)))
         return Bounded(steps(found.value), several[0], several[-1])
 
-    @property
-    def device_hours(self) -> Bounded:
-        """What all branches cost, at the run's own seconds an example; unknown without these."""
+    def first_look(self, batch_size: float) -> int:
+        """Return the step of a branch after which its loss is first evaluated."""
+        soonest = self.steps * self.batch_size / batch_size
+        return max(1, math.floor(min(self.steps_at(batch_size).low, soonest) / 3))
+
+    def device_hours(self, loss_examples: int) -> Bounded:
+        """Return what all branches cost, at the run's own seconds an example; unknown without.
+
+        Args:
+            loss_examples: That each evaluation of the loss takes.
+        """
         seconds, steps = self.history["seconds_per_step"], Segments.of(self.history).steps
         timed = seconds > 0
         if not timed.any():
@@ -97,13 +129,32 @@ class Branching:
         devices = self.history["devices"]
         used = float(devices[-1]) if math.isfinite(devices[-1]) else 1.0
         step = float((seconds * steps)[timed].sum() / steps[timed].sum()) * used / 3600
-        parts = []
-        for plan in self.plans:
-            searched = 0 if self.factor(plan.batch_size) == 1 else 1
-            examples = (self.orders + searched) * plan.batch_size / self.batch_size
-            parts.append(self.steps_at(plan.batch_size) * (step * examples))
-        sums = (sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))
-        return Bounded(*sums)
+        example = step / self.batch_size
+        of_the_run = FORWARD * loss_examples * (1 + len(self.course))
+        ends = []
+        for end in ("value", "low", "high"):
+            examples = of_the_run
+            for plan in self.plans:
+                last = BEYOND * getattr(self.steps_at(plan.batch_size), end)
+                looks = 1 + sum(1 for _ in looks_from(self.first_look(plan.batch_size), last))
+                searched = 1 if len(self.factors(plan.batch_size)) > 1 else 0
+                one = last * plan.batch_size + FORWARD * looks * loss_examples
+                examples += (self.orders + searched) * one
+            ends.append(examples * example)
+        return Bounded(*ends)
+
+
+def looks_from(first: int, last: float) -> Iterator[int]:
+    """Yield the steps of a branch after which its loss is evaluated."""
+    step = first
+    while step <= last:
+        yield step
+        step = look_after(step)
+
+
+def look_after(step: int) -> int:
+    """Return the step of the next evaluation of the loss."""
+    return max(step + 1, math.ceil(step * MORE_STEPS))
 
 
 def plan_branches(

@@ -138,6 +138,40 @@ def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
     assert 2 * 0.5 * 0.02 <= larger[-1][0] < lr  # and it goes on with the run's schedule
 
 
+def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    branching = plan_branches(*run, batch_sizes=["4x"], max_device_batch_size=64, rule="none")
+    passes: list[int] = []
+
+    class Counted(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            passes.append(len(batch[0]) if self.net.training else -len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    train_branches(
+        branching, Counted(), examples(), tmp_path / "b.json", loss_examples=500, accelerator="cpu"
+    )
+
+    trained = sum(size for size in passes if size > 0)
+    evaluated = -sum(size for size in passes if size < 0)
+    assert evaluated > 10 * trained  # small branches
+    history = run[0]
+    timed = history["seconds_per_step"] > 0
+    counts = np.diff(history["step"], prepend=0.0)[timed]
+    seconds = np.average(history["seconds_per_step"][timed], weights=counts) / BATCH_SIZE
+    expected = branching.device_hours(500)
+    assert expected.value == pytest.approx(seconds / 3600 * (trained + evaluated / 3), rel=0.4)
+    assert expected.low < expected.value < expected.high
+
+
+def test_learning_rates_that_are_nearly_one_are_not_searched(run: tuple[History, Path]) -> None:
+    branching = plan_branches(*run, batch_sizes=["1x", "4x"])
+
+    assert branching.factors(8.05) == [pytest.approx(1.0, abs=0.01)]
+    assert branching.factors(32) == [2.0, pytest.approx(2**0.5), pytest.approx(2**0.25), 1.0]
+
+
 def test_each_branch_begins_with_the_checkpoints_state(
     run: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+import gc
+import weakref
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+
+from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.step_rows import StepRows
+from noisescale.collectors.rows.window_layout import WindowLayout
+
+
+def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
+    def sums_that_are_left() -> list[bool]:
+        sums = []
+        all_reduce = dist.all_reduce
+
+        def kept_track_of(*arguments: object, **options: object) -> object:
+            work = all_reduce(*arguments, **options)
+            sums.append(weakref.ref(work))
+            return work
+
+        norms = mock.create_autospec(GradientNorms, instance=True)
+        norms.entries, norms.partition, norms.device = 1, 1, torch.device("cpu")
+        rows = StepRows(norms, dist.group.WORLD)
+        one = torch.ones(1, dtype=torch.float64)
+        with mock.patch.object(dist, "all_reduce", kept_track_of):
+            rows.add(
+                one,
+                one,
+                WindowLayout(0.125, 0.125, 1.0, 1.0),
+                examples=8.0,
+                unmeasured_examples=0.0,
+                unmeasured_steps=0,
+            )
+        assert len(list(rows.read())) == 1
+        del rows
+        gc.collect()
+        return [work() is not None for work in sums]
+
+    assert on_ranks(1, sums_that_are_left) == [[True]]
