@@ -99,7 +99,7 @@ def main() -> None:
     if trainer.is_global_zero:
         console = Console(highlight=False)
         console.print(f"\nGradient noise scale at the end: [bold]{monitor.noise_scale}[/]")
-        console.print("TensorBoard has it, and more to ask, in the tab Noise scale:")
+        console.print("TensorBoard shows all of it in the tab Noise scale:")
         console.print(f"  [bold]{tensorboard_command(arguments.logs)}[/]", soft_wrap=True)
 
 

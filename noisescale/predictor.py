@@ -55,11 +55,16 @@ class Prediction(PredictionRecord):
 
         return as_json(self)
 
-    def to_text(self, width: int = 100) -> str:
-        """Return the tables as a terminal of `width` characters shows them, without colours."""
+    def to_text(self, width: int = 100, *, details: bool = True) -> str:
+        """Return the answers and the tables as a terminal shows them, without colours.
+
+        Args:
+            width: Of the terminal, in characters, at least 40.
+            details: False leaves out the tables and the assumptions.
+        """
         from noisescale.report.text import as_text
 
-        return as_text(self, width)
+        return as_text(self, width, details=details)
 
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write a self-contained page with figures and tables, and return its path."""

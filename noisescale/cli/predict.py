@@ -92,7 +92,10 @@ def predict_run(
     allow_truncated: Annotated[
         bool, typer.Option("--allow-truncated", help="Use what is whole of a run being written.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print the tables and the assumptions, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a report with figures there.")] = None,
 ) -> None:
     """Predict what the result of a run costs at other batch sizes, on other devices."""
@@ -144,7 +147,7 @@ def predict_run(
         return
     from noisescale.report.text import print_report
 
-    print_report(prediction)
+    print_report(prediction, details=details, more="add --details")
     if html is not None:
         print(f"Report: {printable(html)}")
 

@@ -175,7 +175,7 @@ def telling_batch_size(batch_size: float, critical: float) -> int:
 
 
 def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER) -> str:
-    """Say at which batch size a second run tells most, in whole sentences."""
+    """Say at which batch size a second run determines B_crit best, in whole sentences."""
     if not 0 < critical < math.inf:
         return f"Train a second run at 16 times the batch size, {16 * batch_size:,.4g}."
     best = telling_batch_size(batch_size, critical)
@@ -183,10 +183,10 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
     error = 1.96 * math.sqrt(2) * scatter / told
     if error > LARGEST_ERROR:
         return (
-            f"No second run that is up to {2**MOST_DOUBLINGS} times off tells B_crit from one at"
-            f" {batch_size:,.4g}: B_crit is too far from both. Measure a run nearer to it."
+            f"B_crit is too far from {batch_size:,.4g} for a second run within a factor of"
+            f" {2**MOST_DOUBLINGS}. Measure a run at a batch size nearer to B_crit."
         )
     return (
-        f"A second run at {best:,.4g}, to the same result at its own best learning rate, tells"
-        f" B_crit to within a factor of about {math.exp(error):.2g}."
+        f"A second run at {best:,.4g} to the same result, at its own best learning rate, gives"
+        f" B_crit within a factor of about {math.exp(error):.2g}."
     )

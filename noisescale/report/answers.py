@@ -126,6 +126,15 @@ def plan(row: PredictedRow, cross: str = "x") -> str:
     return f" {cross} ".join(shares)
 
 
+def shared(row: PredictedRow) -> str:
+    """Write in words how the devices share a batch; nothing for all of it at once on one."""
+    each = f"{count(row.device_batch_size)} on each device" if row.devices > 1 else ""
+    if row.accumulation == 1:
+        return each and f" ({each})"
+    several = f"{plural(row.accumulation, 'micro-batch', 'micro-batches')}"
+    return f" ({several} of {each or count(row.device_batch_size)})"
+
+
 def batch_on_devices(row: PredictedRow) -> str:
     """Write a batch size with its devices: '64 on 4 devices'."""
     return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"

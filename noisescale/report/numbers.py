@@ -43,6 +43,19 @@ def rough(value: float) -> str:
     return f"{_significant(value / 1e6)}M" if 1e6 <= value < 1e7 else number(value)
 
 
+def two_digits(value: float) -> str:
+    """Write a number in two significant digits: for ratios, which are never known better.
+
+    Example:
+        >>> [two_digits(x) for x in (0.6512, 1.004, 12.34, 173.0)]
+        ['0.65', '1.0', '12', '170']
+    """
+    if not math.isfinite(value) or value == 0:
+        return number(value)
+    value = float(f"{value:.1e}")
+    return f"{value:,.0f}" if abs(value) >= 10 else _significant(value)[:-1]
+
+
 def count(value: float) -> str:
     """Write a batch size or a number of devices: whole if it is whole, and never shortened.
 

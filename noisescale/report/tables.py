@@ -23,6 +23,7 @@ from noisescale.report.answers import (
     plan,
     row_at,
     same,
+    shared,
     time_ratio,
     timed,
 )
@@ -35,6 +36,7 @@ from noisescale.report.numbers import (
     plural,
     rough,
     settled,
+    two_digits,
 )
 
 STARRED = "* outside of what was measured: a far batch size, or a step time that was not timed."
@@ -81,49 +83,50 @@ class Table:
 
 
 def headline(p: PredictionRecord) -> list[tuple[str, str]]:
-    """Return what to do, how sure that is, what settles it, what measuring took."""
-    lines = [*_what_to_do(p), *_how_sure(p), _twice_the_devices(p)]
+    """Return what to do, how sure that is, how to be surer, and what measuring took."""
+    lines = [*_what_to_do(p), *_how_sure(p)]
     if (found := measuring(p)) is not None:
         steps, share = found
-        of = f"{count(steps)} of {count(p.run.steps.sum())} steps were measured"
-        said = f"about {100 * share:.1f} % of its time, estimated: {of}"
-        lines.append(("Measuring this run took", said))
+        of = f"{count(steps)} of {count(p.run.steps.sum())} steps"
+        lines.append(("Measuring took", f"about {100 * share:.1f} % of the run's time ({of})"))
     return lines
 
 
 def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     """On the devices of the run, then on more of them."""
-    best, more = p.recommended, p.on_more_devices
+    best, more, twice = p.recommended, p.on_more_devices, doubled(p).row
     at_least = "" if p.resolved else " or more"
-    if (here := _best_here(p)) is not None:
-        what = f"{count(here.batch_size)}{at_least} {p.unit} ({plan(here)}): "
-        if here.batch_size == p.own_batch_size:
-            what += "as this run"
-        else:
-            what += _against_run(p, here)
+    here = _best_here(p)
+
+    def size(row: PredictedRow) -> str:
+        return f"a batch of {count(row.batch_size)}{at_least} {p.unit}{shared(row)}"
+
+    if here is not None:
+        what = f"{size(here)} is the {'fastest' if timed(p) else 'best'}: "
+        what += "as in this run" if here.batch_size == p.own_batch_size else _against_run(p, here)
         if timed(p) and time_ratio(p, here).high > 1 and p.hardware.step_time_assumed(here):
             what += ". Step times are assumed: `noisescale profile` measures them"
-        yield f"{'Fastest' if timed(p) else 'Best'} on {_these(p)}", what
+        yield f"On {_these(p)}", what
     costed = best.cost_with_waiting.known
+    shown = [here]
     if here is None or costed:
-        what = f"{plural(best.devices, 'device')}: {count(best.batch_size)}{at_least} {p.unit}"
-        what += f" ({plan(best)}): {_against_run(p, best)}"
-        if here is not None and best == here:
+        shown.append(best)
+        what = f"{plural(best.devices, 'device')}, {size(best)}: {_against_run(p, best)}"
+        if best == here:
             what = f"the same, on {_these(p)}"
-        yield "Cheapest, with waiting" if costed else "Best of those asked for", what
-        return
-    if more is None:
-        said = "do not pay: they add a larger share of compute than they save of time"
+        yield "Cheapest with waiting" if costed else "Best of those given", what
+    elif more is not None:
+        shown.append(more)
+        what = f"up to {count(more.devices)} pay, with {size(more)}: {_against_run(p, more)}"
+        yield "More devices", what
+    elif max(device_counts(p)) > p.own_devices:
+        said = "do not pay: the compute grows by more than the time shrinks"
         if not p.resolved:
-            said = "may pay, or not: the critical batch size is not resolved"
-        if max(device_counts(p)) > p.own_devices:
-            yield "More devices", said
-        return
-    yield (
-        "More devices pay up to",
-        f"{plural(more.devices, 'device')}: {count(more.batch_size)}{at_least} {p.unit}"
-        f" ({plan(more)}): {_against_run(p, more)}",
-    )
+            said = "may pay or not: the critical batch size is not resolved"
+        yield "More devices", said
+    if not any(row is not None and same(row, twice) for row in shown):
+        on = plural(twice.devices, "device")
+        yield "Twice the devices", f"{on}, {size(twice)}: {_against_run(p, twice)}"
 
 
 def _best_here(p: PredictionRecord) -> PredictedRow | None:
@@ -135,7 +138,12 @@ def _against_run(p: PredictionRecord, row: PredictedRow) -> str:
     time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
     ratio = time_ratio(p, row)
     by = row.devices / p.own_devices if timed(p) else row.batch_size / own_batch_size(p)
-    return f"{banded(ratio)} x the {time}, {banded(ratio * by)} x the {compute} of this run"
+    return f"{_times(ratio)} the {time} and {_times(ratio * by)} the {compute} of this run"
+
+
+def _times(ratio: Bounded) -> str:
+    """Write a ratio with its bounds: '0.65 x (0.51 to 1.1 x)'."""
+    return f"{banded(ratio, two_digits)} x"
 
 
 def _these(p: PredictionRecord) -> str:
@@ -143,12 +151,12 @@ def _these(p: PredictionRecord) -> str:
 
 
 def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
-    """The critical batch size, with all that is not known of it, then what that is made of."""
+    """The critical batch size with all of its bounds, then what these are made of."""
     by_noise_scale = p.critical_batch_size_by_noise_scale
     interval = f"{100 * p.confidence:g} % interval"
     if p.second_run is not None:
-        by = "by two runs, each taken to be at its best learning rate"
-        yield "Critical batch size", f"{_bounded(p, p.critical_batch_size, interval)}, {by}"
+        yield "Critical batch size", _bounded(p, p.critical_batch_size, interval)
+        yield "  from", "two runs, each taken to be at its best learning rate"
         yield "  by the noise scale", _bounded(p, by_noise_scale, interval)
         return
     if not p.calibration.is_theory:
@@ -158,15 +166,16 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     band = p.calibration.kappa
     if band.low == band.high:
         yield "Critical batch size", _bounded(p, by_noise_scale, interval)
-        yield "  the theory", "may be off; the run's optimizer, which tells how far, is not known"
+        yield "  theory", "may be off: how far depends on the optimizer, which was not recorded"
         return
-    yield "Critical batch size", _bounded(p, p.critical_batch_size, "all told")
+    with_theory = _bounded(p, p.critical_batch_size, "with the theory's error")
+    yield "Critical batch size", with_theory
     yield "  measured", f"{_bounded(p, by_noise_scale, interval)}{_at_the_end(p)}"
     kind = getattr(p.history, "optimizer", None)
-    by = "here" if kind is None else f"by {kind.title}"
-    by += " at a falling learning rate" if has_decayed(p.history) else ""
-    yield "  the theory", f"{by} B_crit was {band.low:g} to {band.high:g} x that by the noise scale"
-    yield "  what settles it", advice_on(own_batch_size(p), p.critical_batch_size.value)
+    of = "this optimizer" if kind is None else kind.title
+    of += " at a falling learning rate" if has_decayed(p.history) else ""
+    yield "  theory", f"under {of} B_crit was {band.low:g} to {band.high:g} x the noise scale"
+    yield "  to be surer", advice_on(own_batch_size(p), p.critical_batch_size.value)
 
 
 def _at_the_end(p: PredictionRecord) -> str:
@@ -175,7 +184,7 @@ def _at_the_end(p: PredictionRecord) -> str:
     high = np.asarray(p.history.get("high", ()), dtype=np.float64)
     if not (len(logged) and np.isfinite(logged[-1]) and np.isfinite(high[-1])):
         return ""
-    return f" over the run; the progress bar's {number(logged[-1])} is of its end"
+    return f" over the run. The progress bar's {number(logged[-1])} is that of its end"
 
 
 def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
@@ -190,17 +199,6 @@ def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
     if math.isfinite(band.high):
         around = f"{number(band.low)} to {number(band.high)}"
     return f"{number(band.value)} {p.unit} ({what} {around})"
-
-
-def _twice_the_devices(p: PredictionRecord) -> tuple[str, str]:
-    twice = doubled(p)
-    time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
-    return (
-        "Twice the devices",
-        f"{banded(twice.time)} x the {time}, {banded(twice.compute)} x the {compute} of this"
-        f" run (batch size {count(twice.row.batch_size)}"
-        f" on {plural(twice.row.devices, 'device')})",
-    )
 
 
 def tables(p: PredictionRecord) -> list[Table]:

@@ -14,19 +14,33 @@ from rich.text import Text
 
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.printable import printable
+from noisescale.report.numbers import plural
 from noisescale.report.sweep_tables import fit_headline, fit_table
 from noisescale.report.tables import Cell, Table, headline, tables
 from noisescale.tradeoff.fit import TradeoffFit
 
 
-def as_text(p: PredictionRecord, width: int = 100) -> str:
+def as_text(p: PredictionRecord, width: int = 100, *, details: bool = True) -> str:
     """Return the report as a terminal of `width` characters shows it, without colours."""
-    return plain(report(p), width)
+    return plain(report(p, details=details), width)
 
 
-def print_report(p: PredictionRecord, console: Console | None = None) -> None:
-    """Print the report to a terminal."""
-    (console or Console()).print(report(p))
+def print_report(
+    p: PredictionRecord, console: Console | None = None, *, details: bool = True, more: str = ""
+) -> None:
+    """Print the report to a terminal.
+
+    Args:
+        p: The prediction.
+        console: Where to. Default: standard output.
+        details: Whether tables and assumptions follow the answers and warnings.
+        more: How to get the details, where they are left out: "add --details".
+    """
+    console = console or Console()
+    console.print(report(p, details=details))
+    if more and not details:
+        left_out = plural(len(p.assumptions), "assumption")
+        console.print(Text(f"\nTables of batch sizes and devices, {left_out}: {more}", "dim"))
 
 
 def fit_as_text(
@@ -61,14 +75,15 @@ def plain(content: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def report(p: PredictionRecord) -> Group:
-    """Put everything in the order in which it is read."""
-    return Group(
-        pairs(headline(p)),
-        *map(Section, tables(p)),
-        *_warnings(p.warnings),
-        *listed("Assumptions", p.assumptions, "- "),
-    )
+def report(p: PredictionRecord, *, details: bool) -> Group:
+    """Put everything in the order in which it is read: the answers, tables, what is doubtful."""
+    found: list[RenderableType] = [pairs(headline(p))]
+    if details:
+        found += map(Section, tables(p))
+    found += _warnings(p.warnings)
+    if details:
+        found += listed("Assumptions", p.assumptions, "- ")
+    return Group(*found)
 
 
 def fit_report(
@@ -87,12 +102,12 @@ def _warnings(sentences: Sequence[str]) -> list[RenderableType]:
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
-    """Lines of a name and what there is to say of it."""
+    """Lines of a name and what is said about it: bold, unless the name is indented."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column()
     for name, said in lines:
-        grid.add_row(Text(name), Text(said, style="bold"))
+        grid.add_row(Text(name), Text(said, style="" if name.startswith(" ") else "bold"))
     return grid
 
 

@@ -25,7 +25,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tables_of_a_run_are_printed_by_the_installed_script(logged: Path) -> None:
     script = Path(sys.executable).with_name("noisescale")
-    options = ["--price-per-device-hour", "2", "--hour-worth", "30"]
+    options = ["--price-per-device-hour", "2", "--hour-worth", "30", "--details"]
 
     done = subprocess.run(
         [script, "predict", logged, *options], capture_output=True, text=True, check=False
@@ -202,7 +202,7 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     assert "must hold events, got 0 bytes" in refused("predict", empty)
     assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
-    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated")
+    assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated", "--details")
 
 
 def test_branches_of_named_orders_are_paired(logged: Path, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_what_measuring_took_is_told() -> None:
 
     of_run = prediction.to_dict()["run"]
     assert (of_run["measured_steps"], of_run["measuring_share"]) == (rows, 50 / 2050)
-    line = f"about 2.4 % of its time, estimated: {rows} of 2,000 steps were measured"
-    assert f"Measuring this run took {line}" in " ".join(prediction.to_text().split())
-    assert "Measuring this run took" not in predict(history()).to_text()
+    line = f"about 2.4 % of the run's time ({rows} of 2,000 steps)"
+    assert f"Measuring took {line}" in " ".join(prediction.to_text().split())
+    assert "Measuring took" not in predict(history()).to_text()
 
 
 def test_unknown_and_unbounded_are_null() -> None:

@@ -7,6 +7,8 @@ import pytest
 from reported_runs import history
 from rich.console import Console
 
+from noisescale import History
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.calibration import Calibration
 from noisescale.predictor import Prediction, predict
 from noisescale.report.tables import headline
@@ -24,24 +26,66 @@ def test_the_first_lines_answer_what_how_sure_and_what_twice_the_devices_buy() -
     lines = as_text(predict(history(seconds=math.nan), [64, 128]), 120).splitlines()
 
     # (1 + 100/128)/(1 + 100/64) and, at the ends, with 80 and 125
-    than_this = "0.695 (0.669 to 0.722) x the steps, 1.39 (1.34 to 1.44) x the examples of this run"
-    assert " ".join(" ".join(lines[:8]).split()) == " ".join(
+    than_this = "0.70 (0.67 to 0.72) x the steps and 1.4 (1.3 to 1.4) x the examples of this run"
+    both = "a batch of 128 examples (2 micro-batches of 32 on each device) is the best"
+    said = " ".join(" ".join(lines[: lines.index("")]).split())
+    assert said == " ".join(
         [
-            f"Best on these 2 devices 128 examples (32 x 2 x 2): {than_this}",
-            f"More devices pay up to 4 devices: 128 examples (32 x 1 x 4): {than_this}",
+            f"On these 2 devices {both}: {than_this}",
+            "More devices up to 4 pay, with a batch of 128 examples (32 on each device):",
+            than_this,
             "Critical batch size 100 examples (95 % interval 80.0 to 125)",
-            "the theory may be off; the run's optimizer, which tells how far, is not known",
-            f"Twice the devices {than_this} (batch size 128 on 4 devices)",
+            "theory may be off: how far depends on the optimizer, which was not recorded",
         ]
     )
+
+
+def test_twice_the_devices_have_a_line_where_no_other_line_is_theirs() -> None:
+    lines = dict(headline(predict(history(noise_scale=3.0))))
+
+    assert lines["More devices"].startswith("do not pay")
+    twice = "4 devices, a batch of 128 examples (32 on each device): "
+    assert lines["Twice the devices"].startswith(twice)
+
+
+def test_without_details_the_answers_and_the_warnings_are_left() -> None:
+    p = predict(history(unresolved=40))
+
+    short, whole = as_text(p, 100, details=False), as_text(p, 100)
+
+    answers = whole.split("\n\n")[0]
+    assert short.startswith(answers)
+    assert short.removeprefix(answers).startswith("\n\nWarnings\n ! ")
+    for warning in p.warnings:
+        assert warning in " ".join(short.split())
+    assert "Assumptions" not in short
+    assert "On the run's own" not in short
+
+
+def test_answers_are_at_most_ten_lines() -> None:
+    columns = history()
+    adam = History.from_columns(dict(columns), optimizer=OptimizerKind.ADAM)
+
+    assert as_text(predict(adam), 100, details=False).count("\n") <= 10
+
+
+def test_who_reads_the_answers_is_shown_the_way_to_the_details() -> None:
+    file = io.StringIO()
+    p = predict(history())
+
+    print_report(p, Console(file=file, width=100), details=False, more="add --details")
+
+    *_, last = file.getvalue().splitlines()
+    many = len(p.assumptions)
+    assert last.rstrip() == f"Tables of batch sizes and devices, {many} assumptions: add --details"
 
 
 def test_what_is_not_resolved_is_told_by_its_bounds() -> None:
     text = as_text(predict(history(unresolved=40, seconds=math.nan)), 120)
 
-    assert "64 or more examples (32 x 1 x 2): as this run" in text
+    assert "a batch of 64 or more examples (32 on each device) is the best: as in this run" in text
     assert "at least 80.0 examples, not resolved" in text
-    assert "0.500 to 0.722 x the steps" in text
+    assert "0.50 to 0.72 x the steps" in text
     # At 128: S_min + E_min/128 from 80, and half of the run's steps from infinity.
     assert "1,000–1,440" in text
     assert re.search(r"64 +2,000 +128,000\n +this run\n *recommended\n", text)
@@ -104,7 +148,7 @@ def test_warnings_and_assumptions_follow() -> None:
 def test_units_are_shown_as_they_are_written() -> None:
     text = as_text(predict(history(), unit="[bold]tokens[/]"), 120)
 
-    assert "64 [bold]tokens[/] (32 x 1 x 2)" in text
+    assert "64 [bold]tokens[/] (32 on each device)" in text
 
 
 def test_a_terminal_gets_the_same_words() -> None:
@@ -166,10 +210,11 @@ def test_with_prices_the_first_lines_are_of_the_own_devices_and_then_of_the_chea
 
     assert p.recommended.devices > p.own_devices
     own = p.best_for(p.own_devices)
-    assert list(lines)[:2] == ["Fastest on these 2 devices", "Cheapest, with waiting"]
-    assert lines["Fastest on these 2 devices"].startswith(f"{own.batch_size:,.0f} examples")
-    cheapest = f"{p.recommended.devices} devices: {p.recommended.batch_size:,.0f} examples"
-    assert lines["Cheapest, with waiting"].startswith(cheapest)
+    assert list(lines)[:2] == ["On these 2 devices", "Cheapest with waiting"]
+    assert lines["On these 2 devices"].startswith(f"a batch of {own.batch_size:,.0f} examples")
+    best = p.recommended
+    cheapest = f"{best.devices} devices, a batch of {best.batch_size:,.0f} examples"
+    assert lines["Cheapest with waiting"].startswith(cheapest)
 
 
 def test_what_is_not_resolved_recommends_no_smaller_batch_and_no_number_of_devices() -> None:
@@ -179,12 +224,12 @@ def test_what_is_not_resolved_recommends_no_smaller_batch_and_no_number_of_devic
     lines = dict(headline(p))
 
     assert p.recommended.batch_size >= 64
-    assert "examples" in lines["Fastest on these 2 devices"]
-    assert "may pay, or not" in lines.get("More devices", "may pay, or not")
+    assert "examples" in lines["On these 2 devices"]
+    assert "may pay or not" in lines.get("More devices", "may pay or not")
 
 
 def test_where_the_own_devices_cost_least_they_are_not_told_twice() -> None:
     patient = predict(history(), [64, 128], price_per_device_hour=2.5, hour_worth=0.01)
 
     assert patient.recommended.devices == patient.own_devices
-    assert dict(headline(patient))["Cheapest, with waiting"] == "the same, on these 2 devices"
+    assert dict(headline(patient))["Cheapest with waiting"] == "the same, on these 2 devices"

@@ -39,12 +39,12 @@ def report_run(
         except ValueError as reason:
             trainer_access.rank_zero_warn(f"NoiseScaleMonitor has nothing to report: {reason}")
             continue
-        print_report(prediction)
+        print_report(prediction, details=False)
         prefix = prefix_of(number, monitor)
         with guard("There is no page of the noise scale"):
             folder.mkdir(parents=True, exist_ok=True)
             page = _page(folder, prefix, keep_others=not trainer.loggers)
-            print(f"Report: {prediction.to_html(page)}")
+            print(f"Figures, tables and assumptions: {prediction.to_html(page)}")
             for logger in trainer.loggers:
                 with guard(f"{type(logger).__name__} was not given the page of the noise scale"):
                     hand_to(logger, page, f"{prefix}report")

@@ -33,7 +33,7 @@ def fit_in_this_process(folder: Path, **options: Any) -> None:
     ).fit(classifier(), loader(8, 160))
 
 
-def test_a_fit_ends_with_tables_and_a_page_beside_the_logs(
+def test_a_fit_ends_with_the_answers_and_a_page_beside_the_logs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """On one rank alone, of two that train in processes of their own."""
@@ -45,9 +45,11 @@ def test_a_fit_ends_with_tables_and_a_page_beside_the_logs(
     )
 
     printed = capfd.readouterr().out
-    assert printed.count("On the run's own 2 devices") == 1
+    assert printed.count("On these 2 devices") == 1
     assert "rows" in printed
-    assert f"Report: {tmp_path}/noise_scale.html" in printed.replace("\n", "")
+    assert f"Figures, tables and assumptions: {tmp_path}/noise_scale.html" in printed.replace(
+        "\n", ""
+    )
     page = (tmp_path / "noise_scale.html").read_text()
     assert "plotly.js v" in page
     assert "the run's own 2 devices".replace("'", "&#x27;") in page
