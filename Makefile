@@ -5,6 +5,7 @@ BIN := .venv/bin
 LINT_ENV := build/lint
 WHEEL_ENV := build/wheel
 OLDEST_ENV := build/oldest
+DOCS_ENV := build/docs
 
 # Of the packages little is ever imported: that is compiled when it first is, for all later processes.
 PIP := -m pip -q --disable-pip-version-check
@@ -14,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-oldest lint wheel-test clean
+.PHONY: demo test test-oldest lint docs wheel-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
@@ -29,6 +30,9 @@ lint: .venv/ready $(LINT_ENV)/ready ## check format, lint and types
 	$(LINT_ENV)/bin/ruff format --check
 	$(LINT_ENV)/bin/ruff check
 	$(LINT_ENV)/bin/mypy --python-executable $(BIN)/python
+
+docs: $(DOCS_ENV)/ready ## build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --quiet --strict --site-dir build/site
 
 # What the wheel needs is in .venv already: its folder of packages is named, and so is none of the
 # sources, which .venv finds by a file in that folder. What the wheel asks for beyond is installed.
@@ -60,6 +64,11 @@ clean:
 $(LINT_ENV)/ready: .venv/ready
 	@$(BIN)/python -m venv --without-pip $(LINT_ENV)
 	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt mypy ruff
+	@touch $@
+
+$(DOCS_ENV)/ready: docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS_ENV)
+	@$(DOCS_ENV)/bin/python $(PIP) $(INSTALL) -c constraints.txt -r docs/requirements.txt
 	@touch $@
 
 $(OLDEST_ENV)/ready: pyproject.toml constraints-oldest.txt
