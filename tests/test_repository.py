@@ -27,7 +27,7 @@ from noisescale.hugging_face import NoiseScaleCallback
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
 
 
@@ -112,7 +112,19 @@ def training(folder: Path) -> dict[str, Any]:
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 4
+
+    for block in blocks:
+        exec(block.replace('"auto"', '"cpu"'), training(tmp_path))
+
+
+@pytest.mark.parametrize("page", ["measuring", "predicting", "sweeps"])
+def test_the_code_on_the_pages_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
+    assert blocks
     history = noisescale.History()
     noise_scale = {"noise_scale": 118.0, "low": 90.0, "high": 150.0}
     history.append(
@@ -124,7 +136,24 @@ def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     Monitor.history = history
     for block in blocks:
-        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor, **training(tmp_path)})
+        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
+
+
+def test_every_measured_truth_is_a_whole_row() -> None:
+    page = (ROOT / "docs/measured-truths.md").read_text()
+
+    heading, *rows = [line for line in page.splitlines() if line.startswith("| ")]
+
+    columns = heading.count("|")
+    assert len(rows) >= 9
+    for row in rows:
+        *_, truth, noise_scale, second, branches, source = (x.strip() for x in row.split("|")[:-1])
+        assert row.count("|") == columns, row
+        value, low, high = map(float, re.findall(r"[\d.]+", truth))
+        assert low < value < high, row
+        assert float(noise_scale) > 0, row
+        assert all(float(cell) > 0 for cell in (second, branches) if cell), row
+        assert re.fullmatch(r"\[.+\]\(.+\)", source), row
 
 
 def test_the_readmes_keys_are_those_that_are_logged() -> None:
