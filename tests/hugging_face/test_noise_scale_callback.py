@@ -355,9 +355,8 @@ def test_the_console_shows_three_keys_and_what_reports_gets_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before, after, callback = Recorder(), Recorder(), NoiseScaleCallback()
-    args = TrainingArguments(
-        "unused", use_cpu=True, max_steps=40, logging_steps=10, report_to=[], disable_tqdm=True
-    )
+    quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments("unused", use_cpu=True, max_steps=40, logging_steps=10, **quiet)
     trainer = Trainer(Classifier(), args, train_dataset=digits(), callbacks=[before, callback])
     trainer.add_callback(after)  # after the one that prints
     known = list(trainer.callback_handler.callbacks)
