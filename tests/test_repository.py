@@ -76,6 +76,26 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
+def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shown = README
+    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(rule["pattern"], rule["replacement"], shown)
+    repository = re.escape(project["project"]["urls"]["Source"])
+    raw = repository.replace("github", "raw\\.githubusercontent", 1)
+
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
+
+    assert len(links) > 15
+    for image, link in links:
+        assert link.startswith("https://"), link
+        if "noisescale/noisescale" in link:
+            place = raw + "/" if image else repository + "/blob/"
+            found = re.fullmatch(place + r"v\$HFPR_VERSION/(.+)", link)
+            assert found, link
+            assert (ROOT / found[1].split("#")[0]).exists(), link
+
+
 def test_the_readmes_commands_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
