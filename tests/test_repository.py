@@ -220,6 +220,15 @@ def test_the_callback_of_transformers_logs_the_same_keys() -> None:
     assert len(ours) == 25
 
 
+def test_the_version_to_cite_is_that_of_the_package() -> None:
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert cited == noisescale.__version__
+    assert sections[0] == "Unreleased"
+    assert cited.partition(".dev")[0] in sections or cited.endswith(".dev0")
+
+
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
     assert {name for name in noisescale.__all__ if getattr(noisescale, name).__doc__} == set(
         noisescale.__all__
