@@ -27,9 +27,10 @@ test: .venv/ready ## run all tests
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
 	$(OLDEST_ENV)/bin/pytest $(WORKERS)
 
-lint: .venv/ready $(LINT_ENV)/ready ## check format, lint and types
+lint: .venv/ready $(LINT_ENV)/ready ## check format, lint, spelling and types
 	$(LINT_ENV)/bin/ruff format --check
 	$(LINT_ENV)/bin/ruff check
+	$(LINT_ENV)/bin/codespell
 	$(LINT_ENV)/bin/mypy --python-executable $(BIN)/python
 
 docs: $(DOCS_ENV)/ready ## build the documentation site into build/site; warnings are errors
@@ -70,7 +71,8 @@ clean:
 # Beside .venv: what these tools bring along is nothing that the package may count on.
 $(LINT_ENV)/ready: .venv/ready
 	@$(BIN)/python -m venv --without-pip $(LINT_ENV)
-	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt mypy ruff
+	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt \
+		codespell mypy pre-commit pre-commit-hooks ruff
 	@touch $@
 
 $(DIST_ENV)/ready: constraints.txt

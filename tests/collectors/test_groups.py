@@ -86,7 +86,7 @@ def test_an_expression_that_matches_nothing_is_refused() -> None:
         " blocks.0.norm.weight, blocks.1.norm.bias, head.weight."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atention"]})
+        groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atn"]})
 
 
 def test_an_expression_of_the_old_order_that_matches_nothing_is_named_as_the_cause() -> None:
