@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a newcomer reads and runs: links, commands, code blocks, the benchmarks."""
 
+import inspect
 import re
 import textwrap
 import tomllib
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
+MEASURING = (ROOT / "docs/measuring.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -128,8 +130,8 @@ def test_every_measured_truth_is_a_whole_row() -> None:
         assert re.fullmatch(r"\[.+\]\(.+\)", source), row
 
 
-def test_the_readmes_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(noise_scale/\w+)`", README))
+def test_the_documented_keys_are_those_that_are_logged() -> None:
+    documented = set(re.findall(r"`(noise_scale/\w+)`", MEASURING))
 
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
@@ -137,8 +139,16 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
     assert len(logged) == 23
 
 
+def test_the_documented_arguments_are_those_of_the_monitor() -> None:
+    table = MEASURING.split("## All arguments")[1]
+
+    documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+
+    assert set(documented) == set(inspect.signature(noisescale.NoiseScaleMonitor).parameters)
+
+
 def test_the_schedulers_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(batch_size/\w+)`", README))
+    documented = set(re.findall(r"`(batch_size/\w+)`", MEASURING))
 
     logged = set(re.findall(r"`(batch_size/\w+)`", noisescale.BatchSizeScheduler.__doc__ or ""))
 
