@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newcomer reads and runs: links, commands, code blocks, the example, the benchmarks."""
+"""What a newcomer reads and runs: links, commands, code blocks, the benchmarks."""
 
 import inspect
-import os
 import re
-import runpy
-import subprocess
-import sys
-import tempfile
 import textwrap
 import tomllib
-import warnings
-from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 from fits import needs_measurable_shards
+from scripts import ROOT, printed, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import TrainingArguments
@@ -27,55 +21,35 @@ from noisescale.hugging_face import NoiseScaleCallback
 
 pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
 MEASURING = (ROOT / "docs/measuring.md").read_text()
-
-
-def printed(script: str, *options: object, cwd: Path = ROOT) -> str:
-    """What a script prints, in a fork: what it imports is there already."""
-    words = [str(ROOT / script), *map(str, options)]
-    with tempfile.TemporaryFile("w+") as output:
-        process = get_context("fork").Process(target=as_main, args=(output, words, cwd))
-        process.start()
-        process.join(280)
-        process.kill()
-        process.join()
-        output.seek(0)
-        said = output.read()
-    assert process.exitcode == 0, said
-    return said
-
-
-def as_main(output: IO[str], words: list[str], cwd: Path) -> None:
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    sys.stdout, sys.stderr = output, output
-    sys.argv = words
-    sys.path.insert(0, str(Path(words[0]).parent))
-    os.chdir(cwd)
-    warnings.simplefilter("default")
-    runpy.run_path(words[0], run_name="__main__")
-
-
-def run(*arguments: str) -> str:
-    finished = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,  # some forty seconds where nothing else runs
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shown = README
+    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(rule["pattern"], rule["replacement"], shown)
+    repository = re.escape(project["project"]["urls"]["Source"])
+    raw = repository.replace("github", "raw\\.githubusercontent", 1)
+
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
+
+    assert len(links) > 15
+    for image, link in links:
+        assert link.startswith("https://"), link
+        if "noisescale/noisescale" in link:
+            place = raw + "/" if image else repository + "/blob/"
+            found = re.fullmatch(place + r"v\$HFPR_VERSION/(.+)", link)
+            assert found, link
+            assert (ROOT / found[1].split("#")[0]).exists(), link
 
 
 def test_the_readmes_commands_exist() -> None:
@@ -88,10 +62,8 @@ def test_the_readmes_commands_exist() -> None:
 
 def test_the_oldest_constraints_are_the_bounds_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    needed = sum(
-        (extras[name] for name in ("examples", "hugging-face", "test")), project["dependencies"]
-    )
+    extras = {**project["optional-dependencies"], "dev": []}  # no user is promised old tools
+    needed = sum(extras.values(), project["dependencies"])
     bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)$", "\n".join(needed), re.MULTILINE))
 
     pinned = dict(
@@ -212,6 +184,15 @@ def test_the_callback_of_transformers_logs_the_same_keys() -> None:
     assert len(ours) == 25
 
 
+def test_the_version_to_cite_is_that_of_the_package() -> None:
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert cited == noisescale.__version__
+    assert sections[0] == "Unreleased"
+    assert cited.partition(".dev")[0] in sections or cited.endswith(".dev0")
+
+
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
     assert {name for name in noisescale.__all__ if getattr(noisescale, name).__doc__} == set(
         noisescale.__all__
@@ -254,57 +235,6 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
 
     assert said.keys() == {"lightning.pytorch", "pytorch_lightning"}
     assert all(name.startswith(package) for package, name in said.items())
-
-
-def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
-    output = printed("examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
-
-    assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
-    critical = r"Critical batch size +[\d.,]+ examples \(with the theory's error [\d.]+ to [\d.]+\)"
-    assert re.search(critical, output)
-    assert "On these 2 devices" in output
-    assert list(tmp_path.glob("digits/version_0/noise_scale.html"))
-    assert f"tensorboard --logdir {tmp_path}" in output
-    assert list(tmp_path.glob("digits/version_0/events*"))
-
-
-def test_the_batch_size_follows_in_the_example(tmp_path: Path) -> None:
-    options = ["--schedule", "--batch-size", 2, "--epochs", 1, "--logs", tmp_path]
-
-    output = printed("examples/digits_ddp.py", *options, cwd=tmp_path)
-
-    assert re.search(
-        r"^BatchSizeScheduler: step \d+: batch size 4 -> \d+ = 2 x \d+ micro-batches x 2 devices,"
-        r" lr x \d.*: noise scale .* asks for [\d.]+",
-        output,
-        re.MULTILINE,
-    )
-
-
-def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_path: Path) -> None:
-    tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
-    options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
-
-    options += ["--text", "none", "--logs", tmp_path]
-    output = printed("examples/char_transformer.py", *options)
-
-    assert "There is no none: Python's own standard library is read instead." in output
-    for layers in ("all", "embedding", "normalization", "attention", "mlp", "head"):
-        assert re.search(rf"│ {layers} +│ .* steps\) +│", output)
-    assert "12: " in output
-
-
-@pytest.mark.parametrize("launch", ["fabric", "torchrun"])
-def test_the_loops_of_ones_own_measure_on_two_processes(launch: str) -> None:
-    if launch == "fabric":
-        output = printed("examples/fabric_loop.py", "--epochs", 2)
-    else:
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        output = run(*command, "examples/torchrun_loop.py", "--epochs", "2")
-
-    shown = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
-    assert [epoch for epoch, _ in shown] == ["1", "2"]
-    assert float(shown[1][1]) > 50
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from noisescale.cli import branch, fit, predict, profile
+from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ def main() -> None:
             sys.exit(2)
         command = error.ctx.command_path if error.ctx else app.info.name
         _refuse(f"{error.format_message().rstrip()} See `{command} --help`.")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         _refuse(str(error))
     except typer.Abort:
         _refuse("Aborted.", code=1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merged
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.tradeoff.tradeoff import Tradeoff
@@ -285,12 +286,9 @@ class History(Mapping[str, NDArray[np.float64]]):
             step
             50.0         19.0
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                '`to_pandas` needs pandas. Install it: pip install "noisescale[pandas]"'
-            ) from error
+        need("pandas", "`History.to_pandas`")
+        import pandas
+
         return pandas.DataFrame({name: self[name] for name in self}).set_index("step")
 
     def state_dict(self) -> dict[str, Any]:
