@@ -44,6 +44,20 @@ class Prediction(PredictionRecord):
     What draws is imported when it is first used.
     """
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the answers, the warnings and the table of batch sizes."""
+        from noisescale.report.notebook import as_fragment
+
+        return as_fragment(self)
+
+    def __repr__(self) -> str:
+        from noisescale.report.numbers import banded, count
+
+        return (
+            f"<Prediction: recommended batch size {count(self.recommended_batch_size)}, critical"
+            f" batch size {banded(self.critical_batch_size)}, {len(self.rows)} rows>"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the history, in builtins; None is unknown or unbounded."""
         from noisescale.report.records import as_dict

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 
 def printable(text: object) -> str:
@@ -29,6 +31,18 @@ def printable_json(text: str) -> str:
         {"größer\u009b": 1}
     """
     return _replaced(text, lambda c: c if c == "\n" else json.dumps(c)[1:-1])
+
+
+def arguments(options: Any) -> str:
+    """Return the fields of a dataclass that are not the defaults, as a call writes them.
+
+    Example:
+        >>> from noisescale.plan import Plan
+        >>> arguments(Plan(32, 1, 2, 1))
+        'device_batch_size=32, accumulation=1, devices=2'
+    """
+    given = ((field, getattr(options, field.name)) for field in fields(options))
+    return ", ".join(f"{f.name}={value!r}" for f, value in given if value != f.default)
 
 
 def _replaced(text: str, escape: Callable[[str], str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import Self
 
 from noisescale.estimation.ratio_interval import WeightedMeans
@@ -72,6 +73,12 @@ class NoiseScale:
         if self.resolved:
             return three_digits(self.value)
         return f">{three_digits(self.low)}" if self.low > 0 else "?"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the value in bold, how sure it is beside it."""
+        value, _, how_sure = str(self).partition(" (")
+        small = f" <small>({escape(how_sure)}</small>" if how_sure else ""
+        return f"<b>{escape(value)}</b>{small}"
 
     def __str__(self) -> str:
         level = f"{self.confidence * 100:.3g} %"

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from noisescale.batches.shared_examples import SharedExamples
-from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, RefusalError
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.options import MeterOptions
+from noisescale.printable import arguments
 
 
 class MeasuringCallback(ABC):
@@ -32,6 +34,22 @@ class MeasuringCallback(ABC):
         self._shared: SharedExamples | None = None
         self._counted = False
         self._guard = Guard(*let_pass)
+
+    def __repr__(self) -> str:
+        """The arguments that are not the defaults, and the estimate of the last log step."""
+        known = f": {self._last_logged}" if self.history else ""
+        return f"{type(self).__name__}({arguments(self._options)}){known}"
+
+    @property
+    def _last_logged(self) -> str:
+        """The last row of the history: nothing waits for the device."""
+        history = self.history
+        low, high = (float(history[name][-1]) for name in ("low", "high"))
+        at = f"at step {history.last_step:,.0f}"
+        if not math.isfinite(high):
+            return f"above {three_digits(low)} {history.unit} {at}, not resolved"
+        value = three_digits(float(history["noise_scale"][-1]))
+        return f"{value} {history.unit} ({three_digits(low)} to {three_digits(high)}) {at}"
 
     @property
     def noise_scale(self) -> NoiseScale:

@@ -17,6 +17,7 @@ from noisescale.lightning.scheduler.schedulable import check_schedulable
 from noisescale.lightning.scheduler.scheduled_fit import ScheduledFit, Takeover, check_saved
 from noisescale.lightning.scheduler.schedules import PROGRESS, ProgressBy, default_progress
 from noisescale.plan import Plan
+from noisescale.printable import arguments
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.learning_rate import LearningRateScaling
 from noisescale.scheduling.policies import PolicyLike
@@ -144,6 +145,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._taken: Takeover | None = None  # since a fit has started
         self._fit: ScheduledFit | None = None  # since its first batch
         self._warned = False
+
+    def __repr__(self) -> str:
+        """The arguments that are not the defaults, and the plan of a fit that has begun."""
+        plan = f": {self.plan}" if self.plan is not None else ""
+        return f"{type(self).__name__}({arguments(self._options)}){plan}"
 
     @property
     def moves(self) -> list[Move]:

@@ -456,3 +456,24 @@ def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Any) -> Non
 
     assert not (tmp_path / "csv" / "metrics.csv").exists()
     assert result["history"]["step"] == [7]
+
+
+def test_its_repr_has_what_was_given_and_the_last_row() -> None:
+    monitor = NoiseScaleMonitor(window=200)
+    assert repr(monitor) == "NoiseScaleMonitor(window=200)"
+
+    lightning.pytorch.Trainer(
+        accelerator="cpu",
+        max_steps=20,
+        log_every_n_steps=5,
+        accumulate_grad_batches=2,
+        callbacks=[monitor],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(classifier(), loader(8, 400))
+
+    assert re.fullmatch(
+        r"NoiseScaleMonitor\(window=200\): (above )?[\d.,]+ examples .*at step \d+.*", repr(monitor)
+    )
