@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `noisescale predict`, `branch`, `fit`, `profile`.
+"""The command line: `noisescale predict`, `watch`, `branch`, `fit`, `profile`.
 
 A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from noisescale.cli import branch, fit, predict, profile
+from noisescale.cli import branch, fit, predict, profile, watch
 from noisescale.printable import printable
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("predict")(predict.predict_run)
+app.command("watch")(watch.watch_run)
 app.command("branch")(branch.branch_run)
 app.command("fit")(fit.fit_sweep)
 app.command("profile")(profile.profile_steps)
