@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noisescale.cli.runs import show_runs
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
@@ -16,6 +17,7 @@ from noisescale.renamed import renamed
 if TYPE_CHECKING:
     from noisescale.history.history import History
     from noisescale.prediction import Calibration
+    from noisescale.predictor import Prediction
 
 
 def predict_run(
@@ -99,7 +101,7 @@ def predict_run(
     html: Annotated[Path | None, typer.Option(help="Write a report with figures there.")] = None,
 ) -> None:
     """Predict what the result of a run costs at other batch sizes, on other devices."""
-    from noisescale.history.reading import read_run
+    from noisescale.history.reading import read_run, runs_in
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
@@ -109,36 +111,48 @@ def predict_run(
         "monitor": monitor,
         "allow_truncated": allow_truncated,
     }
-    with renamed(flags):
-        history = read_run(run, **which)
-        other = None
-        if second_run is not None:
-            with renamed({"run": "--second-run"}):
-                other = read_run(second_run, **which)
-    kappa = _calibration(
-        *(history, calibration, sweep, branches, branch_step),
-        branch_examples=branch_examples,
-        loss_scatter=loss_scatter,
-    )
-    step_time = None if step_times is None else fit_step_time(read_timings(step_times))
-    others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
-    others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
-    with renamed(flags | others):
-        prediction = predict(
-            history,
-            numbers("batch-sizes", batch_sizes),
-            numbers("devices", devices),
-            price_per_device_hour,
-            hour_worth=hour_worth,
-            calibration=kappa,
-            step_time=step_time,
-            max_device_batch_size=max_device_batch_size,
-            devices_per_node=devices_per_node,
-            unit=unit,
-            second_run=other,
-            goal=goal,
-            steps_scatter=steps_scatter,
+
+    def predicted(run: Path) -> Prediction:
+        with renamed(flags):
+            history = read_run(run, **which)
+            other = None
+            if second_run is not None:
+                with renamed({"run": "--second-run"}):
+                    other = read_run(second_run, **which)
+        kappa = _calibration(
+            *(history, calibration, sweep, branches, branch_step),
+            branch_examples=branch_examples,
+            loss_scatter=loss_scatter,
         )
+        step_time = None if step_times is None else fit_step_time(read_timings(step_times))
+        others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
+        others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
+        with renamed(flags | others):
+            return predict(
+                history,
+                numbers("batch-sizes", batch_sizes),
+                numbers("devices", devices),
+                price_per_device_hour,
+                hour_worth=hour_worth,
+                calibration=kappa,
+                step_time=step_time,
+                max_device_batch_size=max_device_batch_size,
+                devices_per_node=devices_per_node,
+                unit=unit,
+                second_run=other,
+                goal=goal,
+                steps_scatter=steps_scatter,
+            )
+
+    if len(runs := runs_in(run)) > 1:
+        if details or html is not None:
+            raise ValueError(
+                f"`{'--details' if details else '--html'}` must come with one run, got"
+                f" {len(runs)} in {printable(run)}. Name one of them."
+            )
+        show_runs(run, runs, predicted, as_json=as_json)
+        return
+    prediction = predicted(run)
     if html is not None:
         with renamed({"path": "--html"}):
             prediction.to_html(html)

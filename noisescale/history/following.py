@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from noisescale.history.event_files import EventFile
 
 
+NOT_YET = ("unmeasured", "empty")
+"""Words for a run that may still log what it lacks."""
+
+
 class FollowedRun:
     """A run whose files grow, are replaced, or are not there yet. They are only read.
 
@@ -109,8 +113,10 @@ class FollowedRun:
         self.history, self.others = None, [*source.rows.others]
         try:
             found = history_of(source.rows.columns(), printable(self.run), self._asked, self.others)
-        except RunError:
-            return
+        except RunError as error:
+            if error.word in NOT_YET:
+                return
+            raise
         found.source = self.run
         self.history = found
 

@@ -321,8 +321,7 @@ def history_of(
         others: Other metrics of the run.
 
     Raises:
-        RunError: If the monitor logged nothing, or no whole row.
-        ValueError: If there are other monitors or optimizers than those that were asked for.
+        RunError: If the monitor logged nothing, no whole row, or another monitor did.
     """
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
@@ -374,17 +373,20 @@ def history_of(
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
-    """Raise a ValueError if other monitors or optimizers than that have tags here."""
+    """Raise a RunError if other monitors or optimizers than that have tags here."""
     found = {who for tag in tags if (who := measured_in(tag)) is not None}
     if not found or asked in found:
         return
     monitor, optimizer = asked
     if any(name == monitor for name, _ in found):
-        raise ValueError(
+        raise RunError(
+            "absent",
             f"`optimizer` must be one that was measured in {source}, got {optimizer}."
-            " Leave it out for the first."
+            " Leave it out for the first.",
         )
     names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
-    raise ValueError(
-        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is {names}."
+    raise RunError(
+        "absent",
+        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is"
+        f" {names}.",
     )
