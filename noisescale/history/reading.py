@@ -17,6 +17,7 @@ from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_error import RunError
+from noisescale.history.trackers import refuse_chart, refuse_tracker
 from noisescale.printable import printable
 
 Array = NDArray[np.float64]
@@ -31,6 +32,9 @@ _COLUMN_OF = {
 
 _ALWAYS = ("step", "examples", "batch_size")
 """Columns without which a row says nothing."""
+
+_CLOCKS = ("step", "trainer/global_step", "train/global_step")
+"""Columns of the step: a CSVLogger's, W&B's under Lightning and under transformers."""
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")
 
@@ -132,11 +136,12 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
 def _column(
     header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
 ) -> tuple[list[float], list[float]]:
-    """A metric's steps and values in a CSVLogger's file; none where it is not there."""
-    if name not in header or "step" not in header:
+    """A metric's steps and values in a CSV file; none where it is not there."""
+    clock = next((clock for clock in _CLOCKS if clock in header), "")
+    if name not in header or not clock:
         return [], []
-    where, step = header.index(name), header.index("step")
-    cells = [(line[step], line[where]) for _, line in lines if line[where]]
+    where, step = header.index(name), header.index(clock)
+    cells = [(line[step], line[where]) for _, line in lines if line[step] and line[where]]
     return [float(at) for at, _ in cells], [float(value) for _, value in cells]
 
 
@@ -193,11 +198,13 @@ def runs_in(path: Path) -> list[Path]:
         The path itself, if it is a file or a folder with a run's files in it.
 
     Raises:
+        ValueError: If there are only runs of W&B or MLflow, whose files are not read.
         OSError: If there is nothing at the path.
     """
     if path.is_file():
+        refuse_tracker(path)
         return [path]
-    if not path.is_dir():
+    if not path.exists():
         raise FileNotFoundError(
             f"`run` must be a folder or a file, got {printable(path)}, which is neither."
             " Name the folder that the logger wrote to, such as lightning_logs/version_0."
@@ -205,6 +212,8 @@ def runs_in(path: Path) -> list[Path]:
     if files_of(path):
         return [path]
     runs = {file.parent for pattern in _FILES for file in path.rglob(pattern)}
+    if not runs:
+        refuse_tracker(path)
     return sorted(runs, key=lambda run: (last_written(run), run))
 
 
@@ -335,6 +344,7 @@ def history_of(
         if name in _COLUMN_OF or name.startswith("group/")
     }
     if missing := [name for name in _ALWAYS if name not in columns]:
+        refuse_chart(source, others)
         _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
         has = printable(", ".join(others[:5])) if others else "nothing else"
         raise RunError(
