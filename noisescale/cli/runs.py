@@ -7,9 +7,12 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from noisescale.prediction.prediction import PredictionRecord
 from noisescale.printable import printable, printable_json
+
+if TYPE_CHECKING:
+    from noisescale.prediction.prediction import PredictionRecord
 
 
 def show_runs(

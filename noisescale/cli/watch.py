@@ -29,21 +29,31 @@ TERMINATED = 128 + signal.SIGTERM
 HOW_TO_END = "Ctrl-C ends."
 
 
+EXAMPLE = "noisescale watch lightning_logs"
+
+
 def watch_run(
     run: Annotated[
         Path,
-        typer.Argument(help="Folder of a run that is going on, or of several: the newest one."),
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a TensorBoard or CSVLogger run that is going on. Of a folder of several"
+            " runs, the newest.",
+        ),
     ],
-    every: Annotated[float, typer.Option(help="Seconds between two looks at the files.")] = 5.0,
+    every: Annotated[
+        float, typer.Option(help="Seconds from one reading of the run's files to the next.")
+    ] = 5.0,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Print once and end, as where the output is no terminal."),
+        typer.Option("--once", help="Print once and end, as without a terminal."),
     ] = False,
     optimizer: Annotated[
-        int, typer.Option(help="Which one, where several were measured (manual optimization).")
+        int,
+        typer.Option(help="Which optimizer, if several were measured."),
     ] = 0,
     monitor: Annotated[
-        str | None, typer.Option(help="The name of the monitor, where it was given one.")
+        str | None, typer.Option(help="Name of the monitor, if it was given one.")
     ] = None,
 ) -> None:
     """Show the noise scale of a run while it trains, and what it would advise now."""

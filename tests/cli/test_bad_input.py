@@ -184,7 +184,7 @@ CASES: list[tuple[list[str], str]] = [
             (["more"], "Got unexpected extra argument"),
         ]
     ),
-    (["predict"], "Missing argument 'run'. See `noisescale predict --help`."),
+    (["predict"], "Missing argument 'RUN'. See `noisescale predict --help`."),
     (["predict", "gone"], "`run` must be a folder or a file, got gone, which is neither."),
     (["predict", HOSTILE], r"`run` must be a folder or a file, got \x1b[31m\x1b]0;title\x07"),
     (["predict", "[red]"], "`run` must be a folder or a file, got [red], which is neither."),
@@ -203,7 +203,7 @@ CASES: list[tuple[list[str], str]] = [
     *(
         (["fit", *words], message)
         for words, message in [
-            ([], "Missing argument 'sweep'. See `noisescale fit --help`."),
+            ([], "Missing argument 'SWEEP'. See `noisescale fit --help`."),
             (["files/gone.csv"], "[Errno 2] No such file or directory: 'files/gone.csv'"),
             (["files"], "`files` must be a CSV file, got a folder."),
             (["files/one.csv"], "`batch_size` must have two values at least, got 1."),
@@ -242,7 +242,7 @@ CASES: list[tuple[list[str], str]] = [
     *(
         (["profile", *words], message)
         for words, message in [
-            ([], "Missing argument 'target'. See `noisescale profile --help`."),
+            ([], "Missing argument 'TARGET'. See `noisescale profile --help`."),
             (["own_model"], "`own_model` must be like package.module:name or file.py:name"),
             ([f"{HOSTILE}.py:x"], r"`\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/].py` must be a"),
             ([f"own_model:{HOSTILE}"], r"`own_model:\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/]`"),

@@ -213,7 +213,7 @@ def test_monitors_and_optimizers_are_chosen(tmp_path: Path) -> None:
         ([".", "--every", "0"], "`--every` must be positive and finite, got 0.0."),
         ([".", "--every", "nan"], "`--every` must be positive and finite, got nan."),
         ([".", "--every", "soon"], "Invalid value for '--every'"),
-        ([], "Missing argument 'run'. See `noisescale watch --help`."),
+        ([], "Missing argument 'RUN'. See `noisescale watch --help`."),
     ],
 )
 def test_bad_input_is_one_line(
