@@ -23,6 +23,10 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(
             f"`{printable(path)}` must be a CSV file, got a folder. Name the file in it."
         )
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`{printable(path)}` must be a CSV file, got nothing there. Check the path."
+        )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
         yield from _checked(path, file)

@@ -157,7 +157,10 @@ CASES: list[tuple[list[str], str]] = [
             (["--step-times", "files/times_zero.csv"], "`files/times_zero.csv` must have positive"),
             (["--step-times", "files/times_none.csv"], "`files/times_none.csv` must have timings"),
             (["--step-times", "files/times_cell.csv"], "`files/times_cell.csv` must have positive"),
-            (["--step-times", "files/gone.csv"], "[Errno 2] No such file or directory"),
+            (
+                ["--step-times", "files/gone.csv"],
+                "`files/gone.csv` must be a CSV file, got nothing",
+            ),
             (["--sweep", "files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["--sweep", "files/flat.csv"], "`steps` must show both ends of the law"),
             (["--sweep", "files/huge.csv"], "`--sweep` must be from 1e-06 to 1e+06"),
@@ -204,7 +207,7 @@ CASES: list[tuple[list[str], str]] = [
         (["fit", *words], message)
         for words, message in [
             ([], "Missing argument 'SWEEP'. See `noisescale fit --help`."),
-            (["files/gone.csv"], "[Errno 2] No such file or directory: 'files/gone.csv'"),
+            (["files/gone.csv"], "`files/gone.csv` must be a CSV file, got nothing there. Check"),
             (["files"], "`files` must be a CSV file, got a folder."),
             (["files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["files/not_whole.csv"], "`steps` must be a number, got '' in line 3"),

@@ -108,7 +108,10 @@ def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
     [
         (["--batch-sizes", "few"], "`--batch-sizes` must be numbers, got 'few'."),
         (["--calibration", "-1"], "`--calibration` must be from 1e-06 to 1e+06, got -1.0."),
-        (["--step-times", "gone.csv"], "[Errno 2] No such file or directory: 'gone.csv'"),
+        (
+            ["--step-times", "gone.csv"],
+            "`gone.csv` must be a CSV file, got nothing there. Check the path.",
+        ),
         (["--html", "r.html"], "`--html` must come with one run, got 8 in my logs. Name one of"),
     ],
 )
