@@ -5,6 +5,8 @@ BIN := .venv/bin
 LINT_ENV := build/lint
 WHEEL_ENV := build/wheel
 OLDEST_ENV := build/oldest
+DOCS_ENV := build/docs
+DIST_ENV := build/dist
 
 # Of the packages little is ever imported: that is compiled when it first is, for all later processes.
 PIP := -m pip -q --disable-pip-version-check
@@ -14,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-oldest lint wheel-test clean
+.PHONY: demo test test-oldest lint docs dist wheel-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
@@ -25,22 +27,32 @@ test: .venv/ready ## run all tests
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
 	$(OLDEST_ENV)/bin/pytest $(WORKERS)
 
-lint: .venv/ready $(LINT_ENV)/ready ## check format, lint and types
+lint: .venv/ready $(LINT_ENV)/ready ## check format, lint, spelling and types
 	$(LINT_ENV)/bin/ruff format --check
 	$(LINT_ENV)/bin/ruff check
+	$(LINT_ENV)/bin/codespell
 	$(LINT_ENV)/bin/mypy --python-executable $(BIN)/python
+
+docs: $(DOCS_ENV)/ready ## build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --quiet --strict --site-dir build/site
+
+dist: $(DIST_ENV)/ready ## build the sdist, from it the wheel, and check both as PyPI does
+	rm -rf dist
+	$(DIST_ENV)/bin/python -m build --quiet
+	$(DIST_ENV)/bin/twine --no-color check --strict dist/*
 
 # What the wheel needs is in .venv already: its folder of packages is named, and so is none of the
 # sources, which .venv finds by a file in that folder. What the wheel asks for beyond is installed.
-wheel-test: .venv/ready ## run all tests against the built wheel, out of reach of the sources
-	rm -rf dist $(WHEEL_ENV)
-	$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
+# The tests are those of the sdist.
+wheel-test: dist .venv/ready ## run all tests against the built wheel, out of reach of the sources
+	rm -rf $(WHEEL_ENV)
 	$(BIN)/python -m venv --without-pip $(WHEEL_ENV)/venv
 	$(BIN)/python -c "import site; print(*site.getsitepackages(), sep='\n')" \
 		> $$(echo $(WHEEL_ENV)/venv/lib/python*/site-packages)/packages.pth
 	$(BIN)/python $(PIP) --python $(WHEEL_ENV)/venv/bin/python $(INSTALL) -c constraints.txt \
 		"noisescale[test] @ file://$$(ls $(CURDIR)/dist/*.whl)"
-	cp -R tests examples benchmarks docs Makefile pyproject.toml constraints-oldest.txt *.md LICENSE CITATION.cff $(WHEEL_ENV)
+	tar -xzf dist/*.tar.gz --strip-components=1 -C $(WHEEL_ENV)
+	rm -r $(WHEEL_ENV)/noisescale
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) tests --pyargs noisescale
 
 clean:
@@ -59,7 +71,18 @@ clean:
 # Beside .venv: what these tools bring along is nothing that the package may count on.
 $(LINT_ENV)/ready: .venv/ready
 	@$(BIN)/python -m venv --without-pip $(LINT_ENV)
-	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt mypy ruff
+	@$(BIN)/python $(PIP) --python $(LINT_ENV)/bin/python $(INSTALL) -c constraints.txt \
+		codespell mypy pre-commit pre-commit-hooks ruff
+	@touch $@
+
+$(DIST_ENV)/ready: constraints.txt
+	@$(PYTHON) -m venv $(DIST_ENV)
+	@$(DIST_ENV)/bin/python $(PIP) $(INSTALL) -c constraints.txt build twine
+	@touch $@
+
+$(DOCS_ENV)/ready: docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS_ENV)
+	@$(DOCS_ENV)/bin/python $(PIP) $(INSTALL) -c constraints.txt -r docs/requirements.txt
 	@touch $@
 
 $(OLDEST_ENV)/ready: pyproject.toml constraints-oldest.txt

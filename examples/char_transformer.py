@@ -3,6 +3,9 @@
 
     python examples/char_transformer.py [--text FILE] [--steps 300]
 
+Without a file Python's own standard library is the text. With `pytorch_lightning`, import from
+there instead of `lightning.pytorch`.
+
 Single sequences are compared with the batch (`small_batch="example"`): all layers of this model
 have a formula for their gradient norms, from the layers' inputs and output gradients. In one
 process that is the most precise; the default, halves of each batch, serves any model. The mean
@@ -28,7 +31,6 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from noisescale import NoiseScaleMonitor
 
-SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"
 MOST_CHARACTERS = 2_000_000
 
 KINDS_OF_LAYERS = {
@@ -120,18 +122,17 @@ class Windows(Dataset):
         return self.codes[start : start + self.context + 1]
 
 
-def read_text(path: Path, console: Console) -> str:
-    if path.exists():
+def read_text(path: Path | None) -> str:
+    if path is not None:
         return path.read_text()[:MOST_CHARACTERS]
     library = Path(os.__file__).parent
-    console.print(f"There is no {path}: Python's own standard library is read instead.")
     sources = sorted(library.glob("*.py"))
     return "".join(source.read_text(errors="ignore") for source in sources)[:MOST_CHARACTERS]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", type=Path, default=SHAKESPEARE)
+    parser.add_argument("--text", type=Path, help="default: Python's own standard library")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--context", type=int, default=64, help="characters in a sequence")
@@ -144,7 +145,7 @@ def main() -> None:
 
     console = Console(highlight=False)
     seed_everything(0, verbose=False)
-    windows = Windows(read_text(arguments.text, console), arguments.context)
+    windows = Windows(read_text(arguments.text), arguments.context)
     drawn = RandomSampler(
         windows, replacement=True, num_samples=arguments.steps * arguments.batch_size
     )

@@ -5,7 +5,8 @@
 
 Two CPU processes learn handwritten digits and accumulate two micro-batches a step. Three lines
 measure: the meter, `before_backward` where Fabric runs the backward pass, and `step`. With
-`precision="16-mixed"` the meter takes `grad_scaler=fabric._precision.scaler` besides.
+`precision="16-mixed"` the meter takes `grad_scaler=fabric._precision.scaler` besides. With
+`pytorch_lightning`, import from `lightning_fabric` instead of `lightning.fabric`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the gradient noise scale in a plain torch loop under DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 examples/torchrun_loop.py
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_loop.py
 
 Every process learns handwritten digits, on a GPU of its own where there is one, and accumulates
 two micro-batches a step. Three lines measure: the meter, `backward` and `step`.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "AutoWarmUp": "large_batch.autowu.auto_warm_up",

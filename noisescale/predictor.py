@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.checks import checked_positive
+from noisescale.extras import need
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.optimizers import has_decayed
@@ -67,13 +68,24 @@ class Prediction(PredictionRecord):
         return as_text(self, width, details=details)
 
     def to_html(self, path: str | PathLike[str]) -> Path:
-        """Write a self-contained page with figures and tables, and return its path."""
+        """Write a self-contained page with figures and tables, and return its path.
+
+        Raises:
+            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
+            OSError: If the page cannot be written.
+        """
+        need("plotly", "`Prediction.to_html`")
         from noisescale.report.html import write_html
 
         return write_html(self, Path(path))
 
     def figure(self) -> Figure:
-        """Return the front of time against compute, a plotly figure."""
+        """Return the front of time against compute, a plotly figure.
+
+        Raises:
+            MissingExtraError: If plotly is not installed: `pip install "noisescale[report]"`.
+        """
+        need("plotly", "`Prediction.figure`")
         from noisescale.report.figures import front_figure
 
         return front_figure(self)

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newcomer reads and runs: links, commands, code blocks, the example, the benchmarks."""
+"""What a newcomer reads and runs: links, commands, code blocks, the benchmarks."""
 
-import os
+import inspect
 import re
-import runpy
-import subprocess
-import sys
-import tempfile
 import textwrap
 import tomllib
-import warnings
-from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 from fits import needs_measurable_shards
+from scripts import ROOT, printed, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import TrainingArguments
@@ -26,54 +21,35 @@ from noisescale.hugging_face import NoiseScaleCallback
 
 pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
-
-
-def printed(script: str, *options: object, cwd: Path = ROOT) -> str:
-    """What a script prints, in a fork: what it imports is there already."""
-    words = [str(ROOT / script), *map(str, options)]
-    with tempfile.TemporaryFile("w+") as output:
-        process = get_context("fork").Process(target=as_main, args=(output, words, cwd))
-        process.start()
-        process.join(280)
-        process.kill()
-        process.join()
-        output.seek(0)
-        said = output.read()
-    assert process.exitcode == 0, said
-    return said
-
-
-def as_main(output: IO[str], words: list[str], cwd: Path) -> None:
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    sys.stdout, sys.stderr = output, output
-    sys.argv = words
-    sys.path.insert(0, str(Path(words[0]).parent))
-    os.chdir(cwd)
-    warnings.simplefilter("default")
-    runpy.run_path(words[0], run_name="__main__")
-
-
-def run(*arguments: str) -> str:
-    finished = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,  # some forty seconds where nothing else runs
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
+MEASURING = (ROOT / "docs/measuring.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_on_pypi_the_readmes_links_lead_to_the_files_of_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shown = README
+    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(rule["pattern"], rule["replacement"], shown)
+    repository = re.escape(project["project"]["urls"]["Source"])
+    raw = repository.replace("github", "raw\\.githubusercontent", 1)
+
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
+
+    assert len(links) > 15
+    for image, link in links:
+        assert link.startswith("https://"), link
+        if "noisescale/noisescale" in link:
+            place = raw + "/" if image else repository + "/blob/"
+            found = re.fullmatch(place + r"v\$HFPR_VERSION/(.+)", link)
+            assert found, link
+            assert (ROOT / found[1].split("#")[0]).exists(), link
 
 
 def test_the_readmes_commands_exist() -> None:
@@ -86,10 +62,8 @@ def test_the_readmes_commands_exist() -> None:
 
 def test_the_oldest_constraints_are_the_bounds_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    needed = sum(
-        (extras[name] for name in ("examples", "hugging-face", "test")), project["dependencies"]
-    )
+    extras = {**project["optional-dependencies"], "dev": []}  # no user is promised old tools
+    needed = sum(extras.values(), project["dependencies"])
     bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)$", "\n".join(needed), re.MULTILINE))
 
     pinned = dict(
@@ -112,7 +86,19 @@ def training(folder: Path) -> dict[str, Any]:
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 4
+
+    for block in blocks:
+        exec(block.replace('"auto"', '"cpu"'), training(tmp_path))
+
+
+@pytest.mark.parametrize("page", ["measuring", "predicting", "sweeps"])
+def test_the_code_on_the_pages_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
+    assert blocks
     history = noisescale.History()
     noise_scale = {"noise_scale": 118.0, "low": 90.0, "high": 150.0}
     history.append(
@@ -124,11 +110,28 @@ def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     Monitor.history = history
     for block in blocks:
-        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor, **training(tmp_path)})
+        exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
 
 
-def test_the_readmes_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(noise_scale/\w+)`", README))
+def test_every_measured_truth_is_a_whole_row() -> None:
+    page = (ROOT / "docs/measured-truths.md").read_text()
+
+    heading, *rows = [line for line in page.splitlines() if line.startswith("| ")]
+
+    columns = heading.count("|")
+    assert len(rows) >= 9
+    for row in rows:
+        *_, truth, noise_scale, second, branches, source = (x.strip() for x in row.split("|")[:-1])
+        assert row.count("|") == columns, row
+        value, low, high = map(float, re.findall(r"[\d.]+", truth))
+        assert low < value < high, row
+        assert float(noise_scale) > 0, row
+        assert all(float(cell) > 0 for cell in (second, branches) if cell), row
+        assert re.fullmatch(r"\[.+\]\(.+\)", source), row
+
+
+def test_the_documented_keys_are_those_that_are_logged() -> None:
+    documented = set(re.findall(r"`(noise_scale/\w+)`", MEASURING))
 
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
@@ -136,8 +139,16 @@ def test_the_readmes_keys_are_those_that_are_logged() -> None:
     assert len(logged) == 23
 
 
+def test_the_documented_arguments_are_those_of_the_monitor() -> None:
+    table = MEASURING.split("## All arguments")[1]
+
+    documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+
+    assert set(documented) == set(inspect.signature(noisescale.NoiseScaleMonitor).parameters)
+
+
 def test_the_schedulers_keys_are_those_that_are_logged() -> None:
-    documented = set(re.findall(r"`(batch_size/\w+)`", README))
+    documented = set(re.findall(r"`(batch_size/\w+)`", MEASURING))
 
     logged = set(re.findall(r"`(batch_size/\w+)`", noisescale.BatchSizeScheduler.__doc__ or ""))
 
@@ -171,6 +182,15 @@ def test_the_callback_of_transformers_logs_the_same_keys() -> None:
     # The Trainer of transformers has one optimizer, and the callback for it no name.
     assert ours == theirs - {"noise_scale/optimizer_1/", "noise_scale/<name>/"}
     assert len(ours) == 25
+
+
+def test_the_version_to_cite_is_that_of_the_package() -> None:
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert cited == noisescale.__version__
+    assert sections[0] == "Unreleased"
+    assert cited.partition(".dev")[0] in sections or cited.endswith(".dev0")
 
 
 def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
@@ -215,57 +235,6 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
 
     assert said.keys() == {"lightning.pytorch", "pytorch_lightning"}
     assert all(name.startswith(package) for package, name in said.items())
-
-
-def test_the_example_measures_and_says_where_to_look(tmp_path: Path) -> None:
-    output = printed("examples/digits_ddp.py", "--epochs", 3, "--logs", tmp_path, cwd=tmp_path)
-
-    assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
-    critical = r"Critical batch size +[\d.,]+ examples \(with the theory's error [\d.]+ to [\d.]+\)"
-    assert re.search(critical, output)
-    assert "On these 2 devices" in output
-    assert list(tmp_path.glob("digits/version_0/noise_scale.html"))
-    assert f"tensorboard --logdir {tmp_path}" in output
-    assert list(tmp_path.glob("digits/version_0/events*"))
-
-
-def test_the_batch_size_follows_in_the_example(tmp_path: Path) -> None:
-    options = ["--schedule", "--batch-size", 2, "--epochs", 1, "--logs", tmp_path]
-
-    output = printed("examples/digits_ddp.py", *options, cwd=tmp_path)
-
-    assert re.search(
-        r"^BatchSizeScheduler: step \d+: batch size 4 -> \d+ = 2 x \d+ micro-batches x 2 devices,"
-        r" lr x \d.*: noise scale .* asks for [\d.]+",
-        output,
-        re.MULTILINE,
-    )
-
-
-def test_the_transformer_reads_the_standard_library_where_there_is_no_text(tmp_path: Path) -> None:
-    tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
-    options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
-
-    options += ["--text", "none", "--logs", tmp_path]
-    output = printed("examples/char_transformer.py", *options)
-
-    assert "There is no none: Python's own standard library is read instead." in output
-    for layers in ("all", "embedding", "normalization", "attention", "mlp", "head"):
-        assert re.search(rf"│ {layers} +│ .* steps\) +│", output)
-    assert "12: " in output
-
-
-@pytest.mark.parametrize("launch", ["fabric", "torchrun"])
-def test_the_loops_of_ones_own_measure_on_two_processes(launch: str) -> None:
-    if launch == "fabric":
-        output = printed("examples/fabric_loop.py", "--epochs", 2)
-    else:
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        output = run(*command, "examples/torchrun_loop.py", "--epochs", "2")
-
-    shown = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
-    assert [epoch for epoch, _ in shown] == ["1", "2"]
-    assert float(shown[1][1]) > 50
 
 
 @pytest.mark.parametrize(

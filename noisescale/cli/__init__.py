@@ -14,6 +14,7 @@ import typer
 
 from noisescale import __version__
 from noisescale.cli import branch, fit, predict, profile, watch
+from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
 app = typer.Typer(
@@ -65,7 +66,7 @@ def main() -> None:
             sys.exit(2)
         command = error.ctx.command_path if error.ctx else app.info.name
         _refuse(f"{error.format_message().rstrip()} See `{command} --help`.")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         _refuse(str(error))
     except typer.Abort:
         _refuse("Aborted.", code=1)

@@ -11,6 +11,7 @@ import typer
 
 from noisescale.cli.runs import show_runs
 from noisescale.cli.values import flags_of, numbers
+from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
@@ -170,6 +171,8 @@ def predict_run(
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
+    if html is not None:
+        need("plotly", "`--html`")
     flags = flags_of(predict_run)
     which: dict[str, Any] = {
         "optimizer": optimizer,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescale.csv_lines import GrowingCsv
+from noisescale.extras import need
 from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import CsvRows, files_of, history_of, runs_in
@@ -125,6 +126,7 @@ class _Events:
     """Event files; a run that is resumed adds one."""
 
     def __init__(self, prefix: str) -> None:
+        need("tensorboard", "Reading event files")
         from noisescale.history.event_files import EventRows
 
         self.rows = EventRows(prefix)

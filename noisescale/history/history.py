@@ -7,14 +7,18 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merged
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.tradeoff.tradeoff import Tradeoff
+
+if TYPE_CHECKING:
+    import pandas
 
 COLUMNS = (
     "step",
@@ -41,7 +45,7 @@ COLUMNS = (
 
 
 class History(Mapping[str, NDArray[np.float64]]):
-    """A mapping from column name to its values, one for each log step.
+    """A mapping from column name to its values, one for each log step; its length is the rows.
 
     | column | meaning |
     |---|---|
@@ -82,6 +86,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         >>> history.append(step=50, examples=1600.0, noise_scale=19.0)
         >>> history["step"], history["low"]
         (array([50.]), array([nan]))
+        >>> len(history)
+        1
     """
 
     def __init__(
@@ -257,10 +263,33 @@ class History(Mapping[str, NDArray[np.float64]]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        return len(self._columns)
+        """Return the number of rows. A history without rows is false."""
+        return len(self._columns["step"])
 
     def __repr__(self) -> str:
-        return f"History({len(self._columns['step'])} rows of {', '.join(self)})"
+        last = f" up to step {self.last_step:,.0f}" if self else ""
+        return f"History({len(self):,} row{'' if len(self) == 1 else 's'}{last})"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a DataFrame, one for each log step, by `step` as its index.
+
+        `History.from_columns(frame.reset_index())` is the way back.
+
+        Raises:
+            ImportError: Without pandas, which is not among the package's own requirements.
+
+        Example:
+            >>> history = History()
+            >>> history.append(step=50, noise_scale=19.0)
+            >>> history.to_pandas()[["noise_scale"]]
+                  noise_scale
+            step
+            50.0         19.0
+        """
+        need("pandas", "`History.to_pandas`")
+        import pandas
+
+        return pandas.DataFrame({name: self[name] for name in self}).set_index("step")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows, in builtins."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from noisescale.csv_lines import csv_lines
+from noisescale.extras import need
 from noisescale.history.history import COLUMNS, History
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
@@ -66,11 +67,13 @@ def read_run(
     Raises:
         ValueError: If nothing was logged, the file is damaged, or the folder has several runs.
         OSError: If it cannot be read.
+        MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = _run_in(Path(path))
     prefix = prefix_of(optimizer, monitor)
     files = files_of(path)
     if files[0].suffix != ".csv":
+        need("tensorboard", f"Reading the event files of {printable(path)}")
         from noisescale.history.event_files import read_event_files
 
         columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
@@ -100,6 +103,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     path = _run_in(Path(path))
     files = files_of(path)
     if files[0].suffix != ".csv":
+        need("tensorboard", f"Reading the event files of {printable(path)}")
         from noisescale.history.event_files import read_scalar
 
         steps, values, names = read_scalar(files, name)

@@ -21,6 +21,7 @@ from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import beside_training
 from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
+from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
@@ -37,10 +38,11 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
     Under DDP (`torchrun`, `accelerate launch`) each rank's gradient is compared with their
     average, in one process that accumulates each micro-batch's with their sum, in one that does
-    not those of two halves of the batch; see `small_batch`. Training is bitwise what it is without
-    it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history`, in
-    the progress bar, and in what reports (TensorBoard, Weights & Biases, ...); finite values only,
-    and those of a noise scale where it is resolved.
+    not those of two halves of the batch; see `small_batch`. Training is bitwise the same without
+    it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history` and
+    in what reports (TensorBoard, Weights & Biases, ...). Values are finite. Those of the noise
+    scale appear once its interval has an upper end. The console shows the noise scale and its
+    interval alone, or the lower bound.
 
     | key | meaning |
     |---|---|
@@ -191,6 +193,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             self._called, self._on_forward = called, self._forward_hook(share_of)
             self._remove_hooks()  # the one that brought us here
             self._watch()
+            with self._guard("The console shows all keys of the noise scale"):
+                for callbacks in trainer_access.lists_with(self):
+                    print_less(callbacks, self._guard)
 
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
@@ -249,6 +254,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     @beside_training
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._stop(interrupted=False)
+        for callbacks in trainer_access.lists_with(self):
+            print_all(callbacks)
 
     def state(self) -> dict[str, Any]:
         """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""

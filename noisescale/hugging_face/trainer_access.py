@@ -131,12 +131,20 @@ def go_first(callback: TrainerCallback) -> None:
     """Move a callback before those that report, which the Trainer puts before the user's.
 
     Logs reach all callbacks as one dict, in their order: what is added to it is seen by those
-    that come later. The Trainer hands out no reference to its list, so it is looked for.
+    that come later.
     """
-    for holder in gc.get_referrers(callback):
-        if isinstance(holder, list) and any(isinstance(c, DefaultFlowCallback) for c in holder):
-            holder.remove(callback)
-            holder.insert(0, callback)
+    for callbacks in lists_with(callback):
+        callbacks.remove(callback)
+        callbacks.insert(0, callback)
+
+
+def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
+    """The Trainers' own lists of callbacks that a callback is in: they hand out no reference."""
+    return [
+        holder
+        for holder in gc.get_referrers(callback)
+        if isinstance(holder, list) and any(isinstance(c, DefaultFlowCallback) for c in holder)
+    ]
 
 
 def warn(message: str) -> None:

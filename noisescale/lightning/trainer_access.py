@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from pytorch_lightning import Callback as Callback
     from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
+    from torch.utils.tensorboard import SummaryWriter
 
     WANDB_LOGGERS = (WandbLogger,)
     MLFLOW_LOGGERS = (MLFlowLogger,)
@@ -204,6 +206,15 @@ def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
 
 def _begins(watcher: Any, root: str) -> bool:
     return (getattr(watcher, "monitor", None) or "").startswith(root)
+
+
+def summary_writer_of(logger: Any) -> SummaryWriter | None:
+    """Return a logger's SummaryWriter of torch, or None. TensorBoard need not be installed."""
+    # Whoever has made one has imported it.
+    tensorboard = sys.modules.get("torch.utils.tensorboard")
+    writer = getattr(logger, "experiment", None)
+    made = tensorboard is not None and isinstance(writer, tensorboard.SummaryWriter)
+    return writer if made else None
 
 
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:

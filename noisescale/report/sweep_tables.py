@@ -31,7 +31,7 @@ def fit_headline(
         size = number(fit.overhead_batch_size(0.2, optimal_batch_size))
         over = f"over perfect scaling from {count(optimal_batch_size)}, Zhang et al. 2024"
         found.append(("With 20 % overhead", f"{size} {unit} ({over})"))
-    tested = "not tested: that takes four batch sizes that scatter"
+    tested = "not tested: it takes four batch sizes or more, with some scatter"
     if math.isfinite(fit.p_value):
         holds = "the law is doubtful" if fit.p_value < DOUBTFUL else "nothing speaks against it"
         tested = f"{number(fit.p_value)}: {holds}"
@@ -62,7 +62,7 @@ def _fitted(band: Bounded, error: float, unit: str, confidence: float, few: bool
         scatter = f"at least {STEPS_SCATTER:.0%}".replace("%", " %")
         return (
             f"{number(band.value)} {unit} ({100 * confidence:g} % interval {around}, from"
-            f" {scatter} of scatter, few runs tell none)"
+            f" {scatter} of scatter: so few runs do not show their own)"
         )
     return (
         f"{number(band.value)} ± {number(band.value * error)} {unit}"

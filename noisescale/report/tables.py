@@ -137,6 +137,8 @@ def _best_here(p: PredictionRecord) -> PredictedRow | None:
 def _against_run(p: PredictionRecord, row: PredictedRow) -> str:
     time, compute = ("time", "compute") if timed(p) else ("steps", p.unit)
     ratio = time_ratio(p, row)
+    if timed(p) and row.devices == p.own_devices:
+        return f"{_times(ratio)} the time and the compute of this run"
     by = row.devices / p.own_devices if timed(p) else row.batch_size / own_batch_size(p)
     return f"{_times(ratio)} the {time} and {_times(ratio * by)} the {compute} of this run"
 

@@ -81,12 +81,12 @@ def test_what_is_wrong_for_any_model_is_refused_at_construction(
 
 def test_an_expression_that_matches_nothing_is_refused() -> None:
     message = (
-        "`groups` must have regular expressions that match parameters, got 'atention' for"
+        "`groups` must have regular expressions that match parameters, got 'atn' for"
         " 'attention', which matches none. Some names: blocks.0.attention.weight,"
         " blocks.0.norm.weight, blocks.1.norm.bias, head.weight."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atention"]})
+        groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atn"]})
 
 
 def test_an_expression_of_the_old_order_that_matches_nothing_is_named_as_the_cause() -> None:

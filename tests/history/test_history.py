@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -117,3 +118,40 @@ def test_an_unknown_column_is_refused() -> None:
         History().append(loss=1.0)
     with pytest.raises(ValueError, match=r"^`most_rows` must be at least 2, got 1\."):
         History(1)
+
+
+def test_its_length_is_the_rows_and_without_rows_it_is_false() -> None:
+    history = History()
+    assert not history
+    assert repr(history) == "History(0 rows)"
+
+    history.append(step=50, noise_scale=19.0)
+    history.append(step=100, noise_scale=21.0)
+
+    assert len(history) == 2
+    assert history
+    assert repr(history) == "History(2 rows up to step 100)"
+    assert len(dict(history)) > 20
+
+
+def test_pandas_gets_the_rows_by_step_and_gives_them_back() -> None:
+    history = History(extra_columns=["group/norm"])
+    history.append(step=50, noise_scale=19.0, **{"group/norm": 7.0})
+    history.append(step=100, noise_scale=21.0)
+
+    frame = history.to_pandas()
+
+    assert frame.index.name == "step"
+    assert frame.loc[50.0, "group/norm"] == 7.0
+    assert frame["noise_scale"].tolist() == [19.0, 21.0]
+    back = History.from_columns({name: x.to_numpy() for name, x in frame.reset_index().items()})
+    assert set(back) == set(history)
+    for name in history:
+        np.testing.assert_array_equal(back[name], history[name])
+
+
+def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ImportError, match=r'pip install "noisescale\[pandas\]"'):
+        History().to_pandas()

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -348,6 +349,33 @@ def test_all_that_report_see_the_metrics_of_training_alone() -> None:
     assert all("noise_scale/noise_trace" in row for row in ours[:6:2])
     assert "noise_scale/noise_trace" in ours[-1]  # step 7, measured after the last log step
     assert not any(k for k, logs in zip(ours, recorder.logs, strict=True) if "eval_loss" in logs)
+
+
+def test_the_console_shows_three_keys_and_what_reports_gets_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, after, callback = Recorder(), Recorder(), NoiseScaleCallback()
+    quiet: dict[str, Any] = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments("unused", use_cpu=True, max_steps=40, logging_steps=10, **quiet)
+    trainer = Trainer(Classifier(), args, train_dataset=digits(), callbacks=[before, callback])
+    trainer.add_callback(after)  # after the one that prints
+    known = list(trainer.callback_handler.callbacks)
+
+    trainer.train()
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if "'loss'" in line]
+    assert len(printed) == 4
+    resolved = {f"noise_scale/{key}" for key in ("simple", "simple_low", "simple_high")}
+    shown = [set(re.findall(r"noise_scale/\w+", line)) for line in printed]
+    assert all(keys in (resolved, {"noise_scale/lower_bound"}) for keys in shown)
+    assert resolved in shown
+    ours, theirs = (
+        [{k: v for k, v in logs.items() if k.startswith("noise_scale/")} for logs in them.logs]
+        for them in (before, after)
+    )
+    assert ours == theirs
+    assert all(len(keys) > 15 for keys in theirs[:4])
+    assert set(known) == set(trainer.callback_handler.callbacks)
 
 
 def test_a_run_is_read_back_from_where_the_trainer_reports_it(tmp_path: Path) -> None:

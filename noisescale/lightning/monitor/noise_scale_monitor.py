@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
@@ -26,8 +25,7 @@ from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
-from noisescale.lightning.monitor.reporting import report_run
-from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
+from noisescale.lightning.monitor.reporting import report_run, warn_if_text_alone
 from noisescale.lightning.supported import (
     check_supported,
     refuse_namesakes,
@@ -39,6 +37,7 @@ from noisescale.meter.options import MeterOptions
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+    from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass
@@ -128,7 +127,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
         report: At the end of the fit print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
-            MLflow are given it too.
+            MLflow are given it too. The file needs plotly: `pip install "noisescale[report]"`.
         name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
             keys begin with `noise_scale/<name>/`. One of them needs none.
 
@@ -297,10 +296,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("There are no charts of the noise scale in TensorBoard"):
-                    if isinstance(writer := getattr(logger, "experiment", None), SummaryWriter):
-                        self._fit.layouts.enter_context(
-                            merged_into(writer, self._charts(), self._guard)
-                        )
+                    if writer := trainer_access.summary_writer_of(logger):
+                        self._add_charts(writer)
+            if self._report:
+                warn_if_text_alone()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -479,12 +478,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._fit.layouts.close()
         self._close_meters(interrupted=interrupted)
 
-    def _charts(self) -> dict[str, Any]:
-        groups = any(logged.meter.group_noise_scales for logged in self._meters)
-        return charts(
+    def _add_charts(self, writer: SummaryWriter) -> None:
+        from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
+
+        page = charts(
             self._options.unit,
             self._options.confidence,
-            groups=groups,
+            groups=any(logged.meter.group_noise_scales for logged in self._meters),
             preconditioned=self._options.preconditioned,
             monitor=self._name,
         )
+        self._fit.layouts.enter_context(merged_into(writer, page, self._guard))

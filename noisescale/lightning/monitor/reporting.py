@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescale.extras import how_to_install, is_installed
 from noisescale.guard import Guard
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning import trainer_access
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from noisescale.history.history import History
 
 
+def warn_if_text_alone() -> None:
+    """Warn where a run is going to have no page, since plotly is not installed."""
+    if not is_installed("plotly"):
+        page = how_to_install("plotly", "Its page with figures")
+        trainer_access.rank_zero_warn(
+            f"`NoiseScaleMonitor(report=True)` will print the report as text alone. {page}"
+        )
+
+
 def report_run(
     trainer: pl.Trainer, histories: Sequence[History], guard: Guard, monitor: str | None = None
 ) -> None:
@@ -25,8 +35,8 @@ def report_run(
 
     The page is `noise_scale.html` in the run's own folder (see `run_folder`), of a monitor with a
     name `noise_scale_<name>.html`, of further optimizers `..._optimizer_1.html` and so on. W&B and
-    MLflow get a copy, with the run. Where nothing can be predicted, a warning says why. `guard`
-    keeps one that fails from the others.
+    MLflow get a copy, with the run. There is no page without plotly. Where nothing can be
+    predicted, a warning says why. `guard` keeps one that fails from the others.
     """
     if not trainer.is_global_zero:
         return
@@ -40,6 +50,8 @@ def report_run(
             trainer_access.rank_zero_warn(f"NoiseScaleMonitor has nothing to report: {reason}")
             continue
         print_report(prediction, details=False)
+        if not is_installed("plotly"):
+            continue
         prefix = prefix_of(number, monitor)
         with guard("There is no page of the noise scale"):
             folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
-from torch.utils.tensorboard import SummaryWriter
 
 from noisescale.checks import check_confidence, checked_choice
 from noisescale.guard import Guard
@@ -335,8 +334,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 with self._guard("A move of the batch size is not in TensorBoard"):
-                    writer = getattr(logger, "experiment", None)
-                    if isinstance(writer, SummaryWriter):
+                    if writer := trainer_access.summary_writer_of(logger):
                         writer.add_text("batch_size/moves", text, trainer_access.log_step(trainer))
 
     def _examples_in(self, trainer: pl.Trainer, batch: Any) -> float:

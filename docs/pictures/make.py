@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the pictures of the docs, from a run that is trained for them.
+
+    python docs/pictures/make.py [--keep FOLDER]
+
+It trains examples/digits_ddp.py, runs the commands on it, and photographs the report and
+TensorBoard in Chromium (playwright; the path of a browser that is installed: `--browser`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parent.parent.parent
+PICTURES = Path(__file__).parent
+BIN = Path(sys.executable).parent
+WIDTH = 92
+
+TRAIN = """
+import sys
+
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import optim
+
+from digits_ddp import DigitClassifier, digits
+from noisescale import NoiseScaleMonitor
+
+
+class Model(DigitClassifier):
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=self.lr)
+
+
+def make(batch_size=64, lr=0.8):
+    seed_everything(0)
+    model = Model()
+    model.lr = lr
+    train, _ = digits(batch_size)
+    return model, train
+
+
+if __name__ == "__main__":
+    name, batch_size, lr, steps = sys.argv[1], *map(float, sys.argv[2:])
+    model, train = make(int(batch_size), lr)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=int(steps),
+        max_epochs=-1,
+        log_every_n_steps=2,
+        logger=TensorBoardLogger(".", name="", version=name),
+        callbacks=[NoiseScaleMonitor()],
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(model, train, digits(64)[1])
+"""
+"""Two runs at learning rates that suit their batch sizes, for a second opinion."""
+
+SWEEP = """batch_size,steps
+16,720
+32,405
+64,242
+128,168
+256,131
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keep", type=Path, help="a folder with the runs, made if it is not there")
+    parser.add_argument("--browser", default="/usr/bin/chromium")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = arguments.keep or Path(made)
+        logs = folder / "lightning_logs"
+        if not logs.exists():
+            run([sys.executable, ROOT / "examples/digits_ddp.py", "--logs", logs], ROOT)
+            (folder / "run").symlink_to(logs / "digits/version_0")
+            (folder / "sweep.csv").write_text(SWEEP)
+            (folder / "train.py").write_text(TRAIN)
+            run([sys.executable, "train.py", "run_at_64", "64", "0.8", "300"], folder)
+            run([sys.executable, "train.py", "run_at_1024", "1024", "1.6", "200"], folder)
+        terminal("predict", ["predict", "run", "--html", "report.html"], folder)
+        second = ["--second-run", "run_at_1024", "--goal", "accuracy>=0.93"]
+        terminal("second_run", ["predict", "run_at_64", *second], folder)
+        terminal("fit", ["fit", "sweep.csv"], folder)
+        terminal("profile", ["profile", "train.py:make", "--accelerator", "cpu"], folder)
+        with browser(arguments.browser) as page:
+            page.goto((folder / "report.html").as_uri())
+            page.wait_for_timeout(2000)
+            page.locator(".js-plotly-plot").first.screenshot(path=PICTURES / "report.png")
+            with tensorboard(logs) as address:
+                page.goto(f"{address}/#noise_scale")
+                page.wait_for_timeout(8000)
+                page.screenshot(path=PICTURES / "tab.png")
+                page.goto(f"{address}/#custom_scalars")
+                page.wait_for_timeout(8000)
+                page.screenshot(path=PICTURES / "custom_scalars.png")
+
+
+def terminal(name: str, words: Sequence[str], folder: Path) -> None:
+    """Save what a command prints, as a picture of a terminal."""
+    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH)}
+    environment |= {"PYTHONPATH": str(ROOT / "examples")}
+    done = subprocess.run(
+        [BIN / "noisescale", *words], cwd=folder, env=environment, capture_output=True, check=True
+    )
+    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(Text.from_ansi(done.stdout.decode()))
+    picture = console.export_svg(title=f"noisescale {' '.join(words)}")
+    # The fonts of the reader's system: nothing is loaded from elsewhere.
+    picture = re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
+    (PICTURES / f"terminal_{name}.svg").write_text(picture.replace("Fira Code, ", ""))
+
+
+def run(words: Sequence[object], folder: Path) -> None:
+    examples = {"PYTHONPATH": str(ROOT / "examples")}
+    subprocess.run(list(map(str, words)), cwd=folder, env=os.environ | examples, check=True)
+
+
+@contextmanager
+def browser(path: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium.new_page(viewport={"width": 1200, "height": 800})
+        chromium.close()
+
+
+@contextmanager
+def tensorboard(logs: Path) -> Iterator[str]:
+    """TensorBoard's address while it shows these logs."""
+    address = "http://localhost:6107"
+    server = subprocess.Popen(
+        [BIN / "tensorboard", "--logdir", logs, "--port", "6107"], stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(60):
+            time.sleep(1)
+            try:
+                urllib.request.urlopen(address)
+                break
+            except OSError:
+                continue
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

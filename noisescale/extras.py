@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages that measuring does not need: whether they are installed, and how to install them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+_EXTRAS = {"pandas": "pandas", "plotly": "report", "tensorboard": "tensorboard"}
+"""From a package to the extra of this one that installs it."""
+
+
+class MissingExtraError(ImportError):
+    """A package that only some of the features need is not installed."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. It is not imported to find out."""
+    return find_spec(package) is not None
+
+
+def need(package: str, user: str) -> None:
+    """Raise a `MissingExtraError` with the pip command if a package is not installed.
+
+    Args:
+        package: The package, one of the extras.
+        user: The function, option or feature that needs it.
+
+    Example:
+        >>> need("numpy", "`Prediction.to_html`")
+    """
+    if not is_installed(package):
+        raise MissingExtraError(how_to_install(package, user), name=package)
+
+
+def how_to_install(package: str, user: str) -> str:
+    """Return what needs a package, and the pip command.
+
+    Example:
+        >>> how_to_install("plotly", "`Prediction.to_html`")
+        '`Prediction.to_html` needs plotly, which is not installed. Run:
+        pip install "noisescale[report]"'
+    """
+    return (
+        f"{user} needs {package}, which is not installed."
+        f' Run: pip install "noisescale[{_EXTRAS[package]}]"'
+    )

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of all that is logged the console shows the noise scale with its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from noisescale.guard import Guard, beside_training
+
+SHOWN = ("noise_scale/simple", "noise_scale/simple_low", "noise_scale/simple_high")
+"""In the console, where the noise scale is resolved."""
+
+AT_LEAST = "noise_scale/lower_bound"
+"""In the console, where the noise scale is not resolved."""
+
+
+class Fewer(TrainerCallback):
+    """Takes keys out of the logs before a callback that prints them."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self.left_out: dict[str, Any] = {}
+
+    @beside_training
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        """Leave three keys, or the lower bound."""
+        kept = SHOWN if SHOWN[0] in (logs or {}) else (AT_LEAST,)
+        self.left_out = {
+            key: value
+            for key, value in (logs or {}).items()
+            if key.startswith("noise_scale/") and key not in kept
+        }
+        for key in self.left_out:
+            (logs or {}).pop(key)
+
+
+class All(TrainerCallback):
+    """Puts them back after it, for the callbacks that come later."""
+
+    def __init__(self, fewer: Fewer, guard: Guard) -> None:
+        self._guard = guard
+        self._fewer = fewer
+
+    @beside_training
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        """Put them back."""
+        if logs is not None:
+            logs.update(self._fewer.left_out)
+        self._fewer.left_out = {}
+
+
+def print_less(callbacks: list[TrainerCallback], guard: Guard) -> None:
+    """Put a pair of callbacks around each one of a Trainer that prints logs, if there is none.
+
+    Args:
+        callbacks: The Trainer's own list, while no event is handed round.
+        guard: Keeps errors from the training.
+    """
+    for printer in [c for c in callbacks if isinstance(c, PrinterCallback | ProgressCallback)]:
+        place = callbacks.index(printer)
+        if place and isinstance(callbacks[place - 1], Fewer):
+            continue
+        fewer = Fewer(guard)
+        callbacks.insert(place, fewer)
+        callbacks.insert(place + 2, All(fewer, guard))
+
+
+def print_all(callbacks: list[TrainerCallback]) -> None:
+    """Take the pairs out again."""
+    callbacks[:] = [c for c in callbacks if not isinstance(c, Fewer | All)]

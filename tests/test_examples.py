@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each script in examples/, run by the command in its docstring."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from scripts import ROOT, printed, run
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+IN_PYTORCH_LIGHTNING = {
+    "lightning.pytorch": "pytorch_lightning",
+    "lightning.fabric": "lightning_fabric",
+}
+
+PACKAGES = ["lightning", "pytorch_lightning"]
+
+
+def usage(script: str) -> str:
+    """The command that a script's docstring gives."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "examples" / script).read_text())) or ""
+    (command,) = re.findall(r"^    ((?:python|torchrun) .+)$", docstring, re.MULTILINE)
+    return str(command)
+
+
+def shown(script: str, folder: Path, *options: object, package: str = "lightning") -> str:
+    """What the command prints, with further options."""
+    program, *words = shlex.split(re.sub(r" *\[.*?\]", "", usage(script)))
+    assert words.pop() == f"examples/{script}"
+    if program == "torchrun":
+        module = ["-m", "torch.distributed.run", *words]
+        return run(*module, f"examples/{script}", *map(str, options))
+    assert not words
+    text = (ROOT / "examples" / script).read_text()
+    if package == "pytorch_lightning":
+        for theirs, ours in IN_PYTORCH_LIGHTNING.items():
+            text = text.replace(f"from {theirs}", f"from {ours}")
+        assert not re.search(r"^(from|import) lightning\b", text, re.MULTILINE)
+    copy = folder / script
+    copy.write_text(text)
+    return printed(copy, *options, cwd=folder)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_options_in_the_docstring_exist(script: str, tmp_path: Path) -> None:
+    documented = re.findall(r"\[(--[\w-]+)", usage(script))
+
+    (copy := tmp_path / script).write_text((ROOT / "examples" / script).read_text())
+    offered = set(re.findall(r"--[\w-]+", printed(copy, "--help", cwd=tmp_path)))
+
+    assert set(documented) <= offered
+    assert f"def test_{script.partition('_')[0]}" in Path(__file__).read_text()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_digits_are_measured_and_it_says_where_to_look(package: str, tmp_path: Path) -> None:
+    output = shown("digits_ddp.py", tmp_path, "--epochs", 3, "--logs", tmp_path, package=package)
+
+    assert re.search(r"Gradient noise scale at the end: .*\(.*95 %.* \d+ steps\)", output)
+    critical = r"Critical batch size +[\d.,]+ examples \(with the theory's error [\d.]+ to [\d.]+\)"
+    assert re.search(critical, output)
+    assert "On these 2 devices" in output
+    assert list(tmp_path.glob("digits/version_0/noise_scale.html"))
+    assert f"tensorboard --logdir {tmp_path}" in output
+    assert list(tmp_path.glob("digits/version_0/events*"))
+
+
+def test_digits_are_learned_at_a_batch_size_that_follows(tmp_path: Path) -> None:
+    options = ["--schedule", "--batch-size", 2, "--epochs", 1, "--logs", tmp_path]
+
+    output = shown("digits_ddp.py", tmp_path, *options)
+
+    assert re.search(
+        r"^BatchSizeScheduler: step \d+: batch size 4 -> \d+ = 2 x \d+ micro-batches x 2 devices,"
+        r" lr x \d.*: noise scale .* asks for [\d.]+",
+        output,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_char_transformer_measures_each_kind_of_layer(package: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("to be or not to be, " * 50)
+    tiny = {"steps": 12, "batch-size": 4, "context": 8, "width": 16, "layers": 1, "window": 8}
+    options = [argument for name, value in tiny.items() for argument in (f"--{name}", value)]
+
+    # By default it reads Python's own standard library.
+    options += ["--logs", tmp_path, *(["--text", "text"] if package == "lightning" else [])]
+    output = shown("char_transformer.py", tmp_path, *options, package=package)
+
+    for layers in ("all", "embedding", "normalization", "attention", "mlp", "head"):
+        assert re.search(rf"│ {layers} +│ .* steps\) +│", output)
+    assert "12: " in output
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_fabric_loop_measures_on_two_processes(package: str, tmp_path: Path) -> None:
+    assert_measured(shown("fabric_loop.py", tmp_path, "--epochs", 2, package=package))
+
+
+def test_torchrun_loop_measures_on_two_processes(tmp_path: Path) -> None:
+    assert_measured(shown("torchrun_loop.py", tmp_path, "--epochs", 2))
+
+
+def assert_measured(output: str) -> None:
+    estimates = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
+    assert [epoch for epoch, _ in estimates] == ["1", "2"]
+    assert float(estimates[1][1]) > 50
