@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from noisescale.printable import printable
@@ -22,28 +23,87 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(
             f"`{printable(path)}` must be a CSV file, got a folder. Name the file in it."
         )
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`{printable(path)}` must be a CSV file, got nothing there. Check the path."
+        )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        width = 0
-        try:
-            for cells in reader:
-                if not width:
-                    _refuse_repeated_names(path, cells)
-                width = width or len(cells)
-                if len(cells) not in (0, width):
-                    raise ValueError(
-                        f"`{printable(path)}` must have {width} cells in each line, got"
-                        f" {len(cells)} in line {reader.line_num}. Mend or remove that line: it"
-                        " may have a comma within a number, be damaged, or still be written."
-                    )
-                if cells:
-                    yield reader.line_num, cells
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(
-                f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
-                f" {reader.line_num}. Name another file, or save it as CSV."
-            ) from error
+        yield from _checked(path, file)
+
+
+class GrowingCsv:
+    """A CSV file that is being written: whole lines alone, each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = b""
+        self._end = 0
+        self._width = self._lines = 0
+        self._inode = path.stat().st_ino
+
+    @property
+    def unread(self) -> int:
+        """Bytes after the last whole line that was read."""
+        return self.path.stat().st_size - self._end
+
+    def replaced(self) -> bool:
+        """Return whether the file is another one by now, or was written anew.
+
+        Raises:
+            OSError: If it is gone.
+        """
+        found = self.path.stat()
+        if found.st_ino != self._inode or found.st_size < self._end:
+            return True
+        with self.path.open("rb") as file:
+            return file.read(len(self._start)) != self._start
+
+    def added(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the number and the cells of the lines since those that were yielded before.
+
+        Raises:
+            ValueError: See `csv_lines`.
+            OSError: If the file cannot be read.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            content = file.read()
+        content = content[: content.rfind(b"\n") + 1]
+        self._end += len(content)
+        self._start = self._start or content.partition(b"\n")[0]
+        lines = content.splitlines(keepends=True)
+        text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
+        for number, cells in _checked(self.path, text, self._width, self._lines):
+            self._width = len(cells)
+            yield number, cells
+        self._lines += len(lines)
+
+
+def _checked(
+    path: Path, text: Iterable[str], width: int = 0, before: int = 0
+) -> Iterator[tuple[int, list[str]]]:
+    """Number and cells of lines that come after others, `before` them, of `width` cells each."""
+    reader = csv.reader(text)
+    try:
+        for cells in reader:
+            line = before + reader.line_num
+            if not width:
+                _refuse_repeated_names(path, cells)
+            width = width or len(cells)
+            if len(cells) not in (0, width):
+                raise ValueError(
+                    f"`{printable(path)}` must have {width} cells in each line, got"
+                    f" {len(cells)} in line {line}. Mend or remove that line: it"
+                    " may have a comma within a number, be damaged, or still be written."
+                )
+            if cells:
+                yield line, cells
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
+            f" {before + reader.line_num}. Name another file, or save it as CSV."
+        ) from error
 
 
 def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `noisescale predict`, `branch`, `fit`, `profile`.
+"""The command line: `noisescale predict`, `watch`, `branch`, `fit`, `profile`.
 
 A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
@@ -8,26 +8,49 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from noisescale.cli import branch, fit, predict, profile
+from noisescale import __version__
+from noisescale.cli import branch, fit, predict, profile, watch
 from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
 app = typer.Typer(
     name="noisescale",
-    help="What batch size to use, how sure that is, and what more devices would buy.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
+    epilog="Example: noisescale predict lightning_logs/version_0",
 )
-app.command("predict")(predict.predict_run)
-app.command("branch")(branch.branch_run)
-app.command("fit")(fit.fit_sweep)
-app.command("profile")(profile.profile_steps)
+for name, command, example in (
+    ("predict", predict.predict_run, predict.EXAMPLE),
+    ("watch", watch.watch_run, watch.EXAMPLE),
+    ("branch", branch.branch_run, branch.EXAMPLE),
+    ("profile", profile.profile_steps, profile.EXAMPLE),
+    ("fit", fit.fit_sweep, fit.EXAMPLE),
+):
+    app.command(name, epilog=f"Example: {example}")(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"noisescale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """What batch size to use, how sure that is, and what more devices would buy."""
+
 
 _UsageError: Any = typer.BadParameter.__base__
 """Of click, which newer versions of typer have a copy of and do not export."""

@@ -30,80 +30,110 @@ TOO_LARGE = (
 )
 
 
+EXAMPLE = (
+    "noisescale branch lightning_logs/version_0 lightning_logs/version_0/checkpoints train.py:make"
+)
+
+TRAINER = "Settings of the run's Trainer"
+
+
 def branch_run(
     run: Annotated[
         Path,
-        typer.Argument(help="Folder of a TensorBoard or CSVLogger run with the monitor in it."),
+        typer.Argument(metavar="RUN", help="Folder of a TensorBoard or CSVLogger run."),
     ],
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint of that run, or a folder of some: the one nearest to its middle."
+            metavar="CHECKPOINT",
+            help="Checkpoint of the run that branches start from. Of a folder of checkpoints, the"
+            " one nearest to the middle of the run.",
         ),
     ],
     target: Annotated[
         str,
         typer.Argument(
-            help="package.module:name or file.py:name. Either a function that returns a"
-            " LightningModule and its data, or a LightningModule (then give --data)."
+            metavar="TARGET",
+            help="package.module:name or file.py:name, of a function that returns a LightningModule"
+            " and its data, or of a LightningModule (then give --data).",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            help="The same for a Dataset, DataLoader or LightningDataModule, or what makes one."
+            help="package.module:name or file.py:name, of a Dataset, DataLoader or"
+            " LightningDataModule, or of a function that returns one."
         ),
     ] = None,
     batch_sizes: Annotated[
         str,
         typer.Option(
-            help="Of the branches: 4x is four times the run's, 512 are examples. 1x tells whether"
-            " branches do what the run did."
+            help="Batch sizes of the branches: 4x is four times the run's, 512 is in examples. 1x"
+            " checks that branches train as the run did."
         ),
     ] = "1x,4x,16x",
     until: Annotated[
         Path | None,
-        typer.Option(help="A later checkpoint, whose loss is the goal. Default: the latest one."),
+        typer.Option(
+            help="Later checkpoint, whose loss the branches are to reach. Default: the latest."
+        ),
     ] = None,
     orders: Annotated[
-        int, typer.Option(help="Branches of each batch size, each with its own order of the data.")
+        int, typer.Option(help="Branches at each batch size, each with its own order of the data.")
     ] = 3,
     learning_rate: Annotated[
         str,
         typer.Option(
-            help="How it goes with the batch size: sqrt, linear, adascale, capped_sqrt or none."
-            " auto: sqrt for Adam; for SGD adascale, linear far below the noise scale."
+            help="How the learning rate follows the batch size: sqrt, linear, adascale, capped_sqrt"
+            " or none. auto: sqrt for Adam; for SGD adascale, linear far below the noise scale."
         ),
     ] = "auto",
     loss_examples: Annotated[
-        int, typer.Option(help="Examples that losses are taken over, the same ones each time.")
+        int, typer.Option(help="Examples that a loss is averaged over, the same ones each time.")
     ] = 2048,
     max_device_batch_size: Annotated[
-        int | None, typer.Option(help="The most examples a device takes. Default: the run's own.")
+        int | None,
+        typer.Option(help="Most examples that fit on a device. Default: as many as in the run."),
     ] = None,
     gradient_clip_val: Annotated[
-        float | None, typer.Option(help="As for the run's Trainer, if it had it.")
+        float | None,
+        typer.Option(help="As in the run, if it clipped.", rich_help_panel=TRAINER),
     ] = None,
     gradient_clip_algorithm: Annotated[
-        str | None, typer.Option(help="As for the run's Trainer, if it had it.")
+        str | None,
+        typer.Option(help="As in the run, if it clipped.", rich_help_panel=TRAINER),
     ] = None,
-    devices: Annotated[int, typer.Option(help="Devices to train on, on each node.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Start the command on each, as for training.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
-    strategy: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="As for the Trainer.")] = None,
+    devices: Annotated[
+        int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
+    ] = 1,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            help="Start the command on each node, as in training.", rich_help_panel=TRAINER
+        ),
+    ] = 1,
+    accelerator: Annotated[
+        str, typer.Option(help="As in the run.", rich_help_panel=TRAINER)
+    ] = "auto",
+    strategy: Annotated[str, typer.Option(help="As in the run.", rich_help_panel=TRAINER)] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="As in the run.", rich_help_panel=TRAINER)
+    ] = None,
     output: Annotated[
-        Path, typer.Option(help="What is kept: a call with the same file goes on from there.")
+        Path,
+        typer.Option(
+            help="File of the results. The same command with the same file goes on from there."
+        ),
     ] = Path("branches.json"),
     monitor: Annotated[
-        str | None, typer.Option(help="The name of the monitor, where it was given one.")
+        str | None, typer.Option(help="Name of the monitor, if it was given one.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would cost, and train nothing.")
+        bool, typer.Option("--dry-run", help="Print what it would cost, and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Train branches of a run at larger batch sizes up to the run's own loss: its B_crit."""
+    """Measure the critical batch size by branches of a run at larger batch sizes."""
     from rich.console import Console
 
     from noisescale.history.reading import read_run

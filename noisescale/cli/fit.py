@@ -14,22 +14,34 @@ from noisescale.cli.values import flags_of
 from noisescale.printable import printable_json
 from noisescale.renamed import renamed
 
+EXAMPLE = "noisescale fit sweep.csv"
+
 
 def fit_sweep(
     sweep: Annotated[
-        Path, typer.Argument(help="CSV with columns batch_size and steps (to one goal).")
+        Path,
+        typer.Argument(
+            metavar="SWEEP",
+            help="CSV of batch_size and steps, the steps to one and the same result.",
+        ),
     ],
     by: Annotated[
-        str | None, typer.Option(help="Column that tells several curves apart, such as model.")
+        str | None,
+        typer.Option(help="Column that separates several curves, such as model."),
     ] = None,
     batch_size_column: Annotated[
-        str | None, typer.Option(help="Default: the one that begins with batch_size.")
+        str | None,
+        typer.Option(help="Column of batch sizes. Default: its name begins with batch_size."),
     ] = None,
     steps_column: Annotated[
-        str | None, typer.Option(help="Default: the one that begins with steps.")
+        str | None,
+        typer.Option(help="Column of steps. Default: its name begins with steps."),
     ] = None,
     optimal_batch_size: Annotated[
-        float | None, typer.Option(help="B_opt of Zhang et al., for 20 % overhead.")
+        float | None,
+        typer.Option(
+            help="Batch size up to which scaling counts as perfect (B_opt of Zhang et al.)."
+        ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noisescale.cli.runs import show_runs
 from noisescale.cli.values import flags_of, numbers
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
@@ -17,90 +18,156 @@ from noisescale.renamed import renamed
 if TYPE_CHECKING:
     from noisescale.history.history import History
     from noisescale.prediction import Calibration
+    from noisescale.predictor import Prediction
+
+
+EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2 --hour-worth 30"
+
+BETTER = "Measurements that make the critical batch size surer"
+TIMES = "Step times"
+READING = "Reading the run"
 
 
 def predict_run(
     run: Annotated[
         Path,
-        typer.Argument(help="Folder of a TensorBoard or CSVLogger run with the monitor in it."),
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a TensorBoard or CSVLogger run, or its CSV file. Of a folder of several"
+            " runs, a table.",
+        ),
     ],
     batch_sizes: Annotated[
-        str | None, typer.Option(help="Global batch sizes, such as 64,128,256. Default: a ladder.")
+        str | None,
+        typer.Option(help="Global batch sizes, such as 64,128. Default: a range."),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="Numbers of devices, such as 1,2,4. Default: the run's, doubled thrice."),
+        typer.Option(help="Numbers of devices. Default: 1,2,4,8 times the run's."),
     ] = None,
     price_per_device_hour: Annotated[
-        float | None, typer.Option(help="What a device costs in an hour, in any currency.")
+        float | None, typer.Option(help="Price of one device for one hour, in any currency.")
     ] = None,
     hour_worth: Annotated[
-        float | None, typer.Option(help="What it costs you to wait for an hour, in the same.")
+        float | None, typer.Option(help="Cost of one hour of waiting, in the same currency.")
     ] = None,
     calibration: Annotated[
         float | None,
-        typer.Option(help="kappa of B_crit = kappa x B_simple. Default: 1, the theory."),
+        typer.Option(
+            help="Critical batch size over noise scale, if known. Default: 1.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     sweep: Annotated[
-        Path | None, typer.Option(help="Fit kappa to this sweep of the same model, as `fit` reads.")
+        Path | None,
+        typer.Option(
+            help="CSV of a sweep of the same model, as for `noisescale fit`.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     branches: Annotated[
         Path | None,
         typer.Option(
-            help="Take kappa from branches: the file of `noisescale branch`, or a CSV of batch_size"
-            " and loss after equal examples."
+            help="File of `noisescale branch`, or CSV of batch_size and loss.",
+            rich_help_panel=BETTER,
         ),
     ] = None,
     branch_step: Annotated[
-        int | None, typer.Option(help="The step of the run that the branches started from.")
+        int | None,
+        typer.Option(
+            help="For a CSV of --branches: step of the run they start from.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     branch_examples: Annotated[
         float | None,
-        typer.Option(help="Of each branch: the noise scale is that of as many of the run."),
+        typer.Option(
+            help="For a CSV of --branches: examples of each branch.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     loss_scatter: Annotated[
         float | None,
-        typer.Option(help="Of a branch's loss. Default: that of repeated ones, else 0.01."),
+        typer.Option(
+            help="For a CSV of --branches: scatter of losses. Default: that of repeated branches,"
+            " or 0.01.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     second_run: Annotated[
         Path | None,
-        typer.Option(help="A run of the same model to the same result at another batch size."),
+        typer.Option(
+            help="Run of the same model at another batch size.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     goal: Annotated[
         str | None,
-        typer.Option(help="What both reached, such as val_loss=0.25. Default: the ends of both."),
+        typer.Option(
+            help="For --second-run: result of both runs, such as val_loss=0.25. Default: the ends"
+            " of the runs.",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     steps_scatter: Annotated[
         float | None,
-        typer.Option(help="How much steps to one result scatter. Default: 0.15, which is 15 %."),
+        typer.Option(
+            help="For --second-run: scatter of steps. Default: 0.15 (15 %).",
+            rich_help_panel=BETTER,
+        ),
     ] = None,
     step_times: Annotated[
-        Path | None, typer.Option(help="CSV of `noisescale profile`. Default: the run's own times.")
+        Path | None,
+        typer.Option(
+            help="CSV of `noisescale profile`. Default: the run's times.", rich_help_panel=TIMES
+        ),
     ] = None,
     max_device_batch_size: Annotated[
-        float | None, typer.Option(help="The most examples a device takes. Default: as timed.")
+        float | None,
+        typer.Option(
+            help="Most examples that fit on a device. Default: as timed.",
+            rich_help_panel=TIMES,
+        ),
     ] = None,
     devices_per_node: Annotated[
-        int | None, typer.Option(help="Default: all devices are in one node.")
+        int | None,
+        typer.Option(
+            help="Devices in a node. Default: all devices are in one node.", rich_help_panel=TIMES
+        ),
     ] = None,
-    unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
+    unit: Annotated[
+        str,
+        typer.Option(help="Unit of batch sizes, such as sequences.", rich_help_panel=READING),
+    ] = "examples",
     optimizer: Annotated[
-        int, typer.Option(help="Which one, where several were measured (manual optimization).")
+        int,
+        typer.Option(
+            help="Which optimizer, if several were measured.",
+            rich_help_panel=READING,
+        ),
     ] = 0,
     monitor: Annotated[
-        str | None, typer.Option(help="The name of the monitor, where it was given one.")
+        str | None,
+        typer.Option(help="Name of the monitor, if it was given one.", rich_help_panel=READING),
     ] = None,
     allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Use what is whole of a run being written.")
+        bool,
+        typer.Option(
+            "--allow-truncated",
+            help="Accept event files that end within a record.",
+            rich_help_panel=READING,
+        ),
     ] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Print the tables and the assumptions, too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a report with figures there.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with figures to this file.")
+    ] = None,
 ) -> None:
     """Predict what the result of a run costs at other batch sizes, on other devices."""
-    from noisescale.history.reading import read_run
+    from noisescale.history.reading import read_run, runs_in
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
@@ -112,36 +179,48 @@ def predict_run(
         "monitor": monitor,
         "allow_truncated": allow_truncated,
     }
-    with renamed(flags):
-        history = read_run(run, **which)
-        other = None
-        if second_run is not None:
-            with renamed({"run": "--second-run"}):
-                other = read_run(second_run, **which)
-    kappa = _calibration(
-        *(history, calibration, sweep, branches, branch_step),
-        branch_examples=branch_examples,
-        loss_scatter=loss_scatter,
-    )
-    step_time = None if step_times is None else fit_step_time(read_timings(step_times))
-    others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
-    others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
-    with renamed(flags | others):
-        prediction = predict(
-            history,
-            numbers("batch-sizes", batch_sizes),
-            numbers("devices", devices),
-            price_per_device_hour,
-            hour_worth=hour_worth,
-            calibration=kappa,
-            step_time=step_time,
-            max_device_batch_size=max_device_batch_size,
-            devices_per_node=devices_per_node,
-            unit=unit,
-            second_run=other,
-            goal=goal,
-            steps_scatter=steps_scatter,
+
+    def predicted(run: Path) -> Prediction:
+        with renamed(flags):
+            history = read_run(run, **which)
+            other = None
+            if second_run is not None:
+                with renamed({"run": "--second-run"}):
+                    other = read_run(second_run, **which)
+        kappa = _calibration(
+            *(history, calibration, sweep, branches, branch_step),
+            branch_examples=branch_examples,
+            loss_scatter=loss_scatter,
         )
+        step_time = None if step_times is None else fit_step_time(read_timings(step_times))
+        others = {"kappa": "--calibration", "step_time": "--step-times", "history": "run"}
+        others |= {"calibration": "--calibration`, `--sweep` or `--branches"} if kappa else {}
+        with renamed(flags | others):
+            return predict(
+                history,
+                numbers("batch-sizes", batch_sizes),
+                numbers("devices", devices),
+                price_per_device_hour,
+                hour_worth=hour_worth,
+                calibration=kappa,
+                step_time=step_time,
+                max_device_batch_size=max_device_batch_size,
+                devices_per_node=devices_per_node,
+                unit=unit,
+                second_run=other,
+                goal=goal,
+                steps_scatter=steps_scatter,
+            )
+
+    if len(runs := runs_in(run)) > 1:
+        if details or html is not None:
+            raise ValueError(
+                f"`{'--details' if details else '--html'}` must come with one run, got"
+                f" {len(runs)} in {printable(run)}. Name one of them."
+            )
+        show_runs(run, runs, predicted, as_json=as_json)
+        return
+    prediction = predicted(run)
     if html is not None:
         with renamed({"path": "--html"}):
             prediction.to_html(html)

@@ -30,39 +30,66 @@ NEARLY_ALL = 0.9
 """At the knee a device does this share of the examples a second that it does at its best."""
 
 
+EXAMPLE = "noisescale profile train.py:make --devices 2"
+
+TRAINER = "Settings of the Trainer"
+
+
 def profile_steps(
     target: Annotated[
         str,
         typer.Argument(
-            help="package.module:name or file.py:name. Either a function that returns a"
-            " LightningModule and its data, or a LightningModule (then give --data)."
+            metavar="TARGET",
+            help="package.module:name or file.py:name, of a function that returns a LightningModule"
+            " and its data, or of a LightningModule (then give --data).",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            help="The same for a Dataset, DataLoader or LightningDataModule, or what makes one."
+            help="package.module:name or file.py:name, of a Dataset, DataLoader or"
+            " LightningDataModule, or of a function that returns one."
         ),
     ] = None,
     device_batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Examples in a micro-batch on a device, such as 8,16. Default: 1,2,4..."),
+        typer.Option(
+            help="Examples on a device at once, such as 8,16. Default: 1,2,4... while they fit."
+        ),
     ] = None,
     accumulation: Annotated[
-        str | None, typer.Option(help="Micro-batches a step, such as 1,4. Default: 1,2.")
+        str | None, typer.Option(help="Micro-batches in a step, such as 1,4. Default: 1,2.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="On each node.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Start the command on each, as for training.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
-    strategy: Annotated[str, typer.Option(help="As for the Trainer.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="As for the Trainer.")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps to time, after 5 others.")] = 20,
+    devices: Annotated[
+        int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
+    ] = 1,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            help="Start the command on each node, as in training.", rich_help_panel=TRAINER
+        ),
+    ] = 1,
+    accelerator: Annotated[
+        str, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(help="Optimizer steps to time, after 5 that are not timed.")
+    ] = 20,
     output: Annotated[
-        Path, typer.Option(help="CSV file to add to: time 1, 2, 4... devices one after the other.")
+        Path,
+        typer.Option(
+            help="CSV file that the times are added to. Time 1, 2, 4... devices into one file."
+        ),
     ] = Path("step_times.csv"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time the steps of a LightningModule at several device batch sizes, until memory is out."""
+    """Time the steps of a LightningModule at several batch sizes on a device."""
     from rich.console import Console
 
     from noisescale.step_time import read_timings, write_timings

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,92 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.util.tensor_util import make_ndarray
 
 from noisescale.history.metric_names import name_in
+from noisescale.history.run_error import RunError
 from noisescale.printable import printable
 
 FRAME = 16
 """Bytes around each record in a file: its length, and two checksums."""
+
+
+class EventRows:
+    """Rows of one prefix in the files of one run, the earliest first, read as the files grow."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.others: dict[str, None] = {}
+        """A few of the tags with another prefix, in the order of writing."""
+        self.last_row_at: float | None = None
+        """When the last row was logged, in seconds since the epoch."""
+        self._rows: list[int] = []
+        self._values: dict[str, tuple[list[int], list[float]]] = {}
+        self._current: set[str] = set()
+
+    def add_from(self, file: EventFile) -> None:
+        """Add what was written to a file since it was last read.
+
+        Raises:
+            ValueError: If a value is not finite.
+        """
+        if not file.whole:
+            self._current.clear()  # a row is never spread over two files
+        for event in file.events(self._concerns):
+            for value in event.summary.value:
+                if (name := name_in(value.tag, self.prefix)) is None:
+                    self.others[value.tag] = None
+                    continue
+                self._add(event.step, name, _number(value, file.path, event.step))
+                self.last_row_at = event.wall_time
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return by tag, without the prefix, a value for each row that was logged at once.
+
+        In the order of writing; NaN where a row lacks it.
+        """
+        columns = {}
+        for name, (where, what) in self._values.items():
+            columns[name] = np.full(len(self._rows), np.nan)
+            columns[name][where] = what
+        return columns
+
+    def _concerns(self, record: bytes) -> bool:
+        """Whether a record has to be parsed: it is ours, or shows what else was logged."""
+        few = len(self.others) < 5 or b"/step" in record  # which names other monitors
+        return few or self.prefix.encode() in record
+
+    def _add(self, step: int, name: str, value: float) -> None:
+        # A row's tags are written one after another; a tag that comes again starts the next.
+        if not self._current or self._rows[-1] != step or name in self._current:
+            self._rows.append(step)
+            self._current.clear()
+        self._current.add(name)
+        where, what = self._values.setdefault(name, ([], []))
+        where.append(len(self._rows) - 1)
+        what.append(value)
+
+
+class EventFile:
+    """One file: each reading goes on after the last whole record of the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.whole = 0
+        """Bytes of the records that were read."""
+        self.last_step = 0
+        self._loader = _loader(path)
+
+    def events(self, wanted: Callable[[bytes], bool]) -> Iterator[Event]:
+        """Yield the events that were added, if their records are wanted."""
+        for record in self._loader.Load():
+            self.whole += len(record) + FRAME
+            if wanted(record):
+                event = Event.FromString(record)
+                self.last_step = event.step
+                yield event
+
+    @property
+    def unread(self) -> int:
+        """Bytes after the last whole record: one that is being written, or damage."""
+        return self.path.stat().st_size - self.whole
 
 
 def read_event_files(
@@ -28,32 +110,18 @@ def read_event_files(
     """Read files of one run, the earliest first.
 
     Returns:
-        By tag, without the prefix, a value for each row that was logged at once, in the order of
-        writing; NaN where a row lacks it. And a few of the tags with another prefix.
+        The columns of `EventRows`, and a few of the tags with another prefix.
 
     Raises:
-        ValueError: If one is empty, or ends within a record and may not.
+        RunError: If one is empty, or ends within a record and may not.
+        ValueError: If a value is not finite.
     """
-    rows: list[int] = []
-    values: dict[str, tuple[list[int], list[float]]] = {}
-    current: set[str] = set()
-    others: dict[str, None] = {}
+    rows = EventRows(prefix)
     for path in paths:
-        current.clear()
-        for step, name, value in _scalars(path, prefix, others, allow_truncated):
-            # A row's tags are written one after another; a tag that comes again starts the next.
-            if not current or rows[-1] != step or name in current:
-                rows.append(step)
-                current.clear()
-            current.add(name)
-            where, what = values.setdefault(name, ([], []))
-            where.append(len(rows) - 1)
-            what.append(value)
-    columns = {}
-    for name, (where, what) in values.items():
-        columns[name] = np.full(len(rows), np.nan)
-        columns[name][where] = what
-    return columns, list(others)
+        file, size = EventFile(path), path.stat().st_size
+        rows.add_from(file)
+        _check_ending(file, size, allow_truncated=allow_truncated)
+    return rows.columns(), list(rows.others)
 
 
 def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], set[str]]:
@@ -62,7 +130,7 @@ def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], 
     values: list[float] = []
     tags: set[str] = set()
     for path in paths:
-        for record in _records(path):
+        for record in _loader(path).Load():
             event = Event.FromString(record)
             for value in event.summary.value:
                 tags.add(value.tag)
@@ -72,44 +140,32 @@ def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], 
     return steps, values, tags
 
 
-def _scalars(
-    path: Path, prefix: str, others: dict[str, None], allow_truncated: bool
-) -> Iterator[tuple[int, str, float]]:
-    whole, last_step = 0, 0
-    size, marker = path.stat().st_size, prefix.encode()
-    for record in _records(path):
-        whole += len(record) + FRAME
-        if marker in record:
-            event = Event.FromString(record)
-            last_step = event.step
-            for value in event.summary.value:
-                if (name := name_in(value.tag, prefix)) is not None:
-                    yield event.step, name, _number(value, path, event.step)
-        elif len(others) < 5 or b"/step" in record:  # which tells what else was measured
-            others |= {value.tag: None for value in Event.FromString(record).summary.value}
-    if not whole:
-        raise ValueError(
-            f"`{printable(path)}` must hold events, got {size} bytes without a whole one."
-            " Name the folder of a run that was logged."
+def _check_ending(file: EventFile, size: int, *, allow_truncated: bool) -> None:
+    if not file.whole:
+        raise RunError(
+            "empty",
+            f"`{printable(file.path)}` must hold events, got {size} bytes without a whole one."
+            " Name the folder of a run that was logged.",
         )
-    if whole < size and not allow_truncated:
-        raise ValueError(
-            f"`{printable(path)}` must end with a whole record, got {size - whole:,} bytes after"
-            f" the last one that can be read (step {last_step}). If it is still being written, or"
-            " what follows may be lost, read on with `allow_truncated=True`."
+    if file.whole < size and not allow_truncated:
+        raise RunError(
+            "truncated",
+            f"`{printable(file.path)}` must end with a whole record, got"
+            f" {size - file.whole:,} bytes after the last one that can be read (step"
+            f" {file.last_step}). If it is still being written, or what follows may be lost, read"
+            " on with `allow_truncated=True`.",
         )
 
 
-def _records(path: Path) -> Iterator[bytes]:
+def _loader(path: Path) -> RawEventFileLoader:
     # TensorBoard's loader notes when it is made that there is no TensorFlow.
     logger = logging.getLogger("tensorboard")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        loader = RawEventFileLoader(str(path))
+        return RawEventFileLoader(str(path))
     finally:
         logger.setLevel(level)
-    yield from loader.Load()
 
 
 def _number(value: Summary.Value, path: Path, step: int) -> float:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from noisescale.history.history import COLUMNS, History
 from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
+from noisescale.history.run_error import RunError
+from noisescale.history.trackers import refuse_chart, refuse_tracker
 from noisescale.printable import printable
 
 Array = NDArray[np.float64]
@@ -31,6 +33,9 @@ _COLUMN_OF = {
 
 _ALWAYS = ("step", "examples", "batch_size")
 """Columns without which a row says nothing."""
+
+_CLOCKS = ("step", "trainer/global_step", "train/global_step")
+"""Columns of the step: a CSVLogger's, W&B's under Lightning and under transformers."""
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")
 
@@ -66,15 +71,17 @@ def read_run(
     """
     path = _run_in(Path(path))
     prefix = prefix_of(optimizer, monitor)
-    files = [path] if path.is_file() else sorted(path.glob(_FILES[0]))
-    if files and files[0].suffix != ".csv":
+    files = files_of(path)
+    if files[0].suffix != ".csv":
         need("tensorboard", f"Reading the event files of {printable(path)}")
         from noisescale.history.event_files import read_event_files
 
         columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
     else:
-        columns, others = _read_csv(path if path.is_file() else path / _FILES[1], prefix)
-    history = _history(columns, printable(path), (monitor or "", optimizer), others)
+        rows = CsvRows(prefix)
+        rows.add_from(files[0], csv_lines(files[0]))
+        columns, others = rows.columns(), rows.others
+    history = history_of(columns, printable(path), (monitor or "", optimizer), others)
     history.source = path
     return history
 
@@ -94,8 +101,8 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         OSError: If the run cannot be read.
     """
     path = _run_in(Path(path))
-    files = [path] if path.is_file() else sorted(path.glob(_FILES[0]))
-    if files and files[0].suffix != ".csv":
+    files = files_of(path)
+    if files[0].suffix != ".csv":
         need("tensorboard", f"Reading the event files of {printable(path)}")
         from noisescale.history.event_files import read_scalar
 
@@ -103,8 +110,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         ours = next((n for n in sorted(names) if measured_in(n) is not None), "")
         clock = read_scalar(files, ours)[:2]
     else:
-        file = path if path.is_file() else path / _FILES[1]
-        (_, header), *lines = list(csv_lines(file)) or [(0, [])]
+        (_, header), *lines = list(csv_lines(files[0])) or [(0, [])]
         names = set(header)
         ours = next((n for n in header if measured_in(n) is not None), "")
         steps, values = _column(header, lines, name)
@@ -134,11 +140,12 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
 def _column(
     header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
 ) -> tuple[list[float], list[float]]:
-    """A metric's steps and values in a CSVLogger's file; none where it is not there."""
-    if name not in header or "step" not in header:
+    """A metric's steps and values in a CSV file; none where it is not there."""
+    clock = next((clock for clock in _CLOCKS if clock in header), "")
+    if name not in header or not clock:
         return [], []
-    where, step = header.index(name), header.index("step")
-    cells = [(line[step], line[where]) for _, line in lines if line[where]]
+    where, step = header.index(name), header.index(clock)
+    cells = [(line[step], line[where]) for _, line in lines if line[step] and line[where]]
     return [float(at) for at, _ in cells], [float(value) for _, value in cells]
 
 
@@ -185,20 +192,50 @@ def history_from_scalars(
         columns[tag] = np.full(len(rows), math.nan)
         known = np.isin(steps, rows)
         columns[tag][np.searchsorted(rows, steps[known])] = values[known]
-    return _history(columns, printable(source), (monitor or "", optimizer), list(scalars))
+    return history_of(columns, printable(source), (monitor or "", optimizer), list(scalars))
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the runs at a path or below it, the one that was written to last at the end.
+
+    Returns:
+        The path itself, if it is a file or a folder with a run's files in it.
+
+    Raises:
+        ValueError: If there are only runs of W&B or MLflow, whose files are not read.
+        OSError: If there is nothing at the path.
+    """
+    if path.is_file():
+        refuse_tracker(path)
+        return [path]
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`run` must be a folder or a file, got {printable(path)}, which is neither."
+            " Name the folder that the logger wrote to, such as lightning_logs/version_0."
+        )
+    if files_of(path):
+        return [path]
+    runs = {file.parent for pattern in _FILES for file in path.rglob(pattern)}
+    if not runs:
+        refuse_tracker(path)
+    return sorted(runs, key=lambda run: (last_written(run), run))
+
+
+def files_of(run: Path) -> list[Path]:
+    """Return the files that a run is read from: event files, the earliest first, or one CSV."""
+    if run.is_file():
+        return [run]
+    return sorted(run.glob(_FILES[0])) or list(run.glob(_FILES[1]))
+
+
+def last_written(run: Path) -> float:
+    """Return when a run's files were last written to, in seconds since the epoch."""
+    return max((file.stat().st_mtime for file in files_of(run)), default=0.0)
 
 
 def _run_in(path: Path) -> Path:
     """The folder or file of the single run that there is at `path` or below it."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"`run` must be a folder or a file, got {printable(path)}, which is neither."
-        )
-    if any(True for pattern in _FILES for _ in path.glob(pattern)):
-        return path
-    runs = sorted({file.parent for pattern in _FILES for file in path.rglob(pattern)})
+    runs = runs_in(path)
     if len(runs) == 1:
         return runs[0]
     if not runs:
@@ -207,7 +244,7 @@ def _run_in(path: Path) -> Path:
             " metrics.csv in it."
             " Name the folder that the logger wrote to, such as lightning_logs/version_0."
         )
-    shown = ", ".join(printable(run.relative_to(path)) for run in runs[:5])
+    shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
     raise ValueError(
         f"`{printable(path)}` must hold one run, got {len(runs)}:"
         f" {shown}{', ...' if len(runs) > 5 else ''}."
@@ -215,26 +252,56 @@ def _run_in(path: Path) -> Path:
     )
 
 
-def _read_csv(path: Path, prefix: str) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-    lines = csv_lines(path)
-    _, names = next(lines, (0, []))
-    named = ((k, name_in(tag, prefix)) for k, tag in enumerate(names))
-    ours = {k: name for k, name in named if name is not None}
-    values: dict[str, list[float]] = {name: [] for name in ours.values()}
-    if len(values) < len(ours):
-        twice = next(name for name in values if list(ours.values()).count(name) > 1)
-        alike = ", ".join(names[k] for k, name in ours.items() if name == twice)
-        raise ValueError(
-            f"`{printable(path)}` must have one column of each metric, got {printable(alike)}."
-            " Remove those of another run."
-        )
-    for number, line in lines:
-        if not any(line[k] for k in ours):
-            continue  # another callback's metrics
-        for k, name in ours.items():
-            values[name].append(_cell(line[k], path, number, names[k]))
-    columns = {name: np.array(column) for name, column in values.items()}
-    return columns, [name for name in names if name_in(name, prefix) is None]
+class CsvRows:
+    """Rows of one prefix in a CSV file, line by line."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.others: list[str] = []
+        """Columns of other metrics."""
+        self._names: list[str] = []
+        self._ours: dict[int, str] = {}
+        self._values: dict[str, list[float]] = {}
+
+    def __len__(self) -> int:
+        return max(map(len, self._values.values()), default=0)
+
+    def add_from(self, path: Path, lines: Iterable[tuple[int, list[str]]]) -> None:
+        """Add lines of a file; the first one of all has the names of the columns.
+
+        Raises:
+            ValueError: If two columns have one metric, or a cell is no finite number.
+        """
+        for number, line in lines:
+            if not self._names:
+                self._read_names(path, line)
+            elif any(line[k] for k in self._ours):  # else it is another callback's
+                for k, name in self._ours.items():
+                    self._values[name].append(_cell(line[k], path, number, self._names[k]))
+
+    def columns(self) -> dict[str, Array]:
+        """Return the values by metric, without the prefix; NaN where a row lacks one."""
+        return {name: np.array(values) for name, values in self._values.items()}
+
+    def _read_names(self, path: Path, names: list[str]) -> None:
+        self._names = names
+        named = ((k, name_in(tag, self.prefix)) for k, tag in enumerate(names))
+        self._ours = {k: name for k, name in named if name is not None and _is_number(name)}
+        self._values = {name: [] for name in self._ours.values()}
+        self.others = [name for k, name in enumerate(names) if k not in self._ours]
+        if len(self._values) < len(self._ours):
+            of = [*self._ours.values()]
+            twice = next(name for name in self._values if of.count(name) > 1)
+            alike = ", ".join(names[k] for k, name in self._ours.items() if name == twice)
+            raise ValueError(
+                f"`{printable(path)}` must have one column of each metric, got"
+                f" {printable(alike)}. Remove those of another run."
+            )
+
+
+def _is_number(name: str) -> bool:
+    """Whether a metric of this name, without its prefix, is one that the history has."""
+    return name in _COLUMN_OF or name in ABOUT_RUN or name.startswith("group/")
 
 
 def _cell(text: str, path: Path, line: int, name: str) -> float:
@@ -252,12 +319,23 @@ def _cell(text: str, path: Path, line: int, name: str) -> float:
     return value
 
 
-def _history(
+def history_of(
     logged: Mapping[str, NDArray[np.float64]],
     source: str,
     asked: tuple[str, int],
     others: Sequence[str],
 ) -> History:
+    """Return the history in columns as they were logged.
+
+    Args:
+        logged: By metric, without its prefix.
+        source: What to call the run in errors.
+        asked: The monitor's name ("": without one) and the optimizer's number.
+        others: Other metrics of the run.
+
+    Raises:
+        RunError: If the monitor logged nothing, no whole row, or another monitor did.
+    """
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
     optimizers, parameters = (
@@ -270,18 +348,21 @@ def _history(
         if name in _COLUMN_OF or name.startswith("group/")
     }
     if missing := [name for name in _ALWAYS if name not in columns]:
+        refuse_chart(source, others)
         _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
         has = printable(", ".join(others[:5])) if others else "nothing else"
-        raise ValueError(
+        raise RunError(
+            "unmeasured",
             f"`{source}` must be a run with NoiseScaleMonitor, got no {prefix}{missing[0]} in it"
-            f" (but {has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+            f" (but {has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         )
     complete = np.logical_and.reduce([np.isfinite(columns[name]) for name in _ALWAYS])
     columns = {name: values[complete] for name, values in columns.items()}
     if not complete.any():
-        raise ValueError(
+        raise RunError(
+            "empty",
             f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
-            " Train until it has logged once."
+            " Train until it has logged once.",
         )
     # A run that was resumed trained some steps again: of each step the last one counts. Where no
     # step was measured since the row before it, a row says again what that one did, and lacks what
@@ -306,17 +387,20 @@ def _history(
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
-    """Raise a ValueError if other monitors or optimizers than that have tags here."""
+    """Raise a RunError if other monitors or optimizers than that have tags here."""
     found = {who for tag in tags if (who := measured_in(tag)) is not None}
     if not found or asked in found:
         return
     monitor, optimizer = asked
     if any(name == monitor for name, _ in found):
-        raise ValueError(
+        raise RunError(
+            "absent",
             f"`optimizer` must be one that was measured in {source}, got {optimizer}."
-            " Leave it out for the first."
+            " Leave it out for the first.",
         )
     names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
-    raise ValueError(
-        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is {names}."
+    raise RunError(
+        "absent",
+        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is"
+        f" {names}.",
     )

@@ -246,7 +246,7 @@ def _table(
     columns: Sequence[Column],
     *notes: str,
 ) -> Table:
-    lines = [Line([_cell(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
+    lines = [Line([cell_of(of(row)) for _, of in columns], _marks(p, row)) for row in rows]
     starred = [STARRED] if any(row.extrapolated for row in rows) else []
     return Table(title, [heading for heading, _ in columns], lines, [*notes, *starred])
 
@@ -267,7 +267,8 @@ def _speed_up(p: PredictionRecord) -> Column:
     return "speed-up", lambda row: inverse(time_ratio(p, row))
 
 
-def _cell(found: Bounded | str) -> Cell:
+def cell_of(found: Bounded | str) -> Cell:
+    """Return a value with its bounds as a table shows them."""
     if isinstance(found, str):
         return Cell(found)
     band = settled(found)

@@ -157,7 +157,10 @@ CASES: list[tuple[list[str], str]] = [
             (["--step-times", "files/times_zero.csv"], "`files/times_zero.csv` must have positive"),
             (["--step-times", "files/times_none.csv"], "`files/times_none.csv` must have timings"),
             (["--step-times", "files/times_cell.csv"], "`files/times_cell.csv` must have positive"),
-            (["--step-times", "files/gone.csv"], "[Errno 2] No such file or directory"),
+            (
+                ["--step-times", "files/gone.csv"],
+                "`files/gone.csv` must be a CSV file, got nothing",
+            ),
             (["--sweep", "files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["--sweep", "files/flat.csv"], "`steps` must show both ends of the law"),
             (["--sweep", "files/huge.csv"], "`--sweep` must be from 1e-06 to 1e+06"),
@@ -184,12 +187,13 @@ CASES: list[tuple[list[str], str]] = [
             (["more"], "Got unexpected extra argument"),
         ]
     ),
-    (["predict"], "Missing argument 'run'. See `noisescale predict --help`."),
+    (["predict"], "Missing argument 'RUN'. See `noisescale predict --help`."),
     (["predict", "gone"], "`run` must be a folder or a file, got gone, which is neither."),
     (["predict", HOSTILE], r"`run` must be a folder or a file, got \x1b[31m\x1b]0;title\x07"),
     (["predict", "[red]"], "`run` must be a folder or a file, got [red], which is neither."),
     (["predict", "files"], "`files` must hold a run"),
-    (["predict", "runs"], "`runs` must hold one run, got 8:"),
+    (["predict", "runs", "--html", "r.html"], "`--html` must come with one run, got 8 in runs."),
+    (["predict", "runs", "--details"], "`--details` must come with one run, got 8 in runs."),
     (["predict", "runs/twice"], "`runs/twice/metrics.csv` must name each column once"),
     (["predict", "runs/hosts"], "`runs/hosts/metrics.csv` must have one column of each metric"),
     (["predict", "runs/cell"], "`noise_scale/lower_bound` must be finite, got '\\x1b[31m'"),
@@ -202,8 +206,8 @@ CASES: list[tuple[list[str], str]] = [
     *(
         (["fit", *words], message)
         for words, message in [
-            ([], "Missing argument 'sweep'. See `noisescale fit --help`."),
-            (["files/gone.csv"], "[Errno 2] No such file or directory: 'files/gone.csv'"),
+            ([], "Missing argument 'SWEEP'. See `noisescale fit --help`."),
+            (["files/gone.csv"], "`files/gone.csv` must be a CSV file, got nothing there. Check"),
             (["files"], "`files` must be a CSV file, got a folder."),
             (["files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["files/not_whole.csv"], "`steps` must be a number, got '' in line 3"),
@@ -241,7 +245,7 @@ CASES: list[tuple[list[str], str]] = [
     *(
         (["profile", *words], message)
         for words, message in [
-            ([], "Missing argument 'target'. See `noisescale profile --help`."),
+            ([], "Missing argument 'TARGET'. See `noisescale profile --help`."),
             (["own_model"], "`own_model` must be like package.module:name or file.py:name"),
             ([f"{HOSTILE}.py:x"], r"`\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/].py` must be a"),
             ([f"own_model:{HOSTILE}"], r"`own_model:\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/]`"),

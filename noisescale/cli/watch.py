@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale watch RUN`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from noisescale.checks import checked_positive
+from noisescale.cli.values import flags_of
+from noisescale.renamed import renamed
+
+if TYPE_CHECKING:
+    from noisescale.history.following import FollowedRun
+    from noisescale.predictor import Prediction
+
+TICK = 1.0
+"""Seconds between two pictures; files are read every `--every` seconds."""
+
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code that shells give to what this signal ended."""
+
+HOW_TO_END = "Ctrl-C ends."
+
+
+EXAMPLE = "noisescale watch lightning_logs"
+
+
+def watch_run(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a TensorBoard or CSVLogger run that is going on. Of a folder of several"
+            " runs, the newest.",
+        ),
+    ],
+    every: Annotated[
+        float, typer.Option(help="Seconds from one reading of the run's files to the next.")
+    ] = 5.0,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Print once and end, as without a terminal."),
+    ] = False,
+    optimizer: Annotated[
+        int,
+        typer.Option(help="Which optimizer, if several were measured."),
+    ] = 0,
+    monitor: Annotated[
+        str | None, typer.Option(help="Name of the monitor, if it was given one.")
+    ] = None,
+) -> None:
+    """Show the noise scale of a run while it trains, and what it would advise now."""
+    try:
+        with renamed(flags_of(watch_run)):
+            checked_positive("every", every, "Pass 5 for a look every 5 seconds.")
+            live = sys.stdout.isatty() and not once
+            _watch(run, every if live else None, optimizer, monitor)
+    except KeyboardInterrupt:
+        pass  # as it is meant to end
+
+
+def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) -> None:
+    """Draw what the files say, again and again; once where `every` is None."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from noisescale.history.following import FollowedRun
+    from noisescale.report.watching import watched
+
+    followed = FollowedRun(run, optimizer=optimizer, monitor=monitor)
+    found = _look(followed, None)
+    console = Console(highlight=False)
+    if every is None:
+        console.print(watched(followed, found, time.time()))
+        return
+    # `Live` hides the cursor until it ends, so the signal has to end `Live` first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    with Live(console=console, auto_refresh=False) as live:
+        looked = time.monotonic()
+        try:
+            while True:
+                live.update(watched(followed, found, time.time(), HOW_TO_END), refresh=True)
+                time.sleep(min(TICK, every))
+                if time.monotonic() - looked >= every:
+                    found, looked = _look(followed, found), time.monotonic()
+        finally:
+            live.update(watched(followed, found, time.time()), refresh=True)
+
+
+def _look(
+    followed: FollowedRun, found: Prediction | ValueError | None
+) -> Prediction | ValueError | None:
+    """Read on; return what is predicted from the run by now, or why nothing is."""
+    from noisescale.predictor import predict
+
+    if not followed.read():
+        return found
+    if followed.history is None:
+        return None
+    try:
+        return predict(followed.history)
+    except ValueError as error:
+        return error

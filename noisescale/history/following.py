@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is going on: its history so far, from what was added to its files."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from noisescale.csv_lines import GrowingCsv
+from noisescale.extras import need
+from noisescale.history.history import History
+from noisescale.history.metric_names import prefix_of
+from noisescale.history.reading import CsvRows, files_of, history_of, runs_in
+from noisescale.history.run_error import RunError
+from noisescale.printable import printable
+
+if TYPE_CHECKING:
+    from noisescale.history.event_files import EventFile
+
+
+NOT_YET = ("unmeasured", "empty")
+"""Words for a run that may still log what it lacks."""
+
+
+class FollowedRun:
+    """A run whose files grow, are replaced, or are not there yet. They are only read.
+
+    Each reading takes what was added since the one before, up to the last whole record or line.
+    Where files were replaced, as a CSVLogger does when a run is resumed, reading begins anew. Where
+    another run begins in the folder, that one is followed from then on.
+
+    Args:
+        path: As for `read_run`; of a folder of several runs the one that was written to last.
+        optimizer: See `read_run`.
+        monitor: See `read_run`.
+
+    Raises:
+        OSError: If there is nothing at the path.
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], *, optimizer: int = 0, monitor: str | None = None
+    ) -> None:
+        self.path = Path(path)
+        self.run: Path | None = None
+        """The folder or file of the run; None until there is one."""
+        self.of_runs = 0
+        """How many runs there were to choose from."""
+        self.history: History | None = None
+        """What was logged so far; None before the first whole row."""
+        self.others: list[str] = []
+        """Other metrics that were logged, or a few of them."""
+        self.last_row_at: float | None = None
+        """When the last row was logged, in seconds since the epoch."""
+        self.unread = 0
+        """Bytes after the last whole record or line."""
+        self._asked = monitor or "", optimizer
+        self._known: set[Path] = set()
+        self._source: _Events | _Csv | None = None
+        self._find()
+
+    def read(self) -> bool:
+        """Take what was added, and return whether that was anything.
+
+        Raises:
+            ValueError: If the files are damaged, or the monitor asked for is not the one in them.
+            OSError: If the run is gone.
+        """
+        if self.run is None:
+            self._find()
+        if (run := self.run) is None:
+            return False
+        if not run.exists():
+            raise FileNotFoundError(
+                f"`{printable(run)}` must exist while it is watched, got nothing there any"
+                " more. Start the command again with the place where the run is now."
+            )
+        try:
+            source = self._source_of(files := files_of(run))
+            added = source.read(files)
+            self.unread = source.unread
+        except FileNotFoundError:  # it was replaced between the look and the reading
+            self._source = None
+            return False
+        if added:
+            self._take(source)
+        return added or (self._find() and self.read())
+
+    def _find(self) -> bool:
+        """Choose the newest run if there is none yet, or one that has begun since the last look."""
+        runs = runs_in(self.path)
+        begun = [run for run in runs if run not in self._known and not self._has(run)]
+        self._known |= set(runs)
+        if not begun:
+            return False
+        self.run, self.of_runs = begun[-1], len(runs)
+        self._source, self.history, self.others, self.last_row_at = None, None, [], None
+        return True
+
+    def _has(self, run: Path) -> bool:
+        """Whether it is within the run itself: TensorBoard's `add_scalars` makes such folders."""
+        return self.run is not None and run.is_relative_to(self.run)
+
+    def _source_of(self, files: list[Path]) -> _Events | _Csv:
+        kind = _Csv if files and files[0].suffix == ".csv" else _Events
+        if not isinstance(self._source, kind) or self._source.replaced(files):
+            monitor, optimizer = self._asked
+            self._source = kind(prefix_of(optimizer, monitor))
+        return self._source
+
+    def _take(self, source: _Events | _Csv) -> None:
+        self.last_row_at = source.last_row_at
+        self.history, self.others = None, [*source.rows.others]
+        try:
+            found = history_of(source.rows.columns(), printable(self.run), self._asked, self.others)
+        except RunError as error:
+            if error.word in NOT_YET:
+                return
+            raise
+        found.source = self.run
+        self.history = found
+
+
+class _Events:
+    """Event files; a run that is resumed adds one."""
+
+    def __init__(self, prefix: str) -> None:
+        need("tensorboard", "Reading event files")
+        from noisescale.history.event_files import EventRows
+
+        self.rows = EventRows(prefix)
+        self._files: dict[Path, EventFile] = {}
+
+    @property
+    def last_row_at(self) -> float | None:
+        return self.rows.last_row_at
+
+    @property
+    def unread(self) -> int:
+        return sum(file.unread for file in self._files.values())
+
+    def replaced(self, files: list[Path]) -> bool:
+        """Return whether a file that was read is gone, or shorter than what was read of it."""
+        known = self._files.items()
+        return any(path not in files or file.unread < 0 for path, file in known)
+
+    def read(self, files: list[Path]) -> bool:
+        """Take what was added, and return whether that was anything."""
+        from noisescale.history.event_files import EventFile
+
+        before = sum(file.whole for file in self._files.values())
+        for path in files:
+            if path not in self._files:
+                self._files[path] = EventFile(path)
+            self.rows.add_from(self._files[path])
+        return sum(file.whole for file in self._files.values()) > before
+
+
+class _Csv:
+    """The file of a CSVLogger, or one like it."""
+
+    def __init__(self, prefix: str) -> None:
+        self.rows = CsvRows(prefix)
+        self.last_row_at: float | None = None
+        self._file: GrowingCsv | None = None
+
+    @property
+    def unread(self) -> int:
+        return self._file.unread if self._file else 0
+
+    def replaced(self, files: list[Path]) -> bool:
+        """Return whether the file is another one by now."""
+        return self._file is not None and (self._file.path not in files or self._file.replaced())
+
+    def read(self, files: list[Path]) -> bool:
+        """Take what was added, and return whether that was anything."""
+        (path,) = files
+        if self._file is None:
+            self._file = GrowingCsv(path)
+        before = len(self.rows), len(self.rows.others)
+        written = path.stat().st_mtime
+        self.rows.add_from(path, self._file.added())
+        if len(self.rows) > before[0]:
+            self.last_row_at = written
+        return (len(self.rows), len(self.rows.others)) != before

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to say about a run that is going on, for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from noisescale.bounded import Bounded
+from noisescale.history.following import FollowedRun
+from noisescale.history.history import History
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.printable import printable
+from noisescale.report.numbers import bounds, count, number, plural
+from noisescale.report.sparkline import UNKNOWN, sparkline
+from noisescale.report.tables import headline
+from noisescale.report.text import pairs
+
+CRITICAL = "Critical batch size"
+"""The line of the headline that comes first here."""
+
+WIDTH = 32
+"""Of the noise scale's course, in characters."""
+
+PATIENCE = 60.0
+"""Seconds without a new row that need no remark, however fast the rows have been."""
+
+GAPS = 4.0
+"""As many of the usual gaps between two rows need no remark either."""
+
+
+def watched(
+    run: FollowedRun, found: PredictionRecord | ValueError | None, now: float, note: str = ""
+) -> Group:
+    """Put together what a run has logged, and what that would advise.
+
+    Args:
+        run: As it was read last.
+        found: The prediction from its history, or why there is none; None before the first row.
+        now: In seconds since the epoch.
+        note: The last words, for instance how to end.
+    """
+    history = run.history
+    if history is None:
+        return Group(_title(run), Text(_waiting(run)).append(note and f" {note}", style="dim"))
+    said = [*_state(history)]
+    if isinstance(found, PredictionRecord):
+        advice = [(name, what) for name, what in headline(found) if _is_advice(name)]
+        said += [("", ""), *sorted(advice, key=lambda line: line[0] != CRITICAL)]
+    elif found is not None:
+        said += [("", ""), ("Prediction", f"none yet: {printable(found)}")]
+    age = _age(run, history, now)
+    return Group(_title(run), pairs(said), age.append(note and f" {note}", style="dim"))
+
+
+def _title(run: FollowedRun) -> Text:
+    title = Text(printable(run.run or run.path), style="bold")
+    if run.of_runs > 1:
+        of = f"{plural(run.of_runs, 'run')} in {printable(run.path)}"
+        title.append(f"\nThe newest of {of}", style="not bold dim")
+    return title
+
+
+def _waiting(run: FollowedRun) -> str:
+    if run.run is None:
+        return "Waiting for a run: there is no event file and no metrics.csv in this folder yet."
+    if not run.others:
+        return "Waiting for the first row. Nothing has been logged yet."
+    others = printable(", ".join(run.others[:3]))
+    return (
+        f"Waiting for the first row of NoiseScaleMonitor. Logged so far: {others}. If there is"
+        " none to come, add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+    )
+
+
+def _state(history: History) -> Iterator[tuple[str, str]]:
+    """What the last row says."""
+    last = {name: float(values[-1]) for name, values in history.items()}
+    unit = history.unit
+    yield "Step", f"{count(last['step'])} ({count(last['examples'])} {unit})"
+    size = f"{count(last['batch_size'])} {unit}"
+    if math.isfinite(last["devices"]):
+        size += f" on {plural(last['devices'], 'device')}"
+    if last["accumulation"] > 1:
+        size += f", {plural(last['accumulation'], 'micro-batch', 'micro-batches')} each"
+    yield "Batch size", size
+    yield "Noise scale", _noise_scale(last, unit, history.confidence)
+    if (course := _course(history)) is not None:
+        yield "  so far", course
+    if math.isfinite(seconds := last["seconds_per_step"]):
+        yield "Step time", f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
+    if math.isfinite(cost := last["measuring_cost"]):
+        share = 100 * cost / (last["step"] + cost)
+        of = f"{count(last['measured_steps'])} of {count(last['step'])} steps"
+        yield "Measuring took", f"about {share:.1f} % of the time ({of})"
+
+
+def _noise_scale(last: dict[str, float], unit: str, confidence: float) -> str:
+    band = Bounded(last["noise_scale"], last["low"], last["high"])
+    if math.isfinite(band.high) and math.isfinite(band.value):
+        return f"{number(band.value)} {unit} ({100 * confidence:g} % interval {bounds(band)})"
+    if math.isfinite(band.low):
+        return f"above {number(band.low)} {unit}, not resolved"
+    return "not measured yet"
+
+
+def _course(history: History) -> str | None:
+    """The logged noise scale along the run; None while there is none to draw."""
+    steps, values = history["step"], history["noise_scale"]
+    values = np.where(np.isfinite(history["high"]) & (values > 0), values, math.nan)
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < 2:
+        return None
+    drawn = sparkline(steps, values, WIDTH)
+    lowest, highest = number(float(np.nanmin(values))), number(float(np.nanmax(values)))
+    note = f" ({UNKNOWN} not resolved)" if UNKNOWN in drawn else ""
+    return f"{drawn}  {lowest} to {highest}{note}"
+
+
+def _is_advice(name: str) -> bool:
+    """Whether a line of the headline is what to do: not what that is made of, nor about the run."""
+    return not name.startswith(" ") and name != "Measuring took"
+
+
+def _age(run: FollowedRun, history: History, now: float) -> Text:
+    if run.last_row_at is None:
+        return Text()
+    age = max(now - run.last_row_at, 0.0)
+    if age <= _usual_gap(history):
+        return Text(f"The last row came {_duration(age)} ago.", style="dim")
+    text = Text(f"No new row for {_duration(age)}.", style="yellow")
+    if run.unread:
+        text.append(f" The last {plural(run.unread, 'byte')} of its files cannot be read yet.")
+    return text
+
+
+def _usual_gap(history: History) -> float:
+    """Seconds after which a new row is overdue."""
+    gaps = np.diff(history["step"], prepend=0)[-10:] * history["seconds_per_step"][-10:]
+    known = gaps[np.isfinite(gaps)]
+    return max(PATIENCE, GAPS * float(np.median(known))) if len(known) else PATIENCE
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

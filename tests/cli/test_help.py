@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help, version and completion of the command line."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from program import ended, run
+
+import noisescale
+from noisescale.cli import app
+
+needs_short_help = pytest.mark.skipif(
+    tuple(map(int, typer.__version__.split(".")[:2])) < (0, 20),
+    reason="before typer 0.20 each option without a default says so in a line of its own",
+)
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def help_of(monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 100) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(width))
+    return run(*words, "--help")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained_and_the_example_at_the_end_is_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = COMMANDS[name]
+
+    text = help_of(monkeypatch, name)
+
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), parameter.name
+        if parameter.param_type_name == "option":
+            assert parameter.opts[0] in text
+    example = " ".join(text.partition("Example: ")[2].split())
+    program, called, *words = shlex.split(example)
+    assert (program, called) == ("noisescale", name)
+    context = command.make_context(name, words)  # refuses what is no option of it
+    missing = [p.name for p in command.params if p.required and context.params[p.name] is None]
+    assert missing == []
+
+
+@needs_short_help
+def test_options_of_predict_fit_a_screen_and_the_most_used_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = help_of(monkeypatch, "predict")
+
+    assert len(text.splitlines()) <= 60
+    assert max(map(len, text.splitlines())) <= 100
+    panels = re.findall(r"^╭─ (.*?) ─+╮$", text, re.M)
+    assert panels == [
+        "Arguments",
+        "Options",
+        "Measurements that make the critical batch size surer",
+        "Step times",
+        "Reading the run",
+    ]
+    order = ["--batch-sizes", "--price-per-device-hour", "--html", "--second-run", "--monitor"]
+    places = [text.index(f"│ {option} ") for option in order]
+    assert places == sorted(places)
+
+
+@needs_short_help
+def test_commands_are_listed_without_being_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output, errors = ended()
+    assert (code, errors.strip()) == (2, "")
+
+    text = help_of(monkeypatch)
+
+    assert "..." not in text.replace("[ARGS]...", "")
+    for name in COMMANDS:
+        assert re.search(rf"^│ {name} +[A-Z]", text, re.M)
+        assert f" {name} " in output
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert run("--version") == f"noisescale {noisescale.__version__}\n"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["noisescale", "pr"], ["predict", "profile"]),
+        (["noisescale", "predict", "--second"], ["--second-run"]),
+        (["noisescale", "watch", "--o"], ["--once", "--optimizer"]),
+        (["noisescale", "predict", "light"], []),  # files are left to bash
+    ],
+)
+def test_bash_completes_commands_and_options(
+    words: list[str], completed: list[str], tmp_path: Path
+) -> None:
+    """By the script that `--install-completion` writes, with the program as it is installed."""
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    script = f"""
+        noisescale --install-completion bash >/dev/null
+        . ~/.bashrc
+        complete -p noisescale
+        COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}
+        _noisescale_completion noisescale
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
+
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+
+    registered, *found = done.stdout.split("\n")
+    assert registered == "complete -o default -F _noisescale_completion noisescale"
+    assert [name for name in found if name not in ("", words[-1])] == completed

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale predict` of a folder of runs."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from logged_runs import log_run
+from program import refused, run
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale import predict
+from noisescale.history.reading import read_run
+
+HEADER = "noise_scale/step,noise_scale/examples,noise_scale/batch_size\n"
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs of all kinds, "b" being the oldest, "a" the newest."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my logs")
+    log_run(folder / "b")
+    log_run(folder / "unresolved", resolved=False, noise_scale=1000.0)
+    with SummaryWriter(str(folder / "plain")) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    log_run(folder / "cut")
+    (file,) = (folder / "cut").iterdir()
+    file.write_bytes(file.read_bytes()[:-7])
+    for name, rows in (("none", ""), ("odd", "10,640,64\n20,320,64\n")):
+        (folder / name).mkdir()
+        (folder / name / "metrics.csv").write_text(HEADER + rows)
+    log_run(folder / "wide", monitor="wide")
+    log_run(folder / "a", noise_scale=96.0)
+    names = ("b", "unresolved", "plain", "cut", "none", "odd", "wide", "a")
+    for age, name in enumerate(reversed(names)):
+        for file in (folder / name).iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    return folder
+
+
+def test_runs_are_a_table_from_the_oldest_to_the_newest(logs: Path) -> None:
+    output = run("predict", logs)
+
+    lines = [line.split() for line in output.splitlines()]
+    unresolved = ["unresolved", "1,000", "64", "2"]
+    unresolved += [">=", "800", ">=", "800", ">=", "128", "on", "2", "devices"]
+    first = next(k for k, line in enumerate(lines) if line[:1] == ["b"])
+    assert " ".join(output.split()).startswith("8 runs in my logs, the newest at the end")
+    assert [line for line in lines[first:-1] if re.match("[a-z]", line[0])] == [
+        ["b", "1,000", "64", "2", "192", "192", "64", "on", "2", "devices"],
+        unresolved,
+        ["plain", "unmeasured"],
+        ["cut", "truncated"],
+        ["none", "empty"],
+        ["odd", "unusable"],
+        ["wide", "absent"],
+        ["a", "1,000", "64", "2", "96.0", "96.0", "64", "on", "2", "devices"],
+    ]
+    assert "154–250" in output  # bounds of the first one
+
+
+def test_the_command_at_the_end_works(logs: Path) -> None:
+    last = run("predict", logs).splitlines()[-1]
+
+    what, _, command = last.partition(": ")
+    program, *words = shlex.split(command)
+    assert (what, program) == ("One of them in full", "noisescale")
+    assert words == ["predict", "my logs/a"]
+    assert "Critical batch size" in run(*words)
+
+
+def test_where_nothing_can_be_predicted_the_command_says_why(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("loss\n1\n")
+
+    last = run("predict", tmp_path).splitlines()[-1]
+
+    what, _, command = last.partition(": ")
+    assert what == "Why not"
+    assert "must be a run with NoiseScaleMonitor" in refused(*shlex.split(command)[1:])
+
+
+def test_json_of_runs_is_a_list(logs: Path) -> None:
+    found = json.loads(run("predict", logs, "--json", "--devices", "1,2"))
+
+    assert [Path(each["run"]).name for each in found][::7] == ["b", "a"]
+    of = {Path(each["run"]).name: each for each in found}
+    expected = predict(read_run(logs / "a"), devices=[1, 2])
+    assert of["a"]["prediction"] == json.loads(expected.to_json())
+    assert (of["a"]["word"], of["a"]["reason"]) == (None, None)
+    assert (of["plain"]["prediction"], of["plain"]["word"]) == (None, "unmeasured")
+    assert "Add `NoiseScaleMonitor()`" in of["plain"]["reason"]
+
+
+def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
+    log_run(tmp_path / "lightning_logs/version_0")
+
+    assert run("predict", tmp_path) == run("predict", tmp_path / "lightning_logs/version_0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch-sizes", "few"], "`--batch-sizes` must be numbers, got 'few'."),
+        (["--calibration", "-1"], "`--calibration` must be from 1e-06 to 1e+06, got -1.0."),
+        (
+            ["--step-times", "gone.csv"],
+            "`gone.csv` must be a CSV file, got nothing there. Check the path.",
+        ),
+        (["--html", "r.html"], "`--html` must come with one run, got 8 in my logs. Name one of"),
+    ],
+)
+def test_what_is_wrong_for_every_run_is_one_line(
+    logs: Path, words: list[str], message: str
+) -> None:
+    assert refused("predict", logs, *words).startswith(message)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from noisescale.history.following import FollowedRun
+from noisescale.history.reading import read_run
+
+ROW = {"batch_size": 32.0, "lower_bound": 10.0, "simple": 14.0, "simple_high": 20.0}
+HEADER = "loss," + ",".join(f"noise_scale/{name}" for name in ("step", "examples", *ROW)) + "\n"
+
+
+def add(writer: SummaryWriter, steps: range, **changed: float) -> None:
+    """Log rows as the monitor does, with another metric between them, to the file."""
+    for step in steps:
+        for name, value in {"step": step, "examples": 32.0 * step, **ROW, **changed}.items():
+            writer.add_scalar(f"noise_scale/{name}", value, step - 1)
+        writer.add_scalar("loss", 1 / step, step - 1)
+    writer.flush()
+
+
+def csv_rows(steps: range) -> str:
+    values = ",".join(f"{value:g}" for value in ROW.values())
+    return "".join(f"0.5,{step},{32 * step},{values}\n" for step in steps)
+
+
+def steps_of(run: FollowedRun) -> list[float]:
+    return [] if run.history is None else run.history["step"].tolist()
+
+
+def test_event_files_are_followed_as_they_grow(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        run = FollowedRun(tmp_path)
+        before = (run.read(), steps_of(run))
+        add(writer, range(1, 4))
+        first = (run.read(), steps_of(run))
+        add(writer, range(4, 7))
+        second = (run.read(), steps_of(run))
+        third = run.read()
+
+    assert before[1] == []
+    assert first == (True, [1, 2, 3])
+    assert second == (True, [1, 2, 3, 4, 5, 6])
+    assert third is False
+    assert run.history is not None
+    expected = read_run(tmp_path)
+    for name in expected:
+        np.testing.assert_array_equal(run.history[name], expected[name])
+    assert run.last_row_at == pytest.approx(time.time(), abs=60)
+
+
+def test_a_csv_file_is_followed_as_it_grows_and_half_a_line_is_left_for_later(
+    tmp_path: Path,
+) -> None:
+    run = FollowedRun(tmp_path)
+    file = tmp_path / "metrics.csv"
+    whole = HEADER + csv_rows(range(1, 4))
+    found = []
+    # Within the names of the columns, within a number, at a line's end.
+    for end in (10, len(HEADER) + 7, len(whole) - 3, len(whole)):
+        with file.open("a") as opened:
+            opened.write(whole[file.stat().st_size : end])
+        run.read()
+        found.append((steps_of(run), run.unread > 0))
+
+    assert found == [([], True), ([], True), ([1, 2], True), ([1, 2, 3], False)]
+
+
+def test_half_a_record_is_left_for_later(tmp_path: Path) -> None:
+    source, run = tmp_path / "source", tmp_path / "run"
+    with SummaryWriter(str(source)) as writer:
+        add(writer, range(1, 3))
+    (file,) = source.iterdir()
+    content = file.read_bytes()
+    run.mkdir()
+    copy = run / file.name
+    followed = FollowedRun(run)
+    found = []
+    for end in range(0, len(content) + 1, 5):
+        with copy.open("ab") as opened:
+            opened.write(content[copy.stat().st_size : end])
+        followed.read()
+        found.append(len(steps_of(followed)))
+    copy.write_bytes(content)
+    followed.read()
+
+    assert found == sorted(found)
+    assert steps_of(followed) == [1, 2]
+    assert followed.unread == 0
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "csv"])
+def test_what_was_read_is_not_read_again(tmp_path: Path, logger: str) -> None:
+    """Damage to what was read already is not seen."""
+    run = FollowedRun(tmp_path)
+    if logger == "csv":
+        file = tmp_path / "metrics.csv"
+        file.write_text(HEADER + csv_rows(range(1, 4)))
+        run.read()
+        content = file.read_text().replace("0.5,1,32", "0.5,x,yy") + csv_rows(range(4, 5))
+        with file.open("r+") as opened:  # the same file, which is not replaced
+            opened.write(content)
+    else:
+        with SummaryWriter(str(tmp_path)) as writer:
+            add(writer, range(1, 4))
+            (file,) = tmp_path.iterdir()
+            run.read()
+            with file.open("r+b") as opened:
+                opened.seek(100)
+                opened.write(b"damaged")
+            add(writer, range(4, 5))
+    run.read()
+
+    assert steps_of(run) == [1, 2, 3, 4]
+
+
+def test_a_run_that_is_resumed_in_its_folder_counts_steps_once(tmp_path: Path) -> None:
+    run = FollowedRun(tmp_path)
+    with SummaryWriter(str(tmp_path), filename_suffix=".0") as writer:
+        add(writer, range(1, 11))
+    run.read()
+    with SummaryWriter(str(tmp_path), filename_suffix=".1") as writer:
+        add(writer, range(7, 9), batch_size=64.0)
+    run.read()
+
+    assert steps_of(run) == list(range(1, 9))
+    assert run.history is not None
+    assert run.history["batch_size"].tolist() == [32] * 6 + [64] * 2
+
+
+@pytest.mark.parametrize("new", [csv_rows(range(5, 7)), csv_rows(range(5, 30))])
+def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
+    tmp_path: Path, new: str
+) -> None:
+    """As a CSVLogger does in a folder that holds one already; the new one may be larger."""
+    file = tmp_path / "metrics.csv"
+    file.write_text(HEADER + csv_rows(range(1, 11)))
+    run = FollowedRun(tmp_path)
+    run.read()
+    kept = tmp_path / "kept.csv"
+    os.link(file, kept)  # so that the new file cannot have its number
+    file.unlink()
+    between = run.read()
+    file.write_text(HEADER + new)
+    run.read()
+
+    assert between is False
+    assert steps_of(run)[0] == 5
+    assert len(steps_of(run)) == new.count("\n")
+
+
+def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path) -> None:
+    """A CSVLogger writes all of the file again when a metric is logged for the first time."""
+    file = tmp_path / "metrics.csv"
+    file.write_text(HEADER + csv_rows(range(1, 4)))
+    run = FollowedRun(tmp_path)
+    run.read()
+    lines = csv_rows(range(1, 6)).splitlines(keepends=True)
+    file.write_text("accuracy," + HEADER + "".join(f",{line}" for line in lines))
+    run.read()
+
+    assert steps_of(run) == [1, 2, 3, 4, 5]
+    assert "accuracy" in run.others
+
+
+def test_of_a_folder_of_runs_the_newest_is_followed_and_then_one_that_begins(
+    tmp_path: Path,
+) -> None:
+    for age, name in ((100, "b"), (50, "a")):
+        with SummaryWriter(str(tmp_path / name)) as writer:
+            add(writer, range(1, 3))
+        (file,) = (tmp_path / name).iterdir()
+        os.utime(file, 2 * (time.time() - age,))
+    run = FollowedRun(tmp_path)
+    run.read()
+    first = (run.run, run.of_runs)
+    with SummaryWriter(str(tmp_path / "a/val")) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    run.read()
+    second = run.run
+    with SummaryWriter(str(tmp_path / "c")) as writer:
+        add(writer, range(1, 6))
+    run.read()
+
+    assert first == (tmp_path / "a", 2)
+    assert second == tmp_path / "a"
+    assert run.run == tmp_path / "c"
+    assert steps_of(run) == [1, 2, 3, 4, 5]
+
+
+def test_a_folder_may_be_empty_at_first(tmp_path: Path) -> None:
+    run = FollowedRun(tmp_path)
+    before = run.read(), run.run
+    with SummaryWriter(str(tmp_path / "version_0")) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+        writer.flush()
+        run.read()
+        unmeasured = run.history, run.others
+        add(writer, range(1, 3))
+        run.read()
+
+    assert before == (False, None)
+    assert unmeasured == (None, ["loss"])
+    assert run.run == tmp_path / "version_0"
+    assert steps_of(run) == [1, 2]
+
+
+def test_what_is_gone_or_was_never_there_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with SummaryWriter(str(folder)) as writer:
+        add(writer, range(1, 3))
+    run = FollowedRun(folder)
+    run.read()
+    shutil.rmtree(folder)
+
+    message = (
+        f"`{folder}` must exist while it is watched, got nothing there any more. Start the command"
+        " again with the place where the run is now."
+    )
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(message)}$"):
+        run.read()
+    with pytest.raises(FileNotFoundError, match="`run` must be a folder or a file"):
+        FollowedRun(folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"monitor": "wide"}, "`monitor` must be the name of"),
+        ({"optimizer": 3}, "`optimizer` must"),
+    ],
+)
+def test_a_monitor_that_is_not_there_is_refused(
+    tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        add(writer, range(1, 3))
+
+    with pytest.raises(ValueError, match=message):
+        FollowedRun(tmp_path, **asked).read()
+
+
+def test_following_leaves_the_files_as_they_are(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        add(writer, range(1, 3))
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes(), file.stat().st_mtime_ns
+    run = FollowedRun(tmp_path)
+    run.read()
+    run.read()
+
+    assert [*tmp_path.iterdir()] == [file]
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == before

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `noisescale watch` says of a run, character by character."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from noisescale import History, predict
+from noisescale.history.following import FollowedRun
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.report.text import plain
+from noisescale.report.watching import watched
+
+NOW = 1_000_000.0
+
+
+def followed(history: History | None, tmp_path: Path, age: float = 12.0) -> FollowedRun:
+    run = FollowedRun(tmp_path)
+    run.run, run.history, run.last_row_at = Path("logs/version_3"), history, NOW - age
+    return run
+
+
+def history(
+    *, rows: int = 5, resolved: bool = True, seconds: float = 0.1, accumulation: float = 1.0
+) -> History:
+    """40 steps a row, noise scales of 20, 40, 80 ... examples."""
+    found = History()
+    for k in range(rows):
+        scale = 20.0 * 2**k
+        found.append(
+            step=40 * (k + 1), examples=2560 * (k + 1), batch_size=64, devices=2,
+            accumulation=accumulation, noise_scale=scale if resolved else math.nan,
+            low=0.8 * scale, high=1.5 * scale if resolved else math.inf, seconds_per_step=seconds,
+            measured_steps=10 * (k + 1), measuring_cost=k + 1,
+        )  # fmt: skip
+    return found
+
+
+def said(run: FollowedRun, found: PredictionRecord | ValueError | None, note: str = "") -> str:
+    return plain(watched(run, found, NOW, note), 100)
+
+
+def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> None:
+    of = history()
+    run = followed(of, tmp_path)
+    run.of_runs = 3
+    run.path = Path("logs")
+
+    lines = said(run, predict(of), "Ctrl-C ends.").splitlines()
+
+    assert lines[:9] == [
+        "logs/version_3",
+        "The newest of 3 runs in logs",
+        "Step                 200 (12,800 examples)",
+        "Batch size           64 examples on 2 devices",
+        "Noise scale          320 examples (95 % interval 256 to 480)",
+        "  so far             ▁▃▅▇█  20.0 to 320",
+        "Step time            100 ms",
+        "Measuring took       about 2.4 % of the time (50 of 200 steps)",
+        "",
+    ]
+    assert lines[9].startswith("Critical batch size  ")
+    assert any(line.startswith("More devices ") for line in lines[10:])
+    assert not any(line.startswith("  ") and "theory" in line[:12] for line in lines)
+    assert lines[-1] == "The last row came 12 s ago. Ctrl-C ends."
+    assert len(lines) <= 19
+
+
+def test_a_noise_scale_that_is_not_resolved_has_its_lower_bound(tmp_path: Path) -> None:
+    of = history(resolved=False, accumulation=4, seconds=2.5)
+
+    text = said(followed(of, tmp_path), predict(of))
+
+    assert "Noise scale          above 256 examples, not resolved" in text
+    assert "so far" not in text
+    assert "Batch size           64 examples on 2 devices, 4 micro-batches each" in text
+    assert "Step time            2.50 s" in text
+    assert "newest of" not in text
+
+
+def test_parts_of_the_course_without_a_value_are_explained(tmp_path: Path) -> None:
+    of = history()
+    of.append(step=240, examples=15360, batch_size=64, low=300.0, high=math.inf)
+
+    assert "▁▃▅▇█·  20.0 to 320 (· not resolved)" in said(followed(of, tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds", "last"),
+    [
+        (59, 0.1, "The last row came 59 s ago."),
+        (200, 0.1, "No new row for 3 min."),
+        (10_000, 0.1, "No new row for 2 h."),
+        (300_000, 0.1, "No new row for 3 days."),
+        (-5, 0.1, "The last row came 0 s ago."),
+        (200, 2.0, "The last row came 3 min ago."),  # rows are 80 s apart
+        (400, 2.0, "No new row for 6 min."),
+        (400, math.nan, "No new row for 6 min."),
+    ],
+)
+def test_a_row_is_overdue_by_how_far_apart_rows_have_been(
+    tmp_path: Path, age: float, seconds: float, last: str
+) -> None:
+    run = followed(history(seconds=seconds), tmp_path, age)
+
+    assert said(run, None).splitlines()[-1] == last
+
+
+def test_bytes_that_cannot_be_read_are_said_once_a_row_is_overdue(tmp_path: Path) -> None:
+    recent, overdue = (followed(history(), tmp_path, age) for age in (1, 300))
+    recent.unread = overdue.unread = 12
+
+    assert "cannot be read" not in said(recent, None)
+    assert said(overdue, None).splitlines()[-1] == (
+        "No new row for 5 min. The last 12 bytes of its files cannot be read yet."
+    )
+
+
+def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
+    nothing, unmeasured = (followed(None, tmp_path) for _ in range(2))
+    unmeasured.others = ["loss", "epoch", "accuracy", "lr"]
+    no_run = FollowedRun(tmp_path)
+
+    assert said(nothing, None, "Ctrl-C ends.") == (
+        "logs/version_3\nWaiting for the first row. Nothing has been logged yet. Ctrl-C ends.\n"
+    )
+    assert "Logged so far: loss, epoch, accuracy. " in said(unmeasured, None)
+    assert "add `NoiseScaleMonitor()`" in said(unmeasured, None)
+    assert "Waiting for a run: " in said(no_run, None)
+
+
+def test_why_nothing_is_predicted_yet_is_said(tmp_path: Path) -> None:
+    text = said(followed(history(), tmp_path), ValueError("`history` must have rows."))
+
+    assert "Prediction      none yet: `history` must have rows." in text
+
+
+def test_names_from_files_cannot_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    run = followed(None, tmp_path)
+    run.run, run.others = Path("\x1b[31m[red]"), ["\x1b]0;title\x07[/]"]
+
+    text = said(run, None)
+
+    assert "\x1b" not in text
+    assert "[red]" in text
+    assert "[/]" in text
