@@ -71,7 +71,11 @@ def plain(content: RenderableType, width: int) -> str:
     if width < 40:
         raise ValueError(f"`width` must be at least 40, got {width!r}. Pass 80.")
     file = StringIO()
-    Console(file=file, width=width, color_system=None, legacy_windows=False).print(content)
+    # In a notebook rich would show the content there and write nothing to the file.
+    console = Console(
+        file=file, width=width, color_system=None, legacy_windows=False, force_jupyter=False
+    )
+    console.print(content)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 

@@ -62,6 +62,14 @@ def test_without_details_the_answers_and_the_warnings_are_left() -> None:
     assert "On the run's own" not in short
 
 
+def test_the_text_is_returned_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = as_text(priced())
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+
+    assert as_text(priced()) == expected
+
+
 def test_answers_are_at_most_ten_lines() -> None:
     columns = history()
     adam = History.from_columns(dict(columns), optimizer=OptimizerKind.ADAM)
