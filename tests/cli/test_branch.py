@@ -103,7 +103,7 @@ def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
     assert ", order " not in nothing_new
     code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
     assert (code, errors) == (0, "")
-    assert "branches at 32 say that it is" in json.loads(told)["assumptions"][1]
+    assert "branches at 32 give" in json.loads(told)["assumptions"][1]
 
 
 def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
