@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of all rooms: returned, or refused by name."""
+"""Checks of arguments: return the value, or raise an error that names the argument."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def refuse(
     *,
     error: type[Exception] = ValueError,
 ) -> NoReturn:
-    """Raise the error of an argument: what it must be, what it is, and what to do about it."""
+    """Raise the error of an argument: the requirement, the value and the remedy."""
     raise error(f"`{argument}` must {requirement}, got {got}. {remedy}")
 
 
 def refuse_setting(
     use: str, setting: str, value: str, reason: str, remedy: str, error: type[Exception]
 ) -> NoReturn:
-    """Raise the error of a setting of the trainer; `use` is what cannot be done under it."""
+    """Raise the error of a setting of the trainer; `use` names what does not work under it."""
     refuse(setting, f"be one that {use} under", f"{value}: {reason}", remedy, error=error)
 
 
@@ -44,7 +44,7 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 def check_confidence(value: object) -> None:
-    """Raise a ValueError unless it can be the coverage of an interval."""
+    """Raise a ValueError unless the value can be the coverage of an interval."""
     if not (is_real(value) and 0 < value < 1):
         refuse("confidence", "lie between 0 and 1", repr(value), "Pass 0.95 for 95 %.")
 
@@ -52,7 +52,7 @@ def check_confidence(value: object) -> None:
 def checked_bounds(
     min_batch_size: float | None, max_batch_size: float | None
 ) -> tuple[float | None, float | None]:
-    """Return both, or raise a ValueError or TypeError that names the one that is wrong."""
+    """Return both bounds, or raise a ValueError or TypeError that names the wrong one."""
     for name, value in (("min_batch_size", min_batch_size), ("max_batch_size", max_batch_size)):
         if value is None:
             continue
@@ -84,7 +84,7 @@ def checked_positive(name: str, value: Any, remedy: str) -> float:
 def checked_choice(
     name: str, value: Any, choices: Iterable[str], remedy: str, *, or_else: str = ""
 ) -> Any:
-    """Return `value` if it is one of the choices, else raise a ValueError with all of them."""
+    """Return `value` if it is one of the choices, else raise a ValueError that lists them."""
     names = list(choices)
     if value not in names:
         quoted = ", ".join(f'"{one}"' for one in names)
@@ -93,13 +93,13 @@ def checked_choice(
 
 
 def checked_state(of: str, state: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the state of `of` if it has all that is needed, else raise a ValueError.
+    """Return the state of `of` if it is complete, else raise a ValueError.
 
-    The batch size is a part of training, so that nothing that is missing may be made up.
+    The batch size is a part of training, so a missing value must not be guessed.
     """
     remedy = (
-        f" Resume from a whole checkpoint of {of}, or take its state out of this one, and the"
-        " batch size begins anew from your loader's."
+        f" Resume from a complete checkpoint of {of}, or remove its state from this one: the batch"
+        " size then starts again from your loader's."
     )
     if not isinstance(state, dict):
         raise ValueError(

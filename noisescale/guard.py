@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not training must not end one: it fails with a warning, and training goes on."""
+"""Keep failures beside the training from ending it: they warn, and training goes on."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _log = logging.getLogger(__name__)
 
 
 class RefusalError(ValueError):
-    """What was asked for cannot be had. Guards let it pass: whoever asked has to be told."""
+    """The user asked for something that is not possible. Guards do not catch this error."""
 
 
 class Guard:
-    """Catch what fails beside a training, and warn once for each kind of it.
+    """Catch errors beside a training, and warn once for each kind of error.
 
-    Every rank warns of its own failures, as the others do not know of them. The traceback goes to
+    Each rank warns of its own failures, as the other ranks do not see them. The traceback goes to
     the log `noisescale.guard`, at the level DEBUG.
 
     Args:
-        *let_pass: Errors that it does not catch, beside refusals.
+        *let_pass: Errors that it does not catch, besides `RefusalError`.
 
     Example:
         >>> guard = Guard()
@@ -50,7 +50,7 @@ class Guard:
 
     @contextmanager
     def __call__(self, lost: str) -> Iterator[None]:
-        """Let errors end this block alone. `lost`: what there is not because of one."""
+        """Let an error end this block only, and warn with `lost`: what is missing because of it."""
         try:
             yield
         except self._let_pass:
@@ -72,7 +72,7 @@ class Guard:
 
 
 class WarnOnce:
-    """Warn once of what all ranks see alike, on one of them.
+    """Warn once, on one rank, of something that all ranks see.
 
     Example:
         >>> warn = WarnOnce()
@@ -88,7 +88,7 @@ class WarnOnce:
         self._warned: set[str] = set()
 
     def __call__(self, message: str, *, about: str | None = None) -> None:
-        """Warn, unless that has been done. `about`: what messages of several wordings share."""
+        """Warn once. `about` names the topic that messages of several wordings share."""
         about = message if about is None else about
         if about not in self._warned and _rank() == 0:
             warnings.warn(message, stacklevel=3)
@@ -99,7 +99,7 @@ _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 def beside_training(hook: _Hook) -> _Hook:
-    """Let no error but refusals out of a callback's hook; the callback has a `_guard`."""
+    """Decorate a callback's hook: only a `RefusalError` leaves it. The callback has a `_guard`."""
 
     @wraps(hook)
     def guarded(callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -110,7 +110,7 @@ def beside_training(hook: _Hook) -> _Hook:
 
 
 class HookErrors:
-    """Keeps the error of a hook until the step ends: raised in the hook it would end the pass."""
+    """Keeps an error of a hook until the step ends. Raised in the hook, it would end the pass."""
 
     _error: Exception | None = None
 
@@ -120,13 +120,13 @@ class HookErrors:
         return self._error is not None
 
     def raise_error_of_hook(self) -> None:
-        """Raise what a hook has failed with, if one has, once."""
+        """Raise the error of a hook once, if there is one."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def forget_error(self) -> None:
-        """Drop what a hook has failed with, if one has: the step it is of is over."""
+        """Drop the error of a hook, if there is one: its step is over."""
         self._error = None
 
 
@@ -138,7 +138,7 @@ _S = TypeVar("_S", bound=HookErrors)
 def keeps_errors(
     method: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R | None]:
-    """Have a method that torch calls in a pass keep its errors, see `HookErrors`."""
+    """Decorate a method that torch calls in a pass: it keeps its errors, see `HookErrors`."""
 
     @wraps(method)
     def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wanted global batch size -> device batch x accumulation x devices."""
+"""From a wanted global batch size to device batch x accumulation x devices."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Plan:
     """
 
     device_batch_size: float
-    """Examples of one micro-batch, on one device; not whole where they are counted in means."""
+    """Examples of one micro-batch on one device; a mean over steps need not be whole."""
     accumulation: int
     """Micro-batches of each device in a step."""
     devices: int = 1
     nodes: int = 1
-    """That the devices are on."""
+    """Nodes that the devices are on."""
 
     def __post_init__(self) -> None:
-        """Refuse what no step can have."""
+        """Check the numbers."""
         examples = "Give the examples of one micro-batch, on one device."
         checked_positive("device_batch_size", self.device_batch_size, examples)
         checked_count("accumulation", self.accumulation, "Give the micro-batches of a step.")
         checked_count("devices", self.devices, "Give the ranks that train together.")
-        checked_count("nodes", self.nodes, "Give those that the devices are on.")
+        checked_count("nodes", self.nodes, "Give the nodes that the devices are on.")
         if self.nodes > self.devices:
             raise ValueError(
                 f"`nodes` must not exceed `devices`, got {self.nodes} > {self.devices}."
@@ -71,12 +71,12 @@ class Plan:
 
 
 class Bounds(NamedTuple):
-    """What a plan may be.
+    """The limits of a plan.
 
     Args:
         min_batch_size: Least global batch, in examples.
         max_batch_size: Largest global batch, in examples.
-        min_accumulation: Least micro-batches a step, where something is measured by them.
+        min_accumulation: Least micro-batches a step, for a measurement that compares them.
     """
 
     min_batch_size: float = 0.0
@@ -98,30 +98,30 @@ def plan_for(
     examples_per_row: float = 1.0,
     bounds: Bounds | None = None,
 ) -> Plan:
-    """Return the plan within the bounds whose global batch is nearest to the wanted one, by ratio.
+    """Return the plan whose global batch is nearest to the wanted one, by ratio, within the bounds.
 
-    One of two is given. A `device_batch_size` stays, and micro-batches are counted: the plan is
-    the nearest one. With a `max_device_batch_size` the rows of a micro-batch are free, equal in
-    all micro-batches of a step. Every whole number of rows can then be reached, if need be by
-    micro-batches of one row. The plan is therefore the nearest one with *full* micro-batches: no
-    more of them than its rows need, max(⌈rows / max_device_batch_size⌉, min_accumulation). Where
-    that misses the nearest possible batch by more than `TOLERANCE` (10 %), and at a bound (no
-    batch lies between it and the nearest one), it is the nearest possible one, with the fewest
-    micro-batches that divide its rows.
+    Give one of two arguments. With `device_batch_size` the micro-batches stay as they are, and the
+    plan has the nearest number of them. With `max_device_batch_size` the rows of a micro-batch are
+    free, but equal in all micro-batches of a step. Micro-batches of one row would reach every batch
+    size. So the plan is the nearest one with *full* micro-batches: no more of them than its rows
+    need, max(⌈rows / max_device_batch_size⌉, min_accumulation). If that misses the nearest possible
+    batch by more than `TOLERANCE` (10 %), the plan has the nearest possible batch, with the fewest
+    micro-batches that divide its rows. The same holds at a bound, if no batch lies between the
+    bound and the nearest one.
 
     A plan's own batch size gives the same plan again, so that a policy can ask to stay.
 
     Args:
         wanted: Global batch, in examples.
         devices: Ranks that train together.
-        nodes: That they are on.
-        device_batch_size: Examples of a micro-batch, that stay as they are.
+        nodes: Nodes that the devices are on.
+        device_batch_size: Examples of a micro-batch, if micro-batches stay as they are.
         max_device_batch_size: Largest number of rows of a micro-batch.
-        examples_per_row: Where a row of the data is not one example.
-        bounds: That the plan keeps to.
+        examples_per_row: Examples in a row of the data, if that is not one.
+        bounds: The limits of the plan.
 
     Returns:
-        A plan within the bounds. Beyond either of them, what is wanted is the bound itself.
+        A plan within the bounds. If `wanted` is beyond a bound, the bound is wanted instead.
 
     Raises:
         ValueError: If no plan meets the bounds, or `wanted` is not positive and finite.
@@ -156,16 +156,17 @@ def plan_for(
 def mean_plan(
     batch_size: float, *, devices: int, max_device_batch_size: float, nodes: int = 1
 ) -> Plan:
-    """Return the plan of a batch size in means: full micro-batches, as many as it needs, all equal.
+    """Return the plan of a mean batch size: full micro-batches, as many as it needs, all equal.
 
-    It is `plan_for`'s where its micro-batches come out whole. Else it is what steps of nearly that
-    batch size are on the average: of a prediction, for which rows are not known, let alone tokens.
+    If the micro-batches come out whole, `plan_for` returns the same plan. Otherwise this is the
+    average plan of steps of nearly that batch size. Predictions use it, as they know neither rows
+    nor tokens.
 
     Args:
         batch_size: Global, in examples, exactly.
-        devices: That train together.
+        devices: Ranks that train together.
         max_device_batch_size: The most examples of a micro-batch.
-        nodes: That the devices are on.
+        nodes: Nodes that the devices are on.
 
     Example:
         >>> print(mean_plan(100, devices=2, max_device_batch_size=20))

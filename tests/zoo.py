@@ -47,7 +47,7 @@ PROBED = Expected(left_out=1)
 """The first step only shows which parameters' single examples can be told apart."""
 PROBED_TWICE = Expected(left_out=2)
 """Gradients that are zero at the first step say nothing yet."""
-IN_PART = Expected(left_out=1, warns=("The noise scale of single examples is that of",))
+IN_PART = Expected(left_out=1, warns=("The noise scale of single examples covers",))
 TOO_LITTLE = Expected(False, None, (*IN_PART.warns, "only in layers with less than 90% of"))
 ENOUGH_AT_TIMES = Expected(True, None, TOO_LITTLE.warns)
 NO_FORMULA = Expected(refuses="must have parameters with a formula")
@@ -626,7 +626,7 @@ ZOO: dict[str, Entry] = {
     "batch normalization": Entry(
         of(lambda: mlp(nn.BatchNorm1d(16))),
         examples=NO_BATCH_NORM,
-        halves=told("got BatchNorm that goes by the batch"),
+        halves=told("got a BatchNorm that normalizes over the batch"),
         ranks=MEASURED,
     ),
     "group normalization": Entry(of(lambda: mlp(nn.GroupNorm(2, 16)))),
@@ -703,7 +703,7 @@ ZOO: dict[str, Entry] = {
     ),
     "by hand": Entry(
         ByHand,
-        examples=Expected(False, None, ("backward passes of one step were of the same batch",) * 2),
+        examples=Expected(False, None, ("backward passes of one step used the same batch",) * 2),
         accumulated=None,
     ),
     "thaws": Entry(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norm of the step's gradient, shared out among the ranks that all hold it."""
+"""The norm of the step's gradient, computed in shares by the ranks that all hold it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class AveragedGradient(HookErrors):
 
     @property
     def captured(self) -> bool:
-        """Whether `sq_norms` is as of a `capture`."""
+        """Whether `sq_norms` was captured earlier."""
         return self._captured is not None
 
     def sq_norms(self) -> Tensor:
         """This rank's share, shape (entries,): as captured, or as `p.grad` is now.
 
         Raises:
-            Exception: What the capture failed with.
+            Exception: The error of the capture, if it failed.
         """
         self.raise_error_of_hook()
         return self._now() if self._captured is None else self._captured
 
     def capture_at_backward_end(self) -> None:
-        """Call it within a backward pass, from its first hook or a final callback.
+        """Capture the norms at the end of a pass; call it in its first hook or a final callback.
 
         Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
         its last bucket is ready: one that is queued by a callback queued early comes after it.
@@ -77,11 +77,11 @@ class AveragedGradient(HookErrors):
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:
-    """Cut all parameters, laid end to end, into `ranks` runs of rows; return one of them.
+    """Cut all parameters, laid end to end, into `ranks` runs of rows; return the run of one rank.
 
     A row (an index of the first dimension, so that a run of them is a view whatever the layout)
-    goes to the rank whose interval holds its first element. Depends on shapes and order alone:
-    every rank makes the same cut.
+    goes to the rank whose interval holds its first element. The cut depends only on shapes and
+    order, so every rank makes the same cut.
 
     Returns:
         Triples of a parameter's index, its first row and the one after the last.

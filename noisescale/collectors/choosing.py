@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which collector fits a model, the processes that train it, and the small batch asked for."""
+"""Choose the collector for a model, its processes, and the wanted small batch."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def choose_collector(
     preconditioner: Optimizer | None = None,
     cut: Sequence[str] | None = None,
 ) -> Collector:
-    """Return the collector for a model, its hooks installed. For arguments see `NoiseScaleMeter`.
+    """Return the collector for a model, with its hooks installed. Arguments: see `NoiseScaleMeter`.
 
     `small_batch` and `cut` are as `checked_small_batch` and `checked_cut` return them.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
-        ValueError: If the arguments contradict the way of training, or nothing is trained.
+        ValueError: If the arguments do not fit the way of training, or nothing is trained.
     """
     compiled = compiled_part(model)
     if small_batch == "example" and compiled is not None:
         raise RefusalError(
-            "`model` must not be compiled where examples are the small batches, got"
-            f" torch.compile on {compiled or 'all of it'}. Leave it uncompiled, or choose"
+            "`model` must not be compiled if examples are the small batches, got torch.compile on"
+            f" {compiled or 'all of it'}. Leave it uncompiled, or choose"
             ' small_batch="half", "micro_batch" or "rank".'
         )
     model = unwrapped(model)
@@ -58,8 +58,8 @@ def choose_collector(
     sharded = is_sharded(model)
     if ddp is None and not sharded and _processes() > 1:
         raise TypeError(
-            "`model` must be a DistributedDataParallel or FSDP2 module where several processes"
-            f" train, got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
+            "`model` must be a DistributedDataParallel or FSDP2 module if several processes train,"
+            f" got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
         )
     trained = _trained_parameters(model, parameters)
     if not trained:
@@ -70,9 +70,9 @@ def choose_collector(
     if sharded:
         if small_batch == "example" or preconditioner is not None:
             raise ValueError(
-                '`small_batch` must be "auto" or "rank", and `preconditioner` None, where gradients'
-                f" are sharded, got {small_batch!r} and {_kind(preconditioner)}. There each"
-                " micro-batch that a rank reduces is a small batch."
+                '`small_batch` must be "auto" or "rank", and `preconditioner` None, if gradients'
+                f" are sharded, got {small_batch!r} and {_kind(preconditioner)}. With sharded"
+                " gradients, each micro-batch that a rank reduces is a small batch."
             )
         return FsdpCollector(model, trained, groups)
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
@@ -88,15 +88,16 @@ def choose_collector(
     if small_batch == "half":
         if averaging:
             raise ValueError(
-                '`small_batch` must be "rank", "micro_batch" or "example" where several processes'
-                ' train, got "half": their gradients are compared at no cost. Leave it at "auto".'
+                '`small_batch` must be "rank", "micro_batch" or "example" if several processes'
+                ' train, got "half": comparing the gradients of the processes needs no extra pass.'
+                ' Leave it at "auto".'
             )
         inner = model if ddp is None else ddp.module
         return HalvesCollector(inner, norms, cut, compiled=compiled is not None)
     if ddp is None or not averaging:
         raise ValueError(
             '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank":'
-            ' one rank has none to be compared with. Leave it at "auto".'
+            ' there is no other rank to compare with. Leave it at "auto".'
         )
     return DdpCollector(ddp, norms)
 
@@ -104,10 +105,10 @@ def choose_collector(
 def assigned_groups(
     model: nn.Module, groups: Groups | None, parameters: Iterable[Parameter] | None = None
 ) -> Groups | None:
-    """Return `groups` as a function that knows the names of all that is trained.
+    """Return `groups` as a function that knows the names of all trained parameters.
 
-    For whoever makes several meters of a model, or has to tell what is wrong with `groups` from
-    what cannot be measured. For arguments and errors see `NoiseScaleMeter`.
+    Use it to make several meters of a model, or to check `groups` apart from what can be measured.
+    For arguments and errors see `NoiseScaleMeter`.
     """
     names = [name for name, _ in _trained_parameters(unwrapped(model), parameters)]
     if groups is None or not names:
@@ -118,10 +119,10 @@ def assigned_groups(
 def checked_small_batch(
     small_batch: SmallBatch, layers: Layers, preconditioned: bool
 ) -> SmallBatch:
-    """Return what is compared: examples where only some layers are asked for.
+    """Return the small batch to compare: "example" if only some layers are wanted.
 
     Raises:
-        ValueError: If these arguments are unknown or contradict each other.
+        ValueError: If an argument is unknown, or arguments contradict each other.
 
     Example:
         >>> checked_small_batch("auto", "normalization", preconditioned=False)
@@ -136,22 +137,23 @@ def checked_small_batch(
         if small_batch not in ("auto", "example"):
             raise ValueError(
                 f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
-                " examples are normed layer by layer. Leave `small_batch` out."
+                " single examples are measured layer by layer. Leave `small_batch` out."
             )
         small_batch = "example"
     if preconditioned and small_batch == "example":
         raise ValueError(
-            "A preconditioner must be left out where examples are the small batches, got both:"
-            ' their gradients are never formed. Pass `small_batch="micro_batch"` or "rank".'
+            "A preconditioner must be left out if examples are the small batches, got both: the"
+            ' gradients of single examples are never formed. Pass `small_batch="micro_batch"` or'
+            ' "rank".'
         )
     return small_batch
 
 
 def checked_cut(cut: Sequence[str] | None, small_batch: SmallBatch) -> Sequence[str] | None:
-    """Return the names of modules, a list of one where it is one.
+    """Return the names of modules as a list; one name becomes a list of one.
 
     Raises:
-        ValueError: If they are none, or nothing is cut.
+        ValueError: If they are not names, or `small_batch` uses no cut.
     """
     if cut is None:
         return None
@@ -164,13 +166,13 @@ def checked_cut(cut: Sequence[str] | None, small_batch: SmallBatch) -> Sequence[
     if small_batch not in ("auto", "half"):
         raise ValueError(
             f'`cut` must be None with `small_batch="{small_batch}"`, got {cut!r}: only halves of a'
-            " batch are told apart at a cut. Leave `small_batch` out."
+            " batch are separated at a cut. Leave `small_batch` out."
         )
     return names
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that averages gradients, out of the wrappers of Fabric and of torch.compile."""
+    """The module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
         if isinstance(inner := getattr(model, attribute, None), nn.Module):
             return unwrapped(inner)

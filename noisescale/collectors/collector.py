@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collector: what every way of capturing gradient norms offers the meter."""
+"""Collector: the base class of all ways of capturing gradient norms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import HookErrors
 
 COST_OF_NORMS = 0.125
-"""Plain steps that norming each small batch's gradient takes more, see `Collector.cost`.
+"""Cost, in plain steps, of the norms of all small batches' gradients, see `Collector.cost`.
 
 Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 64.
 """
@@ -26,9 +26,9 @@ Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 6
 class Collector(HookErrors, ABC):
     """Squared norms of the small batches of one optimizer step, and of the step's gradient.
 
-    All norms are captured as autograd made them: with the divisor and the loss scale that the
-    losses carried. The meter takes both out. A way of training implements what is abstract here,
-    and replaces a default where another is true of it.
+    All norms are captured as autograd made them: with the divisor and the loss scale of the losses.
+    The meter takes both out. A subclass for a way of training implements the abstract methods, and
+    overrides the defaults that do not fit it.
 
     Args:
         norms: The parameters measured, and the entries that their norms are summed up in.
@@ -37,10 +37,10 @@ class Collector(HookErrors, ABC):
 
     nothing_to_compare = (
         "A step of one micro-batch in one process has nothing to be compared with: it is not"
-        " measured. Accumulate two or more, use more devices, or compare the halves of each batch:"
-        ' `small_batch="half"`.'
+        " measured. Accumulate two or more micro-batches, use more devices, or compare the halves"
+        ' of each batch: `small_batch="half"`.'
     )
-    """The warning where a step has one small batch alone."""
+    """The warning if a step has only one small batch."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self.norms = norms
@@ -50,7 +50,7 @@ class Collector(HookErrors, ABC):
 
     @property
     def watching(self) -> bool:
-        """Whether the next passes are to be measured: set to False for the steps between."""
+        """Whether the next passes are to be measured. Set it to False in steps that are not."""
         return self._watching
 
     @watching.setter
@@ -68,7 +68,7 @@ class Collector(HookErrors, ABC):
 
     @property
     def coverage(self) -> float:
-        """Share of |g|² of what is trained that is measured. Reads the device where it is not 1."""
+        """The share of |g|² in measured parameters. Reads the device if it is not 1."""
         return 1.0
 
     @property
@@ -78,9 +78,9 @@ class Collector(HookErrors, ABC):
 
     @property
     def cost(self) -> float:
-        """Plain steps that the next measured step is likely to take more: a constant, not timed.
+        """The likely extra cost of the next measured step, in plain steps: a constant, not timed.
 
-        So all ranks measure the same steps, and a run that is resumed too.
+        As it is not timed, all ranks, and a resumed run, measure the same steps.
         """
         return COST_OF_NORMS
 
@@ -91,34 +91,34 @@ class Collector(HookErrors, ABC):
 
     @property
     def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last pass: the step starts anew."""
+        """Whether `zero_grad` was called since the last pass, so that the step starts again."""
         return not self.norms.any_gradient()
 
     @property
     def reached(self) -> list[bool] | None:
-        """For each pass since the last reset whether it came to a measured parameter.
+        """For each pass since the last reset: whether it reached a measured parameter.
 
-        None where that is not known: then all are taken to have.
+        None if that is not known: then all passes count as having reached one.
         """
         return None
 
     @property
     def average_captured(self) -> bool:
-        """Whether `big_sq_norms` is that of the end of a backward pass."""
+        """Whether `big_sq_norms` was captured at the end of a backward pass."""
         return self._average.captured
 
     def unhook(self) -> None:
-        """Take out the hooks that measured steps alone need: the next step is none.
+        """Remove the hooks that only measured steps need, before a step that is not measured.
 
         `before_backward` puts them back.
         """
 
     def expect(self, *, rows: int | None, last: bool | None) -> None:
-        """Take what is known of the next backward pass, where that matters.
+        """Receive what is known about the next backward pass.
 
         Args:
-            rows: Of its batch, where the size that is counted is another.
-            last: Whether the step is taken after it.
+            rows: Rows of its batch, if the counted size differs.
+            last: Whether the optimizer steps after it.
         """
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Collector(HookErrors, ABC):
 
     @abstractmethod
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Say what the captured norms are norms of.
+        """Return what the captured norms are norms of.
 
         Args:
             sizes: This rank's examples in every backward pass since the last reset.
@@ -143,19 +143,19 @@ class Collector(HookErrors, ABC):
 
     @abstractmethod
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Say so where the step's gradient is a weighted mean over backward passes.
+        """As `layout`, if the step's gradient is a weighted mean over backward passes.
 
         Args:
             sizes: This rank's examples in every backward pass since the last reset.
-            weights: What each mean loss was multiplied by, up to a factor common to all ranks.
+            weights: What each mean loss was multiplied by. Only ratios matter, over all ranks.
         """
 
     @abstractmethod
     def small_sq_norms(self) -> Tensor | None:
-        """Σ|g_part|² over this rank's parts, shape (entries,); None: none to rely on."""
+        """Σ|g_part|² over this rank's parts, shape (entries,); None if it is not reliable."""
 
     def big_sq_norms(self) -> Tensor:
-        """This rank's share of |g|², shape (entries,): over ranks the shares sum to all of it."""
+        """This rank's share of |g|², shape (entries,). Summed over ranks, the shares are |g|²."""
         return self._average.sq_norms()
 
     def reset(self) -> None:
@@ -168,8 +168,8 @@ class Collector(HookErrors, ABC):
         """Remove all hooks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the first steps found out about the model, in builtins."""
+        """Return what the first steps learned about the model, in builtins."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`, so that it need not be found out again."""
+        """Continue from a `state_dict`, so that the first steps need not be repeated."""

@@ -52,7 +52,7 @@ _REMEDY = "Use a hook that keeps the mean, such as `fp16_compress_hook`, or none
 
 
 class Phase(Enum):
-    """Which capture norms the gradients."""
+    """Which capture measures the gradients."""
 
     PROBING = "hooks, until A is known to be right"
     AT_BACKWARD_END = "A"
@@ -77,7 +77,7 @@ class _Pass:
 
 
 class DdpCollector(Collector):
-    """Squared norms of this rank's gradient and of its share of the averaged one."""
+    """Squared norms of this rank's gradient, and of its share of the averaged gradient."""
 
     def __init__(self, ddp: DistributedDataParallel, norms: GradientNorms) -> None:
         super().__init__(norms, ddp.process_group)
@@ -109,7 +109,7 @@ class DdpCollector(Collector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured, if it averages over ranks.
 
-        Those before it in the same step only add to this rank's `p.grad`.
+        Earlier passes of the same step only add to this rank's `p.grad`.
         """
         if not self._ddp.require_backward_grad_sync:
             return
@@ -123,7 +123,7 @@ class DdpCollector(Collector):
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
-        """|g_rank|² of the captured backward pass; None if there was none to rely on."""
+        """|g_rank|² of the captured backward pass; None if no reliable one was captured."""
         self.raise_error_of_hook()
         one = self._pass
         if self.averaged_too_often or one is None or one.graph_task is None:
@@ -226,23 +226,23 @@ class DdpCollector(Collector):
 
 
 def refuse_join(ddp: DistributedDataParallel) -> None:
-    """Raise a RefusalError within `ddp.join()`: a collective more would end the process.
+    """Raise a RefusalError within `ddp.join()`: one more collective would end the process.
 
-    Every rank that still has batches raises alike, before any collective of ours. torch leaves the
-    model so configured when `join()` ends, and goes on with its own; another, with `enable=False`,
-    ends that.
+    Every rank that still has batches raises the error, before any collective of the meter. torch
+    keeps the model in this state after `join()` ends. A further `join(enable=False)` ends the
+    state.
     """
     if ddp._join_config.enable:
         raise RefusalError(
-            "`model` must not train within its `join()`, got one that does: ranks that have run"
-            " out of batches stand in for DistributedDataParallel's collectives alone, not for the"
-            " meter's. Give all ranks equally many batches, as"
-            " `DistributedSampler(..., drop_last=True)` does, or leave the meter out."
+            "`model` must not train within its `join()`, got one that does: ranks that have run out"
+            " of batches take part only in DistributedDataParallel's collectives, not in the"
+            " meter's. Give all ranks equally many batches, as `DistributedSampler(...,"
+            " drop_last=True)` does, or leave the meter out."
         )
 
 
 def spoiling_comm_hook(ddp: DistributedDataParallel) -> tuple[str, str, str] | None:
-    """Return the name of a comm hook that does not keep the mean, the reason and the remedy."""
+    """Return the name of a comm hook that changes the mean, the reason and the remedy."""
     for name in [name for hook, _ in ddp._comm_hooks for name in _names(hook, set())]:
         for part, reason in _SPOILING.items():
             if part in name:
@@ -266,8 +266,8 @@ def _names(hook: Any, seen: set[int]) -> Iterator[str]:
 def sparse_gradients(module: nn.Module, parameters: Sequence[Parameter]) -> frozenset[int]:
     """Return the indices of the parameters for which DDP expects sparse gradients.
 
-    DDP asks the same modules, once, when it is made. It fails on any other sparse gradient, and
-    on a dense one where it expects a sparse one, so these parameters stay the same all along.
+    DDP asks the same modules, once, when it is made. It fails if any other gradient is sparse, or
+    if one of these is dense, so these parameters stay the same.
     """
     sparse = {
         id(embedding.weight)

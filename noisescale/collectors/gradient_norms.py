@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradient counts where in a row: groups of parameters, and their sums of squares."""
+"""Sums of squares of gradients, by groups of parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noisescale.collectors.preconditioner import AdamPreconditioner
 from noisescale.collectors.squared_norms import Norm, norms_of, norms_of_one, sums_of_squares
 
 Norms = list[list[Norm]]
-"""For each entry of a row what `sums_of_squares` makes the entry of."""
+"""For each entry of a row, the norms from which `sums_of_squares` computes the entry."""
 
 
 _ALL_ROWS = slice(None)
@@ -32,22 +32,22 @@ class Piece(NamedTuple):
 
 
 class GradientNorms:
-    """The entries that squared gradient norms are summed up in, the same on all ranks.
+    """The entries in which squared gradient norms are summed, the same on all ranks.
 
-    One entry for each group of parameters and one more for those in none, so that these entries
-    together are the squared norm of the whole gradient. With a preconditioner a last entry is
-    that of the whole preconditioned gradient. Each gradient is read once whatever the number of
+    There is one entry for each group of parameters, and one for parameters in no group. Together
+    these entries are the squared norm of the whole gradient. With a preconditioner, a last entry
+    holds the whole preconditioned gradient. Each gradient is read once, whatever the number of
     groups.
 
     Args:
         named_parameters: The parameters that are trained, in an order that all ranks share.
         groups: See `Groups`; None: all parameters are one entry.
-        preconditioner: What scales gradients for the last entry; None: there is none.
+        preconditioner: The preconditioner for the last entry; None: there is no such entry.
         device: Where norms are summed up; None: where the first parameter is.
 
     Raises:
         ValueError: If `groups` does not fit the parameters.
-        TypeError: If it has a wrong type.
+        TypeError: If `groups` has a wrong type.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class GradientNorms:
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
         self.partition = len(self.group_names) + 1
-        """Entries that together are the whole gradient: the groups', and that of the rest."""
+        """Number of entries that together are the whole gradient: the groups and the rest."""
         self.entries = self.partition + (preconditioner is not None)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._left_out: frozenset[int] = frozenset()
 
     def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
-        """Return the norms of these parameters alone, in the same entries; before `leave_out`."""
+        """Return the norms of only these parameters, in the same entries; before `leave_out`."""
         some = copy.copy(self)
         some.names = [self.names[i] for i in indices]
         some.parameters = [self.parameters[i] for i in indices]
@@ -80,15 +80,15 @@ class GradientNorms:
         return some
 
     def leave_out(self, indices: Iterable[int]) -> None:
-        """Count the gradients of all parameters but these from now on."""
+        """Leave the gradients of these parameters out from now on."""
         self._left_out = frozenset(indices)
 
     def none(self) -> Norms:
-        """Return the norms of nothing, to be added to."""
+        """Return empty norms, to add to."""
         return [[] for _ in range(self.entries)]
 
     def of(self, pieces: Iterable[Piece]) -> Norms:
-        """Return the norms of gradients: one fused call an entry."""
+        """Return the norms of gradients, with one fused call for each entry."""
         return self.add(self.none(), pieces)
 
     def add(self, norms: Norms, pieces: Iterable[Piece]) -> Norms:
@@ -124,9 +124,9 @@ class GradientNorms:
             return sums_of_squares(norms, device=self.device)
 
     def any_gradient(self) -> bool:
-        """Whether some parameter has a gradient: none has after `zero_grad`."""
+        """Whether any parameter has a gradient; none has after `zero_grad`."""
         return any(p.grad is not None for p in self.parameters)
 
     def any_trained(self) -> bool:
-        """Whether a backward pass can reach any of them: not while all are toggled off."""
+        """Whether a backward pass can reach any parameter; not while all are toggled off."""
         return any(p.requires_grad for p in self.parameters)

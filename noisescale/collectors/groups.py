@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which group each parameter belongs to, by its name."""
+"""Find the group of each parameter, by its name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from noisescale.history.metric_names import check_name
 # The mapping stands first: from a union that begins with a function jsonargparse, which
 # LightningCLI is made of, writes "Unable to serialize" into configs.
 Groups = Mapping[str, str | Sequence[str]] | Callable[[str], str | None]
-"""Groups' names and regular expressions (one, or several) that are found in the names of their
-parameters; or a function from a parameter's name to its group's."""
+"""A mapping from names of groups to one or several regular expressions, which are searched in the
+names of parameters; or a function from a parameter's name to the name of its group."""
 
 _NAMES = "`groups` must have names"
 
@@ -22,10 +22,10 @@ _Pairs = list[tuple[str, str]]
 
 
 def check_groups(groups: Groups | None) -> None:
-    """Raise where `groups` is wrong whatever the model is.
+    """Raise if `groups` is wrong for every model.
 
     Raises:
-        ValueError: If a name is not one that loggers take, or an expression does not compile.
+        ValueError: If loggers do not accept a name, or an expression does not compile.
         TypeError: If something has the wrong type.
 
     Example:
@@ -34,7 +34,7 @@ def check_groups(groups: Groups | None) -> None:
         Traceback (most recent call last):
         ...
         ValueError: `groups` must have regular expressions, got '(attn' for 'attention': missing ),
-        unterminated subpattern at position 0. Mend it, or escape it by `re.escape`.
+        unterminated subpattern at position 0. Correct it, or escape it with `re.escape`.
     """
     if groups is None or (callable(groups) and not isinstance(groups, Mapping)):
         return
@@ -107,7 +107,7 @@ def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
             except re.error as reason:
                 raise ValueError(
                     f"`groups` must have regular expressions, got {pattern!r} for {name!r}:"
-                    f" {reason}. Mend it, or escape it by `re.escape`."
+                    f" {reason}. Correct it, or escape it with `re.escape`."
                 ) from None
             pairs.append((name, pattern))
     return pairs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GradScaler multiplied the losses by, taken out of squared norms on the device.
+"""Take the scale of a GradScaler out of squared norms, on the device.
 
 Private attributes read here, as of torch 2.13: `GradScaler._get_scale_async`, the scale without a
 host synchronisation, and `GradScaler._per_optimizer_states`, where it is kept whose gradients are
@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 
 
 class LossScale:
-    """The loss scale of a step, asked before the scaler's `step` and `update`.
+    """The loss scale of a step. Read it before the scaler's `step` and `update`.
 
     Args:
         scaler: None, or a disabled one: losses are not scaled.
@@ -26,9 +26,9 @@ class LossScale:
         """Return squared norms as they would be without the scale.
 
         Args:
-            sq_norms: Of scaled gradients.
-            unscaled_with_gradients: They are of `p.grad` as it is now, which the scaler may have
-                unscaled already (`unscale_`, for clipping).
+            sq_norms: Squared norms of scaled gradients.
+            unscaled_with_gradients: Whether they are the norms of the current `p.grad`, which the
+                scaler may have unscaled already (`unscale_`, for clipping).
         """
         if self._scaler is None or not self._scaler.is_enabled():
             return sq_norms

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of the micro-batches that are accumulated: the small batches of one device, or of each.
+"""Norms of the accumulated micro-batches: the small batches of one device, or of each device.
 
 A hook on each parameter sees the gradient of one micro-batch before it is added to `p.grad` (and
 before DDP takes it), in measured steps. What is in `p.grad` at the optimizer step is the gradient
@@ -42,7 +42,7 @@ class Pass:
     seen: set[int] = field(default_factory=set)
     """Parameters, by index, whose gradients came."""
     reached: bool = False
-    """Whether it came to an end, and to a parameter that is measured."""
+    """Whether the pass ended and reached a measured parameter."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Step:
 
 
 class MicroBatchCollector(Collector):
-    """Squared norms of each micro-batch's gradient and of the step's."""
+    """Squared norms of each micro-batch's gradient and of the step's gradient."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
@@ -75,7 +75,7 @@ class MicroBatchCollector(Collector):
 
     @property
     def reached(self) -> list[bool]:
-        """For each pass whether it came to a measured parameter: another optimizer's may not."""
+        """For each pass: whether it reached a measured parameter. Another optimizer's may not."""
         return [one.reached for one in self._step.passes]
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
@@ -83,7 +83,7 @@ class MicroBatchCollector(Collector):
         return each_micro_batch(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Every micro-batch is a part, of a weight of its own."""
+        """Every micro-batch is a part, with a weight of its own."""
         return weighted_micro_batches(sizes, weights)
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:

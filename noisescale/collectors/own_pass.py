@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a backward pass of the package's own is running.
+"""Tell hooks whether a backward pass of the package itself is running.
 
-Hooks on parameters, tensors and modules see such a pass as they see the training's.
+Hooks on parameters, tensors and modules see such a pass like one of the training.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _running = 0  # for all threads: those of autograd call hooks as well
 
 
 def measuring() -> bool:
-    """Whether a backward pass is running that is not the training's, but measures its noise.
+    """Whether the running backward pass is one that noisescale added to measure the noise.
 
-    Ask in a hook on a parameter, a tensor or a module that counts backward passes or keeps what it
-    is given: with `small_batch="half"` a measured step has one pass more.
+    Call it in a hook on a parameter, a tensor or a module, if the hook counts backward passes or
+    keeps gradients: with `small_batch="half"` a measured step has one more pass.
 
     Example:
         >>> import torch
@@ -33,7 +33,7 @@ def measuring() -> bool:
 
 @contextmanager
 def own_pass() -> Iterator[None]:
-    """Have `measuring` say so."""
+    """Let `measuring` be True in a block."""
     global _running
     _running += 1
     try:

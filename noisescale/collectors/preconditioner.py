@@ -15,11 +15,11 @@ _BLOCK = 2**20
 
 
 class AdamPreconditioner:
-    """The preconditioner of an optimizer of Adam's family, as of the steps before.
+    """The preconditioner of an optimizer of Adam's family, from the steps before.
 
     v̂ is the optimizer's own running mean of squared gradients. It holds earlier gradients only
-    while a step is measured, so it is the same for every part of that step and independent of
-    its noise given the weights. Where it is not there yet (before the first step) norms are NaN.
+    while a step is measured, so it is the same for every part of that step and independent of its
+    noise given the weights. Before the first step there is no v̂, and norms are NaN.
 
     Args:
         optimizer: One that keeps `exp_avg_sq`: Adam, AdamW, NAdam, RAdam and their like.

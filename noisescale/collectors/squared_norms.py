@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Squared norms of many tensors in few kernels, exact where float32 sums are not."""
+"""Squared norms of many tensors in few kernels, exact even where float32 sums are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def squared_norm(tensors: Sequence[Tensor], *, device: torch.device) -> Tensor:
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
-    """Return what `sums_of_squares` makes Σ|tensor|² of: few kernels, and little Python."""
+    """Return norms from which `sums_of_squares` computes Σ|tensor|², with few kernels."""
     norms: list[Norm] = []
     whole: list[Tensor] = []
     for tensor in tensors:
@@ -71,7 +71,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
 
 
 def norms_of_one(tensor: Tensor) -> list[Norm]:
-    """Return `norms_of((tensor,))`, in a single kernel where that will do."""
+    """Return `norms_of((tensor,))`, in a single kernel if possible."""
     if tensor.is_complex() and not tensor.is_sparse:
         tensor = as_real(tensor)
     quick = tensor.is_cpu and tensor.element_size() >= 4 and not tensor.is_sparse

@@ -13,28 +13,29 @@ from torch.optim.lr_scheduler import LRScheduler
 class LegwWarmUp(LRScheduler):
     """Raise the learning rate linearly, for longer and to a higher peak at larger batches (LEGW).
 
-    A learning rate lr₀ with w₀ epochs of warm-up, both found at the batch size B₀, become at k·B₀
+    At the batch size k·B₀, a learning rate lr₀ and w₀ epochs of warm-up, tuned at B₀, become
 
         peak = √k·lr₀          warm-up = k·w₀ epochs          decay as before, in epochs
 
-    An epoch at k·B₀ has 1/k of the steps, so k·w₀ of them are as many steps as w₀ were at B₀:
-    LEGW warms up over the same number of steps and k times the examples. Step t, from 0, has
+    An epoch at k·B₀ has 1/k of the steps, so k·w₀ epochs have the same number of steps as w₀ epochs
+    at B₀. LEGW thus warms up over the same number of steps and k times the examples. Step t, from
+    0, has
 
         lr(t) = √k·lr₀·min((t + 1)/W, 1)          W = k·w₀·steps_per_epoch
 
     which differs from the paper's t/W in that the first step is not one with a learning rate of 0.
 
-    The optimizer is built with lr₀, in every parameter group. What follows the warm-up is left to
-    other schedulers, made *after* this one: it sets the `initial_lr` that they start from to the
-    peak. `ChainedScheduler` multiplies a decay whose epochs count from the start of the run, as
-    the paper's do; `SequentialLR` begins one at the milestone `warmup_steps`.
+    The optimizer is built with lr₀, in every parameter group. Other schedulers decide what follows
+    the warm-up. Make them *after* this one, as it sets the `initial_lr` that they start from to the
+    peak. `ChainedScheduler` multiplies a decay whose epochs count from the start of the run, as the
+    paper's do; `SequentialLR` begins one at the milestone `warmup_steps`.
 
     Args:
-        optimizer: Its learning rates are those of the base batch size.
+        optimizer: An optimizer with the learning rates of the base batch size.
         base_batch_size: B₀, global, in examples.
         batch_size: k·B₀, global, in examples.
         base_warmup_epochs: w₀, the epochs of warm-up at the base batch size.
-        steps_per_epoch: Optimizer steps that an epoch has at `batch_size`.
+        steps_per_epoch: Optimizer steps in an epoch at `batch_size`.
         last_epoch: Step to continue from, as in every scheduler of torch.
 
     Raises:
@@ -88,7 +89,7 @@ class LegwWarmUp(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the next learning rates, by the factor to the current ones: it is chainable."""
+        """Return the next learning rates: a factor times the current ones, to allow chaining."""
         factor = self._ramp(self.last_epoch)
         if self.last_epoch > 0:
             factor /= self._ramp(self.last_epoch - 1)

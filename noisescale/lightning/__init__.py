@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks for the Lightning Trainer, thin: everything they compute is done elsewhere."""
+"""Thin callbacks for the Lightning Trainer: other rooms do the computing."""

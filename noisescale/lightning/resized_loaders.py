@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As many training batches of any size as are asked for, from whatever the user's data are."""
+"""Training batches of any size and number, made from the user's data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
-"""What a DataLoader was made with that has nothing to do with which examples it takes."""
+"""Arguments of a DataLoader that do not change which examples it takes."""
 
 
 SHUFFLED = 4
@@ -41,9 +41,9 @@ SHUFFLED = 4
 
 
 class Drawn(Sampler[int]):
-    """As many of some indices as are asked for, which begin anew when they end.
+    """A given number of indices; they start again from the first when they end.
 
-    Of several ranks each has its own share of them.
+    Each rank has its own share of the indices.
     """
 
     def __init__(self, indices: Iterable[int], count: int) -> None:
@@ -68,7 +68,7 @@ class Drawn(Sampler[int]):
 
 
 class Shuffled(IterableDataset[Any]):
-    """A stream whose examples change places with those that are near.
+    """A stream that is shuffled a little: examples change places with near ones.
 
     Example:
         >>> sorted(Shuffled(range(10), 4))
@@ -89,7 +89,7 @@ class Shuffled(IterableDataset[Any]):
 
 
 def indices_of(loader: DataLoader[Any]) -> Iterable[int] | None:
-    """Return the examples that a loader takes, in its order; None where it takes all alike."""
+    """Return the indices a loader takes, in its order; None if its sampler is a standard one."""
     if type(loader.batch_sampler) is not BatchSampler:
         return _Flat(loader.batch_sampler)  # type: ignore[arg-type]
     if type(loader.sampler) in (RandomSampler, SequentialSampler):
@@ -112,9 +112,9 @@ def with_batches(
 ) -> DataLoader[Any]:
     """Return a loader like `loader` of `count` batches of `size` examples.
 
-    Examples are drawn at random with replacement, so that no data set is too small; by a sampler
-    of one's own they are drawn as it has them, again and again. A stream (IterableDataset) goes on
-    as long as it does, `shuffled` or as it is.
+    Examples are drawn at random with replacement, so that no data set is too small. If the loader
+    has a sampler of the user's own, its order is repeated. A stream (IterableDataset) is read to
+    its end, `shuffled` or as it is.
 
     Raises:
         ValueError: If the data set makes the batches, not the loader.
@@ -127,7 +127,7 @@ def with_batches(
     if loader.batch_sampler is None:
         raise ValueError(
             "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
-            " batches. Give a data set of examples."
+            " batches. Give a data set of single examples."
         )
     kept = {name: getattr(loader, name) for name in KEPT}
     dataset: Any = loader.dataset
@@ -141,7 +141,7 @@ def with_batches(
 
 
 def examples_in(data: Any) -> float:
-    """How many there are to train on; infinite for streams and data modules, which do not say."""
+    """The number of examples to train on; infinite if streams or data modules do not say."""
     data = data.dataset if isinstance(data, DataLoader) else data
     return len(data) if hasattr(data, "__len__") else math.inf
 
@@ -150,14 +150,15 @@ def examples_in(data: Any) -> float:
 def batches_of(
     data: Any, size: int, count: int, shuffled: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield what `Trainer.fit` takes to train on `count` batches of `size` examples of `data`.
+    """Yield the arguments with which `Trainer.fit` trains on `count` batches of `size` examples.
 
     Args:
-        data: A map-style or iterable Dataset, a DataLoader or a LightningDataModule, which keeps
-            its hooks and is as it was afterwards.
+        data: A map-style or iterable Dataset, a DataLoader or a LightningDataModule. A data module
+            keeps its hooks, and is restored afterwards.
         size: Examples in a batch, on one rank.
         count: Batches.
-        shuffled: Whether a stream is, a little. Other data always are, unless they have a sampler.
+        shuffled: Whether a stream is shuffled a little. Other data always are shuffled, unless they
+            have a sampler.
 
     Raises:
         ValueError: If `data` is something else, or the data module makes no DataLoader.
@@ -171,8 +172,8 @@ def batches_of(
             apply_to_collection(loaders, DataLoader, found.append)
             if not found:
                 raise ValueError(
-                    "`train_dataloader` of the data module must return a DataLoader, or some in"
-                    f" a list or dict, got {type(loaders).__name__}. Give the Dataset instead."
+                    "`train_dataloader` of the data module must return a DataLoader, or a list or"
+                    f" dict of DataLoaders, got {type(loaders).__name__}. Give the Dataset instead."
                 )
             return apply_to_collection(loaders, DataLoader, with_batches, size, count, shuffled)
 
@@ -194,15 +195,15 @@ def batches_of(
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:
-    """Whether a loader of `held_examples` has the first ones of a stream."""
+    """Whether a loader of `held_examples` holds the first examples of a stream."""
     return isinstance(loader.dataset, list)
 
 
 def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
-    """Return a loader of the same `count` examples of `data` each time, in batches of `size`.
+    """Return a loader of `count` fixed examples of `data`, in batches of `size`.
 
-    They are spread evenly over the data; of a stream they are the first, and so they are where the
-    loader has a sampler of its own. Augmentation that is random is random again each time.
+    The examples are spread evenly over the data. If the data are a stream or the loader has a
+    sampler of the user's own, they are the first ones. Random augmentation is drawn anew each time.
 
     Raises:
         ValueError: If `data` is not what `batches_of` takes, or makes several loaders.

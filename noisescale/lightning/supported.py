@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Trainers the noise scale can be measured under, and what to do about the others."""
+"""Refuse Trainers under which the noise scale cannot be measured, and name the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # By class name: importing some of them needs packages that are not there.
 _UNSUPPORTED_STRATEGIES = {
     "DeepSpeedStrategy": "DeepSpeed reduces gradients inside its own engine",
-    "FSDPStrategy": "FSDP1 offers no look at a rank's own gradient",
+    "FSDPStrategy": "FSDP1 does not show a rank's own gradient",
 }
 
 _FSDP2_STRATEGY = "ModelParallelStrategy"
@@ -28,7 +28,7 @@ _USE_DDP = 'Use `strategy="ddp"`, or leave the callback out.'
 
 
 def check_supported(trainer: pl.Trainer) -> None:
-    """Raise where the numbers would be wrong or cannot be had; the strategy has to be set up.
+    """Raise if the noise scale would be wrong or cannot be measured; call it after strategy setup.
 
     Raises:
         MisconfigurationException: The message names the setting and the remedy.
@@ -57,7 +57,7 @@ def check_supported(trainer: pl.Trainer) -> None:
 
 
 def refuse_several_gradients_a_step(optimizer: torch.optim.Optimizer) -> NoReturn:
-    """Raise for an optimizer that calls its closure more than once, such as LBFGS and SAM."""
+    """Raise if an optimizer calls its closure more than once, as LBFGS and SAM do."""
     _refuse(
         "optimizer",
         type(optimizer).__name__,
@@ -67,9 +67,9 @@ def refuse_several_gradients_a_step(optimizer: torch.optim.Optimizer) -> NoRetur
 
 
 def refuse_namesakes(names: Sequence[str | None]) -> None:
-    """Raise where two monitors of a Trainer have one name: they log and save the same keys.
+    """Raise if two monitors of a Trainer have the same name, as they log and save the same keys.
 
-    Lightning refuses those that a Trainer is given. A `BatchSizeScheduler` may bring another.
+    Lightning refuses two such callbacks in a Trainer. A `BatchSizeScheduler` may add a second.
     """
     if twice := [name for name in names if names.count(name) > 1]:
         raise MisconfigurationException(

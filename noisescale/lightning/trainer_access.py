@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the callbacks need of Lightning that it does not offer in public, in one place.
+"""All access to private parts of Lightning, in one place.
 
 Read in Lightning 2.6.6. `pytorch_lightning` and `lightning.pytorch` are the same code in two
 packages with classes of their own, so a callback for both has both base classes.
@@ -69,8 +69,8 @@ class BatchCounter(batch_counter.BatchCounter):
     """Count the examples in the batches of one fit.
 
     Args:
-        trainer: Whose batches they are; it knows from how many data loaders a step takes one.
-        name: Of the callback that counts, for the warning.
+        trainer: The Trainer of the fit; it knows how many data loaders a step draws from.
+        name: Name of the callback that counts, for the warning.
     """
 
     def __init__(self, trainer: pl.Trainer | None = None, name: str = "NoiseScaleMonitor") -> None:
@@ -78,15 +78,15 @@ class BatchCounter(batch_counter.BatchCounter):
         self._trainer = trainer
 
     def count(self, batch: Any) -> Count:
-        """Count also what several loaders gave."""
+        """Count the examples of a batch, also of one from several loaders."""
         return count_examples(self._trainer, batch)
 
     def uncountable(self, batch: Any) -> Exception:
-        """Return an error that names the kind of batch."""
+        """Return the error for a batch whose size is not known."""
         return MisconfigurationException(
-            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a"
-            f" batch of type {type(batch).__name__}. Pass a function from a batch to the number"
-            " of examples this rank has in it."
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
+            f" of type {type(batch).__name__}. Pass a function from a batch to the number of this"
+            " rank's examples in it."
         )
 
     def warn(self, message: str) -> None:
@@ -103,7 +103,7 @@ def count_examples(trainer: pl.Trainer | None, batch: Any) -> Count:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """All tensors of a batch, in an order that ranks share; none if it cannot be gone through."""
+    """All tensors of a batch, in the same order on all ranks; none if it cannot be searched."""
     tensors: list[torch.Tensor] = []
     try:
         apply_to_collection(batch, torch.Tensor, tensors.append)
@@ -113,12 +113,12 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def is_compiled(module: pl.LightningModule) -> bool:
-    """Whether it was made by `torch.compile`, which Lightning takes apart again."""
+    """Whether a module was made by `torch.compile`, which Lightning unwraps."""
     return getattr(module, "_compiler_ctx", None) is not None
 
 
 def should_log(trainer: pl.Trainer) -> bool:
-    """Whether Lightning logs at the step under way."""
+    """Whether Lightning logs at the current step."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
@@ -129,12 +129,12 @@ def has_log_steps(trainer: pl.Trainer) -> bool:
 
 
 def log_step(trainer: pl.Trainer) -> int:
-    """The x axis of Lightning's own logs: batches that stepped, whatever the optimizers."""
+    """The step in Lightning's logs: batches after which an optimizer stepped."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def show_in_progress_bar(trainer: pl.Trainer, name: str, value: str) -> None:
-    """Show a value until it is replaced. `self.log` would also send it to every logger."""
+    """Show a value in the progress bar alone. `self.log` would also send it to every logger."""
     # Declared for floats; the progress bars show strings as they are.
     trainer._logger_connector._progress_bar_metrics[name] = value  # type: ignore[assignment]
 
@@ -146,27 +146,27 @@ def callbacks_of(trainer: pl.Trainer) -> list[Any]:
 
 
 def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
-    """Replace the callbacks. Whoever goes through the list of before goes on with that."""
+    """Replace the callbacks. A loop over the old list is not affected."""
     trainer.callbacks = callbacks  # type: ignore[attr-defined]  # see `callbacks_of`
 
 
 def takes_batch_idx(module: pl.LightningModule) -> bool:
-    """Whether its `training_step` is given the index of the batch, too."""
+    """Whether `training_step` of the module takes the index of the batch."""
     return bool(is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2))
 
 
 def is_last_batch(trainer: pl.Trainer) -> bool:
-    """Whether the batch under way is the last one of its epoch, as far as is known."""
+    """Whether the current batch is the last one of its epoch, as far as is known."""
     return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
 
 
 def steps_now(trainer: pl.Trainer) -> bool:
-    """Whether the optimizer steps after the batch under way."""
+    """Whether the optimizer steps after the current batch."""
     return not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
-    """What it has for callbacks, loggers and the progress bar, to be put back where changed."""
+    """The Trainer's metrics for callbacks, loggers and the progress bar, kept to be restored."""
     connector: Any = trainer._logger_connector
     return [
         connector._callback_metrics,
@@ -176,19 +176,19 @@ def metrics_of(trainer: pl.Trainer) -> list[dict[str, Any]]:
 
 
 def is_fitting(trainer: pl.Trainer) -> bool:
-    """Whether it trains, or validates what it trains: not in the sanity check before it."""
+    """Whether the Trainer trains, or validates during training; False in the sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
-    """Whether Lightning looks a metric up after the batch under way, which ends a step.
+    """Whether Lightning looks up a metric after the current batch, which ends a step.
 
-    Checkpoints every so many steps do, and learning-rate schedules by steps that go by a metric.
-    Those that save after some time decide it themselves then: they find what was there last.
+    Checkpoints every n steps do, and learning-rate schedules that step by a metric every n steps.
+    Checkpoints that save after some time decide later: they find the last metrics.
 
     Args:
         trainer: In `on_train_batch_end`.
-        root: What the names of the metrics begin with.
+        root: Prefix of the names of the metrics.
     """
     for checkpoint in trainer.checkpoint_callbacks:
         every = getattr(checkpoint, "_every_n_train_steps", 0)
@@ -218,5 +218,5 @@ def summary_writer_of(logger: Any) -> SummaryWriter | None:
 
 
 def publish(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-    """Put metrics where other callbacks look for them (early stopping, checkpoints, tuners)."""
+    """Put metrics into `callback_metrics`, for early stopping, checkpoints and tuners."""
     trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})

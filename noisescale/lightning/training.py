@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def plain_trainer(module: pl.LightningModule, options: dict[str, Any]) -> pl.Trainer:
-    """Return a Trainer of the package that a module is from.
+    """Return a Trainer from the same package as a module, `lightning` or `pytorch_lightning`.
 
     Args:
-        module: To be trained.
-        options: For the Trainer, over those that leave everything else out.
+        module: The module to be trained.
+        options: Arguments of the Trainer. They override the defaults, which turn everything off.
     """
     bases = [kind.__module__ for kind in type(module).__mro__]
     ours = any(base.startswith("lightning.pytorch") for base in bases)

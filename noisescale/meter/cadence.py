@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cadence: which steps of a run are measured, so that measuring is a given share of its time."""
+"""Choose the steps that are measured, so that measuring takes a given share of the time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 from noisescale.checks import checked_positive, is_whole, refuse
 
 COST, COST_OF_DECISIONS = 0.01, 0.05
-"""The share of a run's time that measuring may take, and where a scheduler decides by it."""
+"""The share of a run's time that measuring may take, without and with a scheduler."""
 
 SETTLED = 2_000
-"""Steps after which a run has spent that share, and no more; before that it spends in advance."""
+"""Steps after which a run has spent exactly that share; before, it spends in advance."""
 
 EARLY = 8
-"""Steps in which the noise scale moves little: from there on it moves in the logarithm of time."""
+"""In this many first steps the noise scale changes little; later it changes with log time."""
 
 OPENING = 32
 """Further measured steps among those, where a measured step is dear.
@@ -34,24 +34,27 @@ _ROUNDING = 1e-9
 
 
 class Cadence:
-    """Measure the first step and every n-th from there, or what a share of the time pays for.
+    """Measure every n-th step, or as many steps as a share of the run's time pays for.
 
-    A measured step takes κ plain steps more, a constant of how it is measured (`Collector.cost`).
-    It is never timed, so that all ranks measure the same steps, and a run that is resumed too.
-    After t steps
+    Measuring a step costs as much time as κ plain steps. κ is a constant of the way of measuring
+    (`Collector.cost`). It is never timed, so that all ranks, and a resumed run, measure the same
+    steps. After t steps
 
         cost·max(t, T·ln(1 + t/8)/ln(1 + T/8)),  T = 2000
 
-    plain steps may have been spent: the noise scale moves in log time, so that early steps are
-    measured more often. Where κ is 0.3 or more so are 32 further steps, up to step T. From there on
-    they are paid back, by half of what may be spent: by halves until step 6,800 at the default.
+    plain steps may have been spent. The noise scale changes with log time, so early steps are
+    measured more often. If κ is 0.3 or more, 32 extra steps are measured up to step T. They are
+    paid back after step T, with half of the budget: at the default, halves have paid them back at
+    step 6,800.
 
     Args:
-        every_n_steps: n, or "auto": as many steps as `cost` pays for.
+        every_n_steps: n, to measure the first step and every n-th step after it; or "auto", to
+            measure as many steps as `cost` pays for.
         cost: The share of a run's time that measuring may take with "auto"; None: 0.01.
 
     Raises:
-        ValueError: If n is not a whole number of steps, or `cost` is not positive and finite.
+        ValueError: If `every_n_steps` is not a whole number or "auto", or `cost` is not positive
+            and finite.
 
     Example:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
@@ -70,9 +73,9 @@ class Cadence:
         """Return whether a step is to be measured, and what pays for it.
 
         Args:
-            step: Which, from 1.
-            spent: On the steps before it.
-            cost: What measuring it would take, κ, in plain steps.
+            step: Number of the step, from 1.
+            spent: What the steps before it have cost.
+            cost: κ, what measuring it costs, in plain steps.
         """
         if self._every_n_steps != "auto":
             return Due.REGULAR if (step - 1) % self._every_n_steps == 0 else Due.NOT
@@ -87,7 +90,7 @@ class Cadence:
         return Due.NOT
 
     def budget(self, step: int) -> float:
-        """Return the plain steps that "auto" may spend up to a step, the opening left aside."""
+        """Return the plain steps that "auto" may spend up to a step, extra first steps aside."""
         # The larger of both: in log time a run is ahead until `SETTLED`, and behind from there.
         return self._cost * (step if step >= SETTLED else SETTLED * _early(step))
 
@@ -108,19 +111,19 @@ class Due(enum.IntEnum):
 
 
 class Spent(NamedTuple):
-    """What measuring has taken in a run so far, by the constants."""
+    """The cost of measuring in a run so far, by the constants."""
 
     budget: float = 0.0
-    """Plain steps, but for the opening."""
+    """Plain steps, without the extra first steps."""
     opening: float = 0.0
-    """Plain steps in the opening."""
+    """Plain steps for the extra first steps."""
     steps: int = 0
     """Measured steps."""
     opening_steps: int = 0
-    """Those of the opening."""
+    """Extra first steps that were measured."""
 
     def after(self, due: Due, cost: float) -> Spent:
-        """Return what has been spent with one measured step more."""
+        """Return the cost after one more measured step."""
         if due is Due.OPENING:
             opening = self.opening + cost, self.steps + 1, self.opening_steps + 1
             return Spent(self.budget, *opening)
@@ -132,7 +135,7 @@ NOTHING = Spent()
 
 
 def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal["auto"]:
-    """Return n as Python's own number, or "auto"; a ValueError if it is neither."""
+    """Return n as a Python int, or "auto"; raise a ValueError for any other value."""
     if every_n_steps == "auto":
         return "auto"
     if not is_whole(every_n_steps) or every_n_steps < 1:
@@ -142,5 +145,5 @@ def checked_every_n_steps(every_n_steps: int | Literal["auto"]) -> int | Literal
 
 
 def checked_cost(cost: float) -> float:
-    """Return a share of a run's time; a ValueError if it is none."""
+    """Return a share of a run's time, or raise a ValueError if the value is none."""
     return checked_positive("cost", cost, "Give a share of the run's time, such as 0.01.")

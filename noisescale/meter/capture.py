@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step after another: its norms captured, and reduced over ranks."""
+"""Capture the norms of one optimizer step after another, and reduce them over ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS_LOST = "A step's noise scale was not measured"
 
 
 class BackwardPass(NamedTuple):
-    """What was said of one backward pass, see `NoiseScaleMeter.before_backward`."""
+    """The caller's arguments for one backward pass, see `NoiseScaleMeter.before_backward`."""
 
     size: float
     weight: Weight | None
@@ -32,13 +32,13 @@ class BackwardPass(NamedTuple):
 
 @dataclass
 class StepUnderWay:
-    """One optimizer step, from its first backward pass until it is taken."""
+    """One optimizer step, from its first backward pass until the optimizer steps."""
 
     due: Due
     """Whether it is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
     spoiled: bool = False
-    """Whether it is left out, because nobody can say what is in it."""
+    """Whether the step is left out because its contents are not known."""
 
     @property
     def repeats_a_batch(self) -> bool:
@@ -47,16 +47,16 @@ class StepUnderWay:
         return len(set(batches)) < len(batches)
 
     def keep(self, reached: list[bool] | None) -> None:
-        """Keep the passes that reached a measured parameter; None: that is not known.
+        """Keep the passes that reached a measured parameter; None: not known, keep all.
 
-        Passes of another optimizer's loss, that left these parameters alone, do not count.
+        Passes of another optimizer's loss, which did not reach these parameters, do not count.
         """
         if reached is not None and all(one.weight is None for one in self.passes):
             pairs = zip(self.passes, reached, strict=True)
             self.passes = [one for one, here in pairs if here]
 
     def layout(self, collector: Collector, loss_divisor: float | None) -> WindowLayout:
-        """Say what the norms that `collector` captured of it are norms of."""
+        """Return what the norms that `collector` captured are norms of."""
         sizes = [one.size for one in self.passes]
         weights = [one.weight for one in self.passes if one.weight is not None]
         if not weights:
@@ -65,20 +65,20 @@ class StepUnderWay:
             return collector.weighted_layout(sizes, weights)
         raise RefusalError(
             "`weight` must be given for all backward passes of a step or for none, got"
-            f" {len(weights)} for {len(sizes)} passes. Pass 1 for those that count once."
+            f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
         )
 
 
 class StepCapture:
-    """Has a collector capture each step, and sends what it captured.
+    """Captures each step with a collector, and reduces the captured norms over ranks.
 
-    An error leaves out the step that it happens in, and no more. The other ranks take part in a
-    collective at each measured step, so this one does as well, whatever became of it here.
+    An error leaves out only the step that it happens in. The other ranks take part in a collective
+    at each measured step, so this rank does too, even after an error.
 
     Args:
-        collector: Its hooks are in the model.
-        ddp: What it was made for, where that is DistributedDataParallel.
-        grad_scaler: What scales the losses, if anything does.
+        collector: A collector with its hooks in the model.
+        ddp: The model that the collector was made for, if it is a DistributedDataParallel.
+        grad_scaler: The scaler of the losses, if there is one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StepCapture:
         grad_scaler: GradScaler | None,
     ) -> None:
         self.unread = StepRows(collector.norms, collector.group)
-        """Measured steps that have been sent, and that nobody has read."""
+        """Measured steps that have been sent and not yet read."""
         self.guard = Guard()
         self.collector: Collector | None = collector
         """None once it is closed."""
@@ -99,7 +99,7 @@ class StepCapture:
         self._paused = False
         self._spoils_step = _SpoilsStep(self)
         self.accepted = False
-        """Whether a step was as this way of measuring needs it."""
+        """Whether some step met the needs of this way of measuring."""
 
     def add_pass(
         self,
@@ -112,7 +112,7 @@ class StepCapture:
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
-        In a step that is to be measured; in others `count_pass` will do.
+        Call it in steps that are measured. In other steps call `count_pass`.
         """
         collector, step = self._open_collector(), self._step
         if self._ddp is not None:
@@ -130,8 +130,8 @@ class StepCapture:
     def count_pass(self, one: BackwardPass) -> None:
         """Count a backward pass of a step that is not measured.
 
-        Most are of such steps. By then training has emptied the processor's caches, and each
-        function more that is called here takes microseconds.
+        Most passes are of such steps, so this is kept short: training has emptied the processor's
+        caches by then, and each further function call takes microseconds.
         """
         collector = self._open_collector()
         if collector.norms.any_trained():
@@ -147,8 +147,8 @@ class StepCapture:
 
         Args:
             loss_divisor: See `NoiseScaleMeter.step`.
-            unmeasured_examples: This rank's since the last measured step.
-            unmeasured_steps: Since then.
+            unmeasured_examples: This rank's examples since the last measured step.
+            unmeasured_steps: Steps since the last measured step.
         """
         collector, step = self._open_collector(), self._step
         if not step.due:
@@ -193,16 +193,16 @@ class StepCapture:
 
     @property
     def due(self) -> Due:
-        """Whether the step under way is to be measured."""
+        """Whether the current step is to be measured."""
         return self._step.due
 
     def pause(self, paused: bool) -> None:
-        """Look at no forward pass while paused."""
+        """Ignore forward passes while paused."""
         self._paused = paused
         self._look()
 
     def leave_step_out(self, error: Exception) -> None:
-        """Leave the step under way out, as nobody knows what is in it; warn once why."""
+        """Leave the current step out, as its contents are not known; warn once with the reason."""
         self._step.spoiled = True
         self.guard.tell(STEPS_LOST, error)
 
@@ -215,7 +215,9 @@ class StepCapture:
 
     def _open_collector(self) -> Collector:
         if self.collector is None:
-            raise RuntimeError("This meter is closed. Make a new one and load its `state_dict`.")
+            raise RuntimeError(
+                "This meter is closed. Make a new meter and load the `state_dict` of this one."
+            )
         return self.collector
 
     def _look(self) -> None:
@@ -227,16 +229,16 @@ class StepCapture:
         if collector.averaged_too_often:
             self._warn(
                 "Gradients were averaged over ranks more than once in one step, which mixes local"
-                " and averaged ones: such steps are not measured. Wrap all but the last backward"
-                " of a step in `model.no_sync()`, or compare micro-batches:"
+                " and averaged gradients. Such steps are not measured. Wrap all but the last"
+                " backward of a step in `model.no_sync()`, or compare micro-batches:"
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
         if step.repeats_a_batch:
             small = None
             self._warn(
-                "Several backward passes of one step were of the same batch: such steps are not"
-                " measured, as nobody knows how many examples each pass had. Add the losses and"
+                "Several backward passes of one step used the same batch. Such steps are not"
+                " measured, as the number of examples in each pass is not known. Add the losses and"
                 " call `manual_backward` once a batch."
             )
         as_they_are_now = not collector.average_captured

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scales of one run: of the whole gradient, of its groups, of the preconditioned one."""
+"""The noise scales of a run: of the whole gradient, its groups, the preconditioned gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noisescale.tradeoff.run_sums import gain_of
 
 
 class MomentSums(NamedTuple):
-    """Over steps of batch size B: Σ B, and the sums of the steps' own moments times B."""
+    """Sums over steps of batch size B: Σ B, and the steps' own moments times B."""
 
     sum_weight: float
     sum_grad_sq_norm: float
@@ -33,7 +33,7 @@ class MomentSums(NamedTuple):
         )
 
     def plus(self, moments: GradientMoments, weight: float) -> MomentSums:
-        """Return the sums with one step more."""
+        """Return the sums after one more step."""
         return MomentSums(
             sum_weight=self.sum_weight + weight,
             sum_grad_sq_norm=self.sum_grad_sq_norm + weight * moments.grad_sq_norm,
@@ -44,9 +44,10 @@ class MomentSums(NamedTuple):
 class RunAverage(NamedTuple):
     """The moments averaged over a run, for its learning rate.
 
-    A step of batch size B counts as often as steps of the first batch size B0 are worth the same,
-    (1 + b/B0)/(1 + b/B) with the ratio b of the averages before it, times the steps that it stands
-    for. By batch size alone the few steps before a batch shrinks would rule the average for long.
+    A step of batch size B has the weight of the steps at the first batch size B0 that are worth the
+    same: (1 + b/B0)/(1 + b/B), with b the ratio of the averages before it, times the steps that it
+    stands for. Weights by batch size alone would let the few steps before a batch shrinks dominate
+    the average for long.
 
     Example:
         >>> first = RunAverage().after(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
@@ -58,7 +59,7 @@ class RunAverage(NamedTuple):
     base_batch_size: float = 0.0
     """B0, in examples; 0 before the first step."""
     sums: MomentSums = MomentSums(0.0, 0.0, 0.0)
-    """Weighted by that gain times B0."""
+    """Moments weighted by that gain times B0."""
 
     @property
     def mean(self) -> GradientMoments | None:
@@ -66,7 +67,7 @@ class RunAverage(NamedTuple):
         return self.sums.mean
 
     def after(self, moments: GradientMoments, batch_size: float, steps: int = 1) -> RunAverage:
-        """Return the average with one measured step more, which stands for so many steps."""
+        """Return the average after one more measured step, which stands for `steps` steps."""
         base = self.base_batch_size or batch_size
         so_far = self.sums
         noise, signal = max(so_far.sum_noise_trace, 0.0), so_far.sum_grad_sq_norm
@@ -77,26 +78,26 @@ class RunAverage(NamedTuple):
 
 
 class Estimates:
-    """An estimator for each of them, all with the same options.
+    """The estimators of a run, all with the same options.
 
     Args:
         groups: Names of the parameter groups.
-        options: Of the meter.
+        options: Options of the meter.
     """
 
     def __init__(self, groups: Sequence[str], options: MeterOptions) -> None:
         self.sums = MomentSums(0.0, 0.0, 0.0)
-        """Of the whole gradient, over all measured steps."""
+        """Sums of the whole gradient's moments over all measured steps."""
         self.run = RunAverage()
         """Of the whole gradient."""
         self.increments = Increments()
-        """Of the whole gradient, since the last row of the history."""
+        """Increments of the whole gradient since the last row of the history."""
         self.recent: RecentSteps | None = None
-        """The last steps of the whole gradient, where decisions are taken on them."""
+        """The last steps of the whole gradient, kept if decisions use them."""
         self.whole = options.new_estimator()
         self.groups = {name: options.new_estimator() for name in groups}
         self.preconditioned: NoiseScaleEstimator | None = None
-        """Of the gradient as Adam scales it, which is not B_simple."""
+        """Estimator of the gradient as Adam scales it; its noise scale is not B_simple."""
         if options.preconditioned:
             self.preconditioned = options.new_estimator()
 
@@ -111,9 +112,10 @@ class Estimates:
 
         Args:
             whole: The moments of the whole gradient.
-            entries: Those of the groups, of the rest and of the preconditioned gradient if any.
+            entries: The moments of the groups, of the rest, and of the preconditioned gradient, if
+                there is one.
             weight: See `NoiseScaleEstimator.update`.
-            steps: That it stands for, see `Increments.add`.
+            steps: The steps that it stands for, see `Increments.add`.
         """
         if not self.whole.update(whole, weight):
             return False
@@ -141,7 +143,7 @@ class Estimates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Groups go by name: a new one begins with no steps."""
+        """Continue from a `state_dict`. Groups go by name; a new group begins with no steps."""
         self.sums = MomentSums(*state["sums"])
         base, *sums = state.get("run", [0.0, *self.sums])  # earlier versions weighed by batch size
         self.run = RunAverage(base, MomentSums(*sums))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A meter with a clock and a history: what the callbacks of all trainers log and keep."""
+"""A meter with a clock and a history, which the callbacks of all trainers share."""
 
 from __future__ import annotations
 
@@ -47,33 +47,34 @@ OF_EVERY_RUN: dict[str, Callable[[_Now], float]] = {
     "measured_steps": lambda now: float(now.meter.measured_steps),
     "measuring_cost": lambda now: now.meter.measuring_cost,
 }
-"""Metrics without their prefix that every run has at every step."""
+"""Names, without their prefix, of the metrics that every run has at every step."""
 
 NAMES = (*OF_EVERY_RUN, *ABOUT_RUN, "learning_rate")
-"""Those, and what is told of the optimizer."""
+"""The names of every run, and those about the optimizer."""
 
 _NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
-"""Of the whole gradient. TensorBoard draws a band only of values that were logged together."""
+"""Names logged only if the whole gradient's noise scale is resolved: TensorBoard draws a band only
+from values that were logged together."""
 
 
 class Metrics(NamedTuple):
     """The metrics of a meter at one step, with or without a prefix."""
 
     all: dict[str, float]
-    """NaN or infinite where one is not known."""
+    """Values by name; NaN or infinite if not known."""
     unresolved: set[str]
-    """Names of those that go by a noise scale whose interval has no upper end."""
+    """Names of values that depend on a noise scale that is not resolved."""
     estimate: NoiseScale
     """Of the whole gradient."""
 
     def named(self, prefix: str) -> Metrics:
-        """Return them under names with a prefix."""
+        """Return the metrics under names with the prefix."""
         unresolved = {prefix + name for name in self.unresolved}
         return Metrics({prefix + n: v for n, v in self.all.items()}, unresolved, self.estimate)
 
     @property
     def known(self) -> dict[str, float]:
-        """Those for loggers: finite, and of what is resolved only."""
+        """The metrics for loggers: finite values, and noise scales only if they are resolved."""
         return {
             name: value
             for name, value in self.all.items()
@@ -82,12 +83,12 @@ class Metrics(NamedTuple):
 
 
 class StepTimer:
-    """Mean time from one optimizer step to the next, of steps that are not measured.
+    """The mean time from one optimizer step to the next, over steps that are not measured.
 
-    Measured steps take longer: they count only where there are no others. An interval in which
-    something else ran (validation, a checkpoint) is dropped whole. What remains is the host's
-    clock: steps are enqueued no faster than the device works them off, so the mean over many is the
-    device's, and nothing has to wait for it.
+    Measured steps take longer, so they count only if there are no others. An interval in which
+    something else ran (validation, a checkpoint) is dropped whole. The clock is the host's,
+    so nothing waits for the device. In the long run the host enqueues steps no faster than the
+    device works them off, so the mean over many steps is the device's.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class StepTimer:
         self.restart()
 
     def step(self, *, measured: bool = False) -> None:
-        """An optimizer step is taken now."""
+        """Record that an optimizer step is taken now."""
         now = time.perf_counter()
         if self._last is not None:
             self._seconds[measured] += now - self._last
@@ -103,17 +104,17 @@ class StepTimer:
         self._last = now
 
     def interrupt(self) -> None:
-        """Leave the step under way out: something else happens in it."""
+        """Leave the current step out, as something else happens in it."""
         self._last = None
 
     @property
     def mean(self) -> float:
-        """Seconds a step since the last `restart`; NaN where none was timed."""
+        """Seconds a step since the last `restart`; NaN if no step was timed."""
         kind = self._intervals[False] == 0
         return self._seconds[kind] / self._intervals[kind] if self._intervals[kind] else math.nan
 
     def restart(self) -> None:
-        """Begin another mean, with the interval under way."""
+        """Begin a new mean, with the current interval."""
         self._seconds, self._intervals = [0.0, 0.0], [0, 0]  # plain steps, measured steps
 
 
@@ -121,20 +122,20 @@ class LoggedMeter:
     """A meter of one optimizer's gradients, with a clock and a history.
 
     Args:
-        meter: Of its parameters.
-        optimizer: That steps, not a wrapper of it.
-        prefix: What the names of its metrics begin with.
+        meter: A meter of its parameters.
+        optimizer: The optimizer that steps, not a wrapper of it.
+        prefix: Prefix of the names of its metrics.
     """
 
     def __init__(self, meter: NoiseScaleMeter, optimizer: Optimizer, prefix: str = ROOT) -> None:
         self.meter = meter
         self.measuring = True
-        """Whether it has not been closed."""
+        """Whether the meter is open."""
         self.guard = Guard()
         self._optimizer = optimizer
         self._kind: OptimizerKind | None = None
         self._parameters = math.nan
-        with self.guard("Its optimizer is not recorded with the run"):
+        with self.guard("The optimizer was not recorded with the run"):
             self._kind = OptimizerKind.of(optimizer)
             self._parameters = parameters_of(optimizer)
         self.history = self._new_history()
@@ -162,27 +163,27 @@ class LoggedMeter:
         return self.meter.steps > self.history.last_step
 
     def step(self, *, loss_divisor: float | None = None) -> None:
-        """Close the step, see `NoiseScaleMeter.step`."""
+        """Close the current step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
         self.timer.step(measured=self.meter.last_measured_step == self.meter.steps)
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Take everything out of the model, see `NoiseScaleMeter.close`."""
+        """Remove everything from the model, see `NoiseScaleMeter.close`."""
         self.measuring = False
-        with self.guard("The last steps are not in the averages"):
+        with self.guard("The last steps are missing from the averages"):
             self.meter.close(interrupted=interrupted)
 
     def read(self, *, at_end: bool = False) -> Metrics:
         """Return the metrics, and add a row to the history if a step was to be measured.
 
-        Rows are of measured steps. At the end of the run the last one is of its last step, with
-        the examples of the steps behind the last measured one as this rank counted them.
+        Rows are added at measured steps, and one at the last step of the run. The last row counts
+        the examples after the last measured step as this rank counted them.
 
-        Where all such steps since the last row were left out (not finite, nothing to compare), the
-        noise scale is not known: NaN, here and in the row, which counts steps and examples. Where
-        none has been due since, with `every_n_steps` above 1, the last values are in force.
+        If all measured steps since the last row were left out (not finite, nothing to compare), the
+        noise scale is NaN, here and in the row. The row still counts steps and examples. If no step
+        was due since the last row (`every_n_steps` above 1), the last values are returned.
 
-        Where reading fails, all metrics are NaN, and one warning says so.
+        If reading fails, all metrics are NaN, and the meter warns once.
         """
         with self.guard("The noise scale was not logged"):
             self._warn_of_lone_steps()
@@ -213,9 +214,9 @@ class LoggedMeter:
         self._measured_by_last_row = self.meter.measured_steps
 
     def look(self) -> Metrics:
-        """Return the metrics as they are now, but for increments. The next row is what it will be.
+        """Return the current metrics, without increments. The next row of the history is unchanged.
 
-        For whoever looks between two rows of the history. Reads the device, as `read` does.
+        Use it between two rows of the history. It reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
             return self._metrics().named(self._prefix)
@@ -254,7 +255,7 @@ class LoggedMeter:
         return Metrics(metrics, unresolved, estimate)
 
     def _learning_rate(self) -> float:
-        with self.guard("The learning rate is not recorded with the run"):
+        with self.guard("The learning rate was not recorded with the run"):
             return learning_rate_of(self._optimizer)
         return math.nan
 
@@ -276,19 +277,19 @@ class LoggedMeter:
         none_since = 0 < self.meter.measured_steps == self._measured_by_last_row
         if self.advanced and self._several_alone and none_since:
             self._warn(
-                f"From step {self.meter.lone_since} on each step has one micro-batch, in one"
-                " process, which has nothing to be compared with: no noise scale is logged from"
-                " there on. Accumulate two or more, use more devices, or compare the halves of each"
-                ' batch: `small_batch="half"`.',
+                f"Since step {self.meter.lone_since} each step has only one micro-batch in one"
+                " process, so there is nothing to compare it with: no noise scale is logged from"
+                " there on. Accumulate two or more micro-batches, use more devices, or compare the"
+                ' halves of each batch: `small_batch="half"`.',
                 about="lone steps",
             )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume` needs, in builtins; see `NoiseScaleMeter.state_dict`.
 
-        Empty where that fails, and one warning says so.
+        If that fails, the state is empty, and the meter warns once.
         """
-        with self.guard("The averages are not in the checkpoint"):
+        with self.guard("The averages were not saved in the checkpoint"):
             return {
                 "meter": self.meter.state_dict(),
                 "history": self.history.state_dict(),
@@ -298,15 +299,17 @@ class LoggedMeter:
         return {}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. What cannot be restored begins anew, after a warning."""
-        with self.guard("The averages of before were not restored, they begin anew"):
+        """Continue from a `state_dict`. What cannot be restored starts again, with a warning."""
+        with self.guard("The saved averages were not restored and start again"):
             self.meter.load_state_dict(state["meter"])
             self._measured_by_last_row = state.get("measured_by_last_row", 0)
             self._in_force = state.get("in_force", False)
-        with self.guard("The history of before was not restored, it begins anew"):
+        with self.guard("The saved history was not restored and starts again"):
             unit = state["meter"]["estimates"]["whole"]["unit"]
             if unit != self.history.unit:
-                raise ValueError(f"it is in {unit}, and now {self.history.unit} are counted")
+                raise ValueError(
+                    f"the saved history counts {unit}, this run counts {self.history.unit}"
+                )
             history = self._new_history()
             history.load_state_dict(state["history"])
             self.history = history

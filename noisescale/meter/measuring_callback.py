@@ -18,15 +18,15 @@ from noisescale.printable import arguments
 
 
 class MeasuringCallback(ABC):
-    """A callback with meters, of which there are none before training.
+    """A callback with meters, which are made when training starts.
 
     Args:
-        options: Of the meters.
-        *let_pass: Errors of the trainer's own that end a training, as refusals do.
+        options: Options of the meters.
+        *let_pass: The trainer's own errors that end a training, as `RefusalError` does.
     """
 
     _HOW_TO_HAVE_SEVERAL: str
-    """What to do under this trainer where one process trains."""
+    """The remedy under this trainer if one process trains."""
 
     def __init__(self, options: MeterOptions, *let_pass: type[Exception]) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class MeasuringCallback(ABC):
 
     @property
     def noise_scale(self) -> NoiseScale:
-        """The latest estimate, during training and after it. Reads the device."""
+        """The latest estimate, during and after training. Reads the device."""
         return self._unmeasured if self._first is None else self._first.meter.noise_scale
 
     @property
@@ -63,7 +63,7 @@ class MeasuringCallback(ABC):
 
     @property
     def preconditioned_noise_scale(self) -> NoiseScale | None:
-        """The noise scale of g/(√v̂ + ε), where it is measured. It is not B_simple."""
+        """The noise scale of g/(√v̂ + ε), if it is measured. It is not B_simple."""
         return None if self._first is None else self._first.meter.preconditioned_noise_scale
 
     @property
@@ -114,7 +114,7 @@ class MeasuringCallback(ABC):
             if self._measuring:
                 self._tell(
                     f"{type(self).__name__} does not measure the gradients of optimizer {which}:"
-                    f" {reason} The others are measured on."
+                    f" {reason} The gradients of the other optimizers are still measured."
                 )
             else:
                 self._tell_that_nothing_is_measured(reason)
@@ -126,10 +126,9 @@ class MeasuringCallback(ABC):
     def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
         """Warn where one process trains. `reason`: why halves of a batch are not compared."""
         self._tell(
-            f"{type(self).__name__} has nothing to measure: one process trains, one gradient a step"
-            " has nothing to be compared with, and the halves of a batch cannot be compared:"
-            f" {reason} Training goes on without it. Accumulate two or more micro-batches a step"
-            f" {self._HOW_TO_HAVE_SEVERAL}"
+            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient a"
+            f" step, and the halves of a batch cannot be compared. {reason} Training goes on"
+            f" without it. Accumulate two or more micro-batches a step {self._HOW_TO_HAVE_SEVERAL}"
         )
 
     def _interrupt(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NoiseScaleMeter: a collector and an estimator behind one object, for any torch loop."""
+"""NoiseScaleMeter: measure the gradient noise scale in any torch loop."""
 
 from __future__ import annotations
 
@@ -27,47 +27,48 @@ _MOST_UNREAD = 1024
 class NoiseScaleMeter(MeterReadings):
     """Measure the gradient noise scale in a torch loop.
 
-    The gradients of many small batches are compared with the one that the step is taken with.
-    What a small batch is depends on the way of training:
+    The meter compares the gradients of small batches with the gradient of the whole step. What a
+    small batch is depends on the way of training:
 
     | `small_batch` | compared with the step's gradient | needs |
     |---|---|---|
     | `"rank"` | each rank's gradient, before it is averaged | DDP or FSDP2, two ranks or more |
-    | `"micro_batch"` | that of every micro-batch (of every rank) | accumulation, or ranks |
-    | `"half"` | those of two halves of a batch, from one backward pass more | one process |
-    | `"example"` | that of every example, by layers | Linear, Conv, Embedding, normalization |
+    | `"micro_batch"` | the gradient of each micro-batch (of each rank) | accumulation, or ranks |
+    | `"half"` | the gradients of two halves of a batch, from one more backward pass | one process |
+    | `"example"` | the gradient of each example | Linear, Conv, Embedding, normalization layers |
 
-    With `"half"` a step of several micro-batches is measured by these.
+    With `"half"`, a step of several micro-batches is measured by its micro-batches.
 
     Norms cross ranks in one small asynchronous all-reduce a step, and stay on the device until
-    `noise_scale` is read. Gradients are read only: training is bitwise what it is without the
+    `noise_scale` is read. Gradients are only read: training is bitwise the same as without the
     meter.
 
     Args:
         model: The DistributedDataParallel module, or one sharded by `fully_shard`; in one process
-            any module. Fabric's and torch.compile's wrappers are looked through.
+            any module. Wrappers by Fabric and torch.compile are allowed.
         window: See `NoiseScaleEstimator`.
         confidence: See `NoiseScaleEstimator`.
         unit: See `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": as often as `cost` pays for,
-            more often early on, see `Cadence`. Windows count measured steps.
-        cost: The share of the run's time that measuring may take with `every_n_steps="auto"`;
-            None: 0.01, where a scheduler decides by it 0.05.
+        every_n_steps: Measure every n-th optimizer step; "auto": as often as `cost` pays for, more
+            often early on, see `Cadence`. Windows count measured steps.
+        cost: The share of the run's time that measuring may take with `every_n_steps="auto"`; None:
+            0.01, or 0.05 if a scheduler uses the noise scale.
         parameters: The parameters that are trained; default: all that require a gradient.
-        small_batch: See above. "auto": the rank where several train, else the half.
-        layers: Of which examples are compared: "all" that have a formula, or only those of
-            "normalization", which cost next to nothing and tend to follow the whole. They imply
-            `small_batch="example"`.
-        groups: From names of groups to regular expressions (one or a list) that are found in the
-            names of their parameters; or a function from a parameter's name to its group's, None
-            for those in none. A parameter belongs to the first group that fits. Each group gets a
-            noise scale of its own from the same pass.
+        small_batch: See above. "auto": "rank" if several processes train, else "half".
+        layers: The layers whose gradients of single examples are compared: "all" that have a
+            formula, or only "normalization" layers, which cost next to nothing and tend to have the
+            noise scale of the whole. Implies `small_batch="example"`.
+        groups: Groups of parameters, each with a noise scale of its own from the same pass. A
+            mapping from a group's name to one or several regular expressions, which are searched in
+            the names of parameters; or a function from a parameter's name to the name of its group,
+            or to None. A parameter belongs to the first group that fits.
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
-        preconditioner: The optimizer, of Adam's family, by whose second moments gradients are
-            divided for `preconditioned_noise_scale`, which is not B_simple.
-        cut: Where halves of a batch are told apart: names of modules whose outputs have its rows in
-            front, and which all that is trained acts through. Default: modules that the training
-            step calls, or else what comes nearest to the loss.
+        preconditioner: An optimizer of Adam's family. Its second moments scale the gradients for
+            `preconditioned_noise_scale`, which is not B_simple.
+        cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
+            of the batch as their first dimension. All trained parameters must act on the loss
+            through these outputs. Default: modules that the training step calls, or else the
+            tensors nearest to the loss.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
@@ -167,8 +168,8 @@ class NoiseScaleMeter(MeterReadings):
 
         Args:
             loss: The mean over this rank's examples, divided for accumulation as you do it, and
-                scaled if there is a `grad_scaler`. A forward pass whose gradients are not to be
-                averaged belongs into `no_sync()` too.
+                scaled if there is a `grad_scaler`. Put a forward pass whose gradients are not to be
+                averaged into `no_sync()` too.
             local_batch_size: This rank's examples in `loss`, each counted once however many
                 augmented copies of it there are.
             rows: See `before_backward`.
@@ -187,21 +188,21 @@ class NoiseScaleMeter(MeterReadings):
         rows: int | None = None,
         last: bool | None = None,
     ) -> None:
-        """Do what `backward` does, where somebody else calls `loss.backward()` right after.
+        """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
         Args:
-            loss: The loss, or any tensor of the graph that its backward pass goes through first.
+            loss: The loss, or any tensor that its backward pass goes through first.
             local_batch_size: See `backward`.
-            capture_average: Set at the last pass of a step whose gradients will be clipped or
-                unscaled before `step` can be called: they are normed at the end of this pass.
-            weight: What the mean loss was multiplied by, up to a factor common to all passes and
-                ranks, where they do not count alike: its share of the tokens, say. A number, or a
-                scalar on the device. Then all passes need one.
-            batch: Which batch of data the loss is of, where several passes of a step may be of
-                one: such a step is not measured, as `local_batch_size` is not that of each pass.
-            rows: Of the batch, where halves of it are compared and `local_batch_size` is another.
-            last: Whether the step is taken after this pass, where that is known: a batch that is
-                the step's only one is measured by its halves. Default: as in the step before.
+            capture_average: Set it at the last pass of a step if gradients are clipped or unscaled
+                before `step` can be called: then they are normed at the end of this pass.
+            weight: What the mean loss was multiplied by, if passes or ranks weigh differently: its
+                share of the tokens, for example. Only ratios matter. A number, or a scalar on the
+                device. If one pass has a weight, all passes need one.
+            batch: Index of the batch that the loss is of, if several passes of a step may use one
+                batch. Such a step is not measured, as the examples of each pass are not known.
+            rows: Rows of the batch, if its halves are compared and `local_batch_size` differs.
+            last: Whether the optimizer steps after this pass, if that is known: the only batch of a
+                step is measured by its halves. Default: as in the step before.
         """
         check_batch_size(local_batch_size)
         one, capture = BackwardPass(local_batch_size, weight, batch), self._capture
@@ -211,14 +212,14 @@ class NoiseScaleMeter(MeterReadings):
         capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
-        """Close the step: call it before gradient clipping and `optimizer.step()`.
+        """Close the step. Call it before gradient clipping and `optimizer.step()`.
 
-        Every rank must call it for every optimizer step, also for one without a backward.
+        Every rank must call it for every optimizer step, also for a step without a backward.
 
         Args:
-            loss_divisor: What each loss of this accumulation window was divided by. Default:
-                the number of its backward passes, which makes the gradient a mean. Lightning
-                divides by its full window also when the last one of an epoch is short.
+            loss_divisor: What each loss of this accumulation window was divided by. Default: the
+                number of its backward passes, which makes the gradient a mean. Lightning divides by
+                the full window, also in the short last window of an epoch.
         """
         counts, capture = self._counts, self._capture
         unmeasured_steps = counts.steps - counts.last_measured_step
@@ -238,11 +239,11 @@ class NoiseScaleMeter(MeterReadings):
                 self._settle()
 
     def pause(self) -> None:
-        """Look at no forward pass until `resume`, as between two steps.
+        """Ignore forward passes until `resume`, for example between two steps.
 
-        Nothing measured needs it: only passes that a `backward` follows count. With
-        `small_batch="example"` a hook for all modules is gone meanwhile, which costs each of them
-        some microseconds, and which `torch.export.export(..., strict=True)` fails on.
+        The results do not depend on it: only passes that a `backward` follows count. With
+        `small_batch="example"` it removes a hook on all modules, which costs each of them some
+        microseconds, and which makes `torch.export.export(..., strict=True)` fail.
         """
         self._capture.pause(True)
 
@@ -251,7 +252,7 @@ class NoiseScaleMeter(MeterReadings):
         self._capture.pause(False)
 
     def leave_step_out(self, error: Exception) -> None:
-        """Leave the step under way out, as nobody knows what is in it; warn once why."""
+        """Leave the current step out, as its contents are not known; warn once with the reason."""
         self._capture.leave_step_out(error)
 
     def close(self, *, interrupted: bool = False) -> None:
@@ -285,15 +286,16 @@ class NoiseScaleMeter(MeterReadings):
         return self._found_by_close if collector is None else collector.state_dict()
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
-        """Return everything measured so far, in builtins: it loads weights-only.
+        """Return everything measured so far, in builtins, so that it loads weights-only.
 
-        Runs no collective, so that one rank can save alone. All of it is alike on all ranks but
-        the examples since the last measured step, which are this rank's: with `every_n_steps`
-        above 1 and ranks of unequal batches `examples` is off by as many after resuming.
+        This runs no collective, so one rank can save alone. The state is the same on all ranks,
+        except for the examples since the last measured step, which are this rank's. So with
+        `every_n_steps` above 1 and unequal batches on ranks, `examples` is slightly off after
+        resuming.
 
         Args:
-            interrupted: Set after an error, when other ranks may be gone: steps that have not
-                been read yet are left out where reading them would mean to wait.
+            interrupted: Set it after an error, when other ranks may be gone. Steps that have not
+                been read are then left out if reading them would mean waiting.
         """
         self._settle(alone=interrupted)
         return {
@@ -307,10 +309,10 @@ class NoiseScaleMeter(MeterReadings):
         """Continue from a `state_dict`, saved with the same `window` and `unit`.
 
         Raises:
-            ValueError: If it was saved with others.
-            KeyError: If something is missing in it.
+            ValueError: If it was saved with another `window` or `unit`.
+            KeyError: If a value is missing in it.
 
-        In either case the averages begin anew, and what the state has of counts is counted on.
+        In either case the averages start again, and the counts that the state has are continued.
         """
         begun_anew = self._estimates.state_dict()
         try:

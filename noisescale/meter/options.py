@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MeterOptions: how a `NoiseScaleMeter` measures, checked before there is a model."""
+"""MeterOptions: the options of a `NoiseScaleMeter`, checked before there is a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from noisescale.meter.cadence import checked_cost, checked_every_n_steps
 
 @dataclass(frozen=True)
 class MeterOptions:
-    """The arguments of a `NoiseScaleMeter` that are no part of the model. See there.
+    """The arguments of a `NoiseScaleMeter` that do not depend on the model.
 
     Raises:
-        ValueError: If one is out of its range, or they contradict each other.
+        ValueError: If an option is out of its range, or options contradict each other.
         TypeError: If `groups` has a wrong type.
 
     Example:
@@ -60,8 +60,8 @@ class MeterOptions:
 
     @property
     def leaves_choice(self) -> bool:
-        """Whether what is compared is left to us.
+        """Whether `small_batch` is "auto", so that the package chooses what is compared.
 
-        Halves of a batch that turn out not to be comparable are then no error of the user's.
+        Then it is no error if the halves of a batch turn out not to be comparable.
         """
         return self.small_batch == "auto" and self.cut is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a meter has measured: steps on their way into averages and counts, and these as read."""
+"""The results of a meter: its averages and its counts, updated when they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from noisescale.meter.options import MeterOptions
 
 @dataclass
 class Counts:
-    """The counts of a meter, see there, which its `state_dict` has under these names."""
+    """The counts of a meter, under the names that its `state_dict` uses."""
 
     steps: int = 0
     last_measured_step: int = 0
@@ -31,17 +31,17 @@ class Counts:
     skipped_steps: int = 0
     examples: float = 0.0
     unmeasured_examples: float = 0.0
-    """This rank's since the last measured step."""
+    """This rank's examples since the last measured step."""
     batch_size: float = math.nan
     accumulation: int = 1
     lone_since: int | None = None
     lone_steps: int = 0
-    """Measured steps from there on."""
+    """Measured steps since `lone_since`."""
     spent: Spent | None = NOTHING
-    """What measuring has taken; None: by an earlier version, which did not save it."""
+    """The cost of measuring; None: not known, as an earlier version did not save it."""
 
     def close_measured(self, micro_batches: int, *, least: int) -> None:
-        """Count the step that was just taken, and that is measured from `least` micro-batches."""
+        """Count the measured step that was just taken; it needs `least` micro-batches."""
         self.unmeasured_examples = 0.0
         self.last_measured_step = self.steps
         self.accumulation = micro_batches or self.accumulation
@@ -53,7 +53,7 @@ class Counts:
             self.lone_since = self.steps
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from all that a state has; a KeyError if something is missing in it."""
+        """Continue from all counts in a state; raise a KeyError if one is missing."""
         for name in vars(self):
             if name in state and name != "spent":
                 setattr(self, name, state[name])
@@ -63,12 +63,12 @@ class Counts:
 
 
 class MeterReadings:
-    """The averages and counts of a meter. Steps are taken into them when somebody asks.
+    """The averages and counts of a meter. Captured steps are added when a result is read.
 
     Args:
-        capture: Of the steps.
-        collector: That it has capture them.
-        options: Of the meter.
+        capture: The capture of the steps.
+        collector: The collector that captures them.
+        options: The options of the meter.
     """
 
     def __init__(self, capture: StepCapture, collector: Collector, options: MeterOptions) -> None:
@@ -84,14 +84,14 @@ class MeterReadings:
 
     @property
     def noise_scale(self) -> NoiseScale:
-        """The latest estimate. Reads the device: ask when you log, not at every step."""
+        """The latest estimate. Reads the device: use it when you log, not at every step."""
         self._settle()
         return self._estimates.whole.estimate()
 
     def follow(self, confidence: float = 0.95) -> None:
-        """Keep the last steps from now on, for `recent_noise_scale`; call it before the first.
+        """Keep the last steps for `recent_noise_scale`. Call it before the first step.
 
-        Unless a `cost` was given, more steps are measured: decisions wait for them.
+        Unless a `cost` was given, more steps are then measured, as decisions wait for them.
         """
         if self._estimates.recent is None:
             self._estimates.recent = RecentSteps(confidence=confidence, unit=self._options.unit)
@@ -100,19 +100,22 @@ class MeterReadings:
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
-        """That of as few of the last steps as suffice, see `RecentSteps`: to decide upon.
+        """The noise scale of as few of the last steps as suffice, for decisions; see `RecentSteps`.
 
         Raises:
-            RuntimeError: If `follow` has not been called.
+            RuntimeError: If `follow` was not called.
         """
         self._settle()
         if self._estimates.recent is None:
-            raise RuntimeError("The last steps are not kept. Call `follow()` before training.")
+            raise RuntimeError(
+                "The last steps are not kept, as `follow()` was not called. Call it"
+                " before training."
+            )
         return self._estimates.recent.estimate()
 
     @property
     def average_moments(self) -> GradientMoments | None:
-        """|G|² and tr(Σ) averaged over the run, see `RunAverage`; None before its first step."""
+        """|G|² and tr(Σ), averaged over the run; None before its first step. See `RunAverage`."""
         self._settle()
         return self._estimates.run.mean
 
@@ -124,10 +127,10 @@ class MeterReadings:
 
     @property
     def preconditioned_noise_scale(self) -> NoiseScale | None:
-        """The noise scale of g/(√v̂ + ε), see `preconditioner`; None where there is none.
+        """The noise scale of g/(√v̂ + ε); None without a `preconditioner`.
 
         tr(Σ)/|G|² of the gradient as Adam scales it, in `unit`. It is not B_simple: the
-        documentation tells what is known about it.
+        documentation says what is known about it.
         """
         self._settle()
         of_adam = self._estimates.preconditioned
@@ -140,35 +143,35 @@ class MeterReadings:
 
     @property
     def last_measured_step(self) -> int:
-        """Optimizer steps up to the last measured one: those whose examples are counted."""
+        """Optimizer steps up to the last measured one. Their examples are counted."""
         return self._counts.last_measured_step
 
     @property
     def skipped_steps(self) -> int:
-        """Measured steps left out: a gradient was not finite, or had nothing to compare with."""
+        """Measured steps that were left out: a gradient was not finite, or had no counterpart."""
         self._settle()
         return self._counts.skipped_steps
 
     @property
     def measured_steps(self) -> int:
-        """Measured steps that are in the averages: those that were not left out."""
+        """Measured steps in the averages, without those that were left out."""
         self._settle()
         return self._counts.measured_steps
 
     @property
     def measuring_cost(self) -> float:
-        """What measuring took so far, in steps that are not measured.
+        """The cost of measuring so far, in steps that are not measured.
 
-        By a constant for each way of measuring, `Collector.cost`: not timed.
+        It is computed from a constant for each way of measuring, `Collector.cost`, not timed.
         """
         spent = self._counts.spent
         return math.nan if spent is None else spent.budget + spent.opening
 
     @property
     def lone_since(self) -> int | None:
-        """The step since which all measured ones had too few micro-batches; None: the last had not.
+        """The step since which measured steps had too few micro-batches; None: the last had enough.
 
-        See `least_micro_batches`: such steps are left out, as there is nothing to compare.
+        Such steps are left out, as there is nothing to compare. See `least_micro_batches`.
         """
         return self._counts.lone_since
 
@@ -180,7 +183,7 @@ class MeterReadings:
 
     @property
     def unmeasured_examples(self) -> float:
-        """Those of the steps since then, on all ranks if they have as many as this one."""
+        """Examples since the last measured step, if all ranks have as many as this one."""
         return self._counts.unmeasured_examples * self.devices
 
     @property
@@ -191,22 +194,22 @@ class MeterReadings:
 
     @property
     def coverage(self) -> float:
-        """Share of |g|² that is of parameters which are measured. Reads the device.
+        """The share of |g|² in parameters that are measured. Reads the device.
 
-        Below 1 with `small_batch="example"` alone, where some layers have no formula. Below 0.9
-        steps are left out, unless `layers="normalization"` was asked for.
+        It is below 1 only with `small_batch="example"`, if some layers have no formula. Steps with
+        a share below 0.9 are left out, unless you chose `layers="normalization"`.
         """
         collector = self._capture.collector
         return self._coverage_at_close if collector is None else collector.coverage
 
     @property
     def sums(self) -> MomentSums:
-        """Sums over the measured steps so far: differences tell of any stretch of a run."""
+        """Sums over the measured steps so far. Their differences describe any part of a run."""
         self._settle()
         return self._estimates.sums
 
     def take_increments(self) -> dict[str, float]:
-        """Return what was measured since the last call, for a row of a `History`."""
+        """Return the measurements since the last call, for a row of a `History`."""
         self._settle()
         return self._estimates.increments.take()
 
@@ -217,7 +220,7 @@ class MeterReadings:
 
     @property
     def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured; 2 where one process compares them."""
+        """Micro-batches that a step needs to be measured; 2 if one process compares them."""
         collector = self._capture.collector
         return 1 if collector is None else collector.least_micro_batches
 
@@ -268,16 +271,16 @@ class MeterReadings:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
             self._warn(
-                "All ranks or micro-batches had one and the same gradient: such steps are not"
-                " measured. Give each its own examples, ranks by a `DistributedSampler`. What is"
-                " drawn at random (the input of a generator) needs a seed of its own on each rank."
+                "All ranks or micro-batches had the same gradient. Such steps are not measured."
+                " Give each rank (by a `DistributedSampler`) and each micro-batch its own examples."
+                " If inputs are drawn at random, give each rank its own seed."
             )
         elif not coverage >= self._least_coverage:
             self._warn(
                 "Single examples can be told apart only in layers with less than"
-                f" {self._least_coverage:.0%} of |g|²: such steps are not measured, as the rest may"
-                " have another noise. Compare ranks, micro-batches, or in one process halves of"
-                ' each batch: `small_batch="auto"`.'
+                f" {self._least_coverage:.0%} of |g|². Such steps are not measured, as the other"
+                " layers may have another noise scale. Compare ranks, micro-batches, or in one"
+                ' process the halves of each batch: `small_batch="auto"`.'
             )
         else:
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `predict` was given, checked, and what it takes where it was given nothing."""
+"""The arguments of `predict`: checks, and defaults for what is not given."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ def history_of(run: Run) -> Mapping[str, Array]:
 
 
 def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
-    """Return a run up to where it reached a goal; `name`: of the argument, for errors.
+    """Return a run up to the step at which it reached a goal.
 
     Raises:
-        ValueError: If it did not, or where it was read from there is no such metric.
+        ValueError: If the run did not reach the goal, or its folder has no such metric. The message
+            names the argument `name`.
     """
     source = getattr(history, "source", None)
     if not isinstance(history, History) or source is None:
         raise ValueError(
-            f"`goal` must come with folders of runs, in which {goal.metric!r} was logged, got a"
-            f" history as `{name}`. Give the folder, or leave the goal out."
+            f"`goal` must come with run folders in which {goal.metric!r} was logged, got a history"
+            f" as `{name}`. Give the folder, or leave the goal out."
         )
     from noisescale.history.reading import read_metric
 
@@ -57,9 +58,9 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     sided = goal.from_where(values)
     if sided.past(values[0]) or (not goal.side and falls != (sided.side == "<")):
         raise ValueError(
-            f"`{name}` must reach {goal} along the run, got {values[0]:.4g} at its first value, at"
-            f" step {steps[0]:,.0f}, and {values[-1]:.4g} at its last. Give a goal that both runs"
-            " reach later, and the side with `<=` or `>=` where they begin beyond it."
+            f"`{name}` must reach {goal} after its first value, got {values[0]:.4g} at first, at"
+            f" step {steps[0]:,.0f}, and {values[-1]:.4g} at last. Give a goal that both runs reach"
+            " later. If a run begins beyond the goal, give the side with `<=` or `>=`."
         )
     reached = sided.reached_at(steps, values)
     if reached is None:
@@ -92,9 +93,9 @@ def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
     law = RunLaw.of(run, calibration.kappa)
     if law.middle.critical_batch_size == 0:
         raise ValueError(
-            "`history` must have a noise scale above 0, got gradients without noise, but for the"
-            f" error of measuring it, in {run.steps.sum():,.0f} steps. Train at a smaller batch"
-            " size to measure it, or check that the batches differ."
+            "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
+            f" {run.steps.sum():,.0f} steps. Train at a smaller batch size, where the noise is"
+            " larger, or check that the batches differ."
         )
     if not law.known.min_examples > 0:
         raise ValueError(
@@ -123,7 +124,7 @@ def batch_sizes_from(
 ) -> list[float]:
     """Return batch sizes by rising size; by default powers of two around what matters.
 
-    None of those is outside `far`, where nothing says that the law still holds.
+    No default batch size lies outside `far`: beyond it the law may not hold.
     """
     if given is not None:
         given = _few("batch_sizes", given, MOST_BATCH_SIZES)
@@ -168,7 +169,7 @@ def devices_per_node_from(given: float | None) -> float:
 
 
 def positive_or(name: str, value: float | None, otherwise: float) -> float:
-    """Return `value` if it is from 1/MOST to MOST, `otherwise` where there is none."""
+    """Return `value` if it is from 1/MOST to MOST, and `otherwise` if it is None."""
     if value is None:
         return otherwise
     positive = checked_positive(name, value, "Leave it out if it is unknown.")
@@ -192,13 +193,13 @@ def _few(name: str, given: Iterable[float], most: int) -> list[float]:
 
 
 def check_money(price: float | None, worth: float | None, *, timed: bool) -> None:
-    """Refuse prices that are not positive, or that nothing can be multiplied with."""
+    """Refuse prices that are not positive, or that lack the hours or the price they go with."""
     positive_or("price_per_device_hour", price, math.nan)
     positive_or("hour_worth", worth, math.nan)
     if worth is not None and price is None:
         raise ValueError(
-            f"`hour_worth` must come with `price_per_device_hour`, got {worth!r} and None."
-            " Give what a device costs in an hour, too: one is weighed against the other."
+            f"`hour_worth` must come with `price_per_device_hour`, got {worth!r} and None. Give the"
+            " price of a device-hour too: the two are weighed against each other."
         )
     if price is not None and not timed:
         raise ValueError(

@@ -42,7 +42,7 @@ _LOSS = "loss"
 
 @dataclass(frozen=True)
 class Branch:
-    """One training from the checkpoint on, at its own batch size and in its own order of data."""
+    """One training from the checkpoint, with its own batch size and its own order of the data."""
 
     batch_size: float
     order: int
@@ -56,14 +56,14 @@ class Branch:
     seconds: float
     """That it trained, evaluations included."""
     diverged: bool = False
-    """Whether its loss came to be none, or far more than at the start, and was given up."""
+    """Whether it was given up: its loss was not finite, or far above the loss at the start."""
     diverged_at: tuple[float, ...] = ()
-    """Larger factors on the learning rate, tried before, at which it diverged."""
+    """Larger factors on the learning rate at which it diverged before."""
     slower_at: tuple[float, ...] = ()
-    """Other factors that were tried in this order, and took it longer."""
+    """Other factors on the learning rate that took longer with this order of the data."""
 
     def steps_to(self, loss: float) -> float | None:
-        """Return its steps to a loss; None if it did not get there."""
+        """Return the steps that the branch took to a loss; None if it did not reach the loss."""
         if self.diverged:
             return None
         course = np.array(self.steps), np.array(self.losses)
@@ -75,9 +75,9 @@ class BranchedRun:
     """A run, and branches from one of its checkpoints on.
 
     The run itself is the branch at its own batch size B: from the step of the checkpoint on it took
-    s steps to its later loss. A branch at another batch size takes s(B') = s_min + e_min/B' to that
-    loss, which is how McCandlish et al. define the critical batch size e_min/s_min: without a
-    tolerance, and for any optimizer.
+    s steps to its later loss. A branch at another batch size takes s(B') = s_min + e_min/B' steps
+    to that loss. McCandlish et al. define the critical batch size as e_min/s_min of this law. It
+    needs no tolerance, and it holds for any optimizer.
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, equation 2.11. Merrill et al. 2025,
@@ -112,7 +112,7 @@ class BranchedRun:
 
     @cached_property
     def falling(self) -> tuple[tuple[float, float], ...]:
-        """Steps and losses of the run, whose losses fall: those that do not are averaged.
+        """Steps and losses of the run, averaged where the loss does not fall.
 
         Neighbours are pooled, at their mean step, until each has a lower loss than the one before
         it (isotonic regression): a single loss may be low, or high, by chance.
@@ -139,12 +139,12 @@ class BranchedRun:
 
     @property
     def goal(self) -> float:
-        """That loss."""
+        """The loss that branches are to reach, at step `end`."""
         return self.falling[-1][1]
 
     @property
     def half(self) -> tuple[float, float] | None:
-        """Step and loss of the run nearest to the middle; None if it is not known there."""
+        """The step and loss of the run nearest to the middle; None if no loss is known near it."""
         within = [
             point
             for point in self.falling[1:-1]
@@ -158,10 +158,11 @@ class BranchedRun:
     ) -> Bounded:
         """Return B_crit from the checkpoint on, with its profile interval.
 
-        Batch sizes are points: the median over orders. Each has the scatter of its orders, and
-        `STEPS_SCATTER` that they share, since its learning rate is hardly tuned. The run itself
-        counts where there are hardly any branches at its own batch size. It need not be one of
-        them: a run that ends as it reaches its result ends where its loss is low by luck.
+        Each batch size is one point: the median over its orders of the data. Its error has two
+        parts: the scatter of the orders, and `STEPS_SCATTER`, as its learning rate is hardly tuned.
+        The run itself is a point only if it has too few branches at its own batch size. With more
+        branches the run is left out: a run that ends when it reaches its result ends where its loss
+        is low by luck.
 
         Args:
             until: Step and loss of the run up to which; default: its end.
@@ -174,9 +175,9 @@ class BranchedRun:
         reached = self._logs_of_steps(loss)
         if not reached.keys() - {self.batch_size}:
             raise ValueError(
-                f"`branches` must reach the run's own loss, {loss:.4g}, got none that did at"
-                f" another batch size than {self.batch_size:g}: {self.fates}."
-                " Branch at smaller batch sizes, or with another `learning_rate` rule."
+                f"`branches` must reach the run's own loss, {loss:.4g}, got no branch that did at a"
+                f" batch size other than {self.batch_size:g}: {self.fates}. Branch at smaller batch"
+                " sizes, or with another `learning_rate` rule."
             )
         if len(reached.get(self.batch_size, ())) < LEAST_ALIKE:
             reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
@@ -227,11 +228,11 @@ class BranchedRun:
         return critical_batch_size_over(as_history(history), self.start, self.end)
 
     def law(self, history: History, kappa: Bounded) -> RunLaw:
-        """Return the law of a run: that of the branches from the checkpoint on.
+        """Return the law of a run: from the checkpoint on, it is the law of the branches.
 
-        Before it B_crit is another, as early in a run noise is less: there it is that by the noise
-        scale, times kappa; or that of the branches where the noise scale is not resolved. Behind
-        the end it is that of the branches.
+        Before the checkpoint B_crit is another, as there is less noise early in a run. It comes
+        from the noise scale times kappa there, or from the branches if the noise scale is not
+        resolved. After the end of the branches, B_crit comes from the branches.
         """
         found, last = self.critical_batch_size(), float(history["step"][-1])
         law = RunLaw.at(Segments.of(history.between(self.start, self.end)), found)
@@ -247,7 +248,7 @@ class BranchedRun:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Where the answer is not to be trusted, in whole sentences."""
+        """Reasons not to trust the answer, in whole sentences."""
         found = []
         lost = [b for b in self.branches if b.steps_to(self.goal) is None]
         if lost:
@@ -257,14 +258,14 @@ class BranchedRun:
         found += [*self._doubts_on_the_run(), *self._doubts_on_learning_rates()]
         if self.of_a_stream:
             found.append(
-                "The data are a stream: all orders had nearly the same examples, and the interval"
-                " lacks how much other ones would have changed."
+                "The data are a stream, so all orders had nearly the same examples. The interval"
+                " does not include how much other examples would change B_crit."
             )
         if self.half is None:
             found.append(
-                "Whether the jump of batch size and learning rate still shows is not known: the run"
-                " has no checkpoint with a loss of its own near the middle of the branches. Save"
-                " more of them."
+                "It is not known whether the jump of batch size and learning rate still affects"
+                " B_crit: the run has no usable checkpoint near the middle of the branches. Save"
+                " more checkpoints."
             )
             return tuple(found)
         try:
@@ -273,10 +274,10 @@ class BranchedRun:
             return tuple(found)
         if early.high < late.value or late.value < early.low:
             found.append(
-                f"Up to step {self.half[0]:,.0f} the branches say {early.value:.3g}"
-                f" ({early.low:.3g} to {early.high:.3g}), up to step {self.end:,.0f}"
-                f" {late.value:.3g}: the jump of batch size and learning rate still shows. Branch"
-                " over more of the run."
+                f"Up to step {self.half[0]:,.0f} the branches give a B_crit of {early.value:.3g}"
+                f" ({early.low:.3g} to {early.high:.3g}), up to step {self.end:,.0f} one of"
+                f" {late.value:.3g}: the jump of batch size and learning rate still affects it."
+                " Branch over more of the run."
             )
         return tuple(found)
 
@@ -288,16 +289,16 @@ class BranchedRun:
             if not 1 / UNLIKE < again / own < UNLIKE:
                 yield (
                     f"Branches at the run's own batch size took {again:,.0f} steps where the run"
-                    f" took {own:,.0f}: something of the run is not in them, such as gradient"
-                    " clipping, a callback, or what goes by `global_step`."
+                    f" took {own:,.0f}: the branches lack something that the run had, such as"
+                    " gradient clipping, a callback, or code that depends on `global_step`."
                 )
             own = again
         for size, steps in means.items():
             if size > self.batch_size and steps < own * self.batch_size / size / UNLIKE:
                 yield (
-                    f"{own:,.0f} steps became {steps:,.0f} at {size / self.batch_size:.3g} times"
-                    " the batch size, fewer than with no noise at all: the run's own learning rate"
-                    " was too small, or something of the run is not in the branches."
+                    f"At {size / self.batch_size:.3g} times the batch size {own:,.0f} steps became"
+                    f" {steps:,.0f}, fewer than perfect scaling allows: the run's own learning rate"
+                    " was too small, or the branches lack something that the run had."
                 )
 
     def _doubts_on_learning_rates(self) -> Iterator[str]:
@@ -307,17 +308,18 @@ class BranchedRun:
             used = ", ".join(sorted({f"{b.learning_rate_factor:.3g}" for b in alike}))
             yield (
                 f"Branches at {size:g} diverged at {tried:.3g} times the learning rate, and were"
-                f" trained at {used} times: if that is not their best, B_crit is another."
+                f" trained at {used} times: if that is not their best learning rate, B_crit is"
+                " wrong."
             )
         if not 1 / 1.2 < self.learning_rate_change < 1.2:
             yield (
                 f"The run's learning rate changed {self.learning_rate_change:.3g}-fold along these"
-                " steps, and branches go through that in as many steps as the noise scale"
-                " foretells: B_crit leans towards what the noise scale says."
+                " steps. Branches go through this change in the number of steps that the noise"
+                " scale predicts, which pulls B_crit towards the noise scale."
             )
 
     def to_file(self, path: str | PathLike[str]) -> None:
-        """Write everything as JSON, whole or not at all."""
+        """Write the run and its branches as JSON. The file is written whole or not at all."""
         path = Path(path)
         written = path.with_name(path.name + ".part")
         written.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
@@ -328,7 +330,7 @@ class BranchedRun:
         """Read what `to_file` wrote.
 
         Raises:
-            ValueError: If it is no such file.
+            ValueError: If the file is not one of branches.
             OSError: If it cannot be read.
         """
         try:

@@ -32,15 +32,15 @@ _FARTHEST = 40.0
 UNCALIBRATED = (
     "kappa = 1: the uncalibrated theory, B_crit = B_simple. It was derived for plain SGD with a"
     " well-tuned learning rate; momentum, Adam and a decaying learning rate change the factor (in"
-    " McCandlish et al. 2018 it runs from 1/8 to 20, for language models it can be larger)."
+    " McCandlish et al. 2018 the factor runs from 1/8 to 20, for language models it can be larger)."
 )
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A factor by which the noise scale is multiplied to predict, and where it comes from.
+    """kappa = B_crit/B_simple, the factor that predictions put on the noise scale, and its source.
 
-    Unknown (`UNKNOWN`) where B_crit was found without a noise scale.
+    The factor is `UNKNOWN` if B_crit was found without a noise scale.
 
     Example:
         >>> Calibration(Bounded(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
@@ -55,7 +55,7 @@ class Calibration:
     doubts: tuple[str, ...] = ()
     """Whole sentences, for the reader of a prediction."""
     is_theory: bool = False
-    """Whether the value is 1, for want of anything better."""
+    """Whether the value is 1 because nothing better is known."""
     branched: BranchedRun | None = None
     """Branches, which have their own law over their own steps."""
 
@@ -83,16 +83,16 @@ class Calibration:
     def theory(
         cls, optimizer: OptimizerKind | None = None, *, decayed: bool = False
     ) -> Calibration:
-        """Return kappa = 1, labelled so, and as far off as it has been for such an optimizer.
+        """Return kappa = 1, with bounds from the errors the theory had for this kind of optimizer.
 
-        Without an optimizer there is no telling, and the bounds are 1, too.
+        Without an optimizer these errors are not known, and both bounds are 1.
         """
         if optimizer is None:
             return cls(Bounded(1.0, 1.0, 1.0), UNCALIBRATED, is_theory=True)
         band, found_in = theory_band(optimizer, decayed=decayed)
         falling = " at a falling learning rate" if decayed else ""
         source = (
-            f"{UNCALIBRATED} By {optimizer.title}{falling} B_crit was {band.low:g} to"
+            f"{UNCALIBRATED} With {optimizer.title}{falling} B_crit was {band.low:g} to"
             f" {band.high:g} times B_simple, in {found_in}."
         )
         return cls(band, source, is_theory=True)
@@ -103,18 +103,18 @@ class Calibration:
     ) -> Calibration:
         """Find the factor with which a run has the critical batch size of a sweep.
 
-        With noise scales kappa·b along the run, B_crit = E_min/S_min of its sums rises with
-        kappa; where it is the sweep's is the answer. It need not be their plain ratio: the
-        larger kappa·b/B, the more do the large noise scales count.
+        With noise scales kappa·b along the run, its B_crit = E_min/S_min rises with kappa. The
+        answer is the kappa at which it equals the B_crit of the sweep. This need not be the plain
+        ratio of both at kappa = 1: the larger kappa·b/B, the more the large noise scales count.
 
         Args:
             history: Of one run of the same model, to the sweep's goal.
-            fit: The sweep, from `fit_tradeoff`. Its interval becomes that of kappa.
+            fit: The sweep, from `fit_tradeoff`. Its interval becomes the interval of kappa.
             confidence: Coverage of that interval.
 
         Raises:
-            ValueError: If the run has no resolved noise scale, or one that is 0 throughout or in
-                so much of the run that no factor gives it the sweep's critical batch size.
+            ValueError: If the run has no resolved noise scale, or if its noise scale is 0 in so
+                much of the run that no factor gives it the sweep's critical batch size.
         """
         run = Segments.of(history)
         law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
@@ -126,9 +126,9 @@ class Calibration:
         swept = fit.critical_batch_size_band(confidence)
         if law.middle.critical_batch_size == 0:
             raise ValueError(
-                "`history` must have a noise scale above 0 to be calibrated, got 0 throughout: no"
-                " factor gives it a critical batch size. Check that the batches of the run differ,"
-                " or train longer."
+                "`history` must have a noise scale above 0 to be calibrated, got 0 in the whole"
+                " run: no factor gives it a critical batch size. Check that the batches of the run"
+                " differ, or train longer."
             )
         kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
         if math.isinf(kappas[0]):
@@ -142,14 +142,14 @@ class Calibration:
             Bounded(*kappas),
             f"fitted to a sweep of {len(set(fit.batch_sizes))} batch sizes with"
             f" B_crit = {swept.value:.3g}",
-            tuple(f"Of the sweep that kappa was fitted to: {doubt}" for doubt in fit.warnings),
+            tuple(f"About the sweep that kappa was fitted to: {doubt}" for doubt in fit.warnings),
         )
 
     @classmethod
     def from_second_run(cls, run: Segments, second: SecondRun) -> Calibration:
-        """Return the factor that two runs to one result imply; unknown without a noise scale.
+        """Return the factor that two runs to one result imply; `UNKNOWN` without a noise scale.
 
-        It is told, not used: two runs have their own law.
+        The factor is reported, not used: two runs have a law of their own.
         """
         found = second.critical_batch_size
         simple = RunLaw.of(run, Bounded(1.0, 1.0, 1.0)).middle.critical_batch_size
@@ -161,14 +161,14 @@ class Calibration:
     def from_branched_run(
         cls, history: Mapping[str, NDArray[np.float64]], branched: BranchedRun
     ) -> Calibration:
-        """Compare branches to the run's own later loss with its noise scale over the same steps.
+        """Compare the B_crit of branches with the noise scale of the run over the same steps.
 
-        The factor is told, not used for the whole run: branches say what B_crit is over their own
-        steps, see `BranchedRun.law`.
+        The factor is used only before the steps of the branches. Over their own steps the branches
+        give B_crit directly, see `BranchedRun.law`.
 
         Args:
-            history: Of the run.
-            branched: See there.
+            history: The history of the run.
+            branched: The run's branches.
 
         Raises:
             ValueError: If no branch reached the loss, the run has no such steps, or the branches
@@ -178,10 +178,9 @@ class Calibration:
         found, simple = branched.critical_batch_size(), branched.by_noise_scale(history)
         sizes = sorted({branch.batch_size for branch in branched.branches})
         source = (
-            f"branches at {', '.join(f'{size:,.4g}' for size in sizes)} say that it is"
-            f" {found.value:,.3g} ({found.low:,.3g} to {found.high:,.3g}) over steps"
-            f" {branched.start:,.0f} to {branched.end:,.0f}, their own; before, it is that by the"
-            " noise scale"
+            f"branches at {', '.join(f'{size:,.4g}' for size in sizes)} give {found.value:,.3g}"
+            f" ({found.low:,.3g} to {found.high:,.3g}) over their own steps {branched.start:,.0f}"
+            f" to {branched.end:,.0f}; before these steps the noise scale gives B_crit"
         )
         both = all(0 < band.value < math.inf for band in (found, simple))
         kappa = found * (1 / simple.value) if both else UNKNOWN
@@ -200,16 +199,16 @@ class Calibration:
     ) -> Calibration:
         """Compare a noise scale with branches from a checkpoint, all over the same examples.
 
-        To their losses L + D·B/(B + B_crit) is fitted, see `fit_branch_losses`.
+        The law L + D·B/(B + B_crit) is fitted to the losses, see `fit_branch_losses`.
 
         Args:
             noise_scale: B_simple over the branches' span with its interval, in examples.
             batch_sizes: Of the branches, in examples; repeated ones for several orders.
             losses: Smoothed losses at their ends.
-            tolerance: Loss that may be lost by Merrill's largest batch size that keeps up, which
-                is told beside B_crit.
-            scatter: Of a loss, see `fit_branch_losses`.
-            orders: Of the data, see there.
+            tolerance: How much higher the loss may be at Merrill's largest batch size that keeps
+                up. This batch size is reported beside B_crit.
+            scatter: Standard deviation of a loss, see `fit_branch_losses`.
+            orders: Orders of the data, see `fit_branch_losses`.
 
         Raises:
             ValueError: If the noise scale is not resolved, there are fewer than three batch
@@ -227,23 +226,24 @@ class Calibration:
         open_ended = critical.low == 0 and math.isinf(critical.high)
         if open_ended or not 0 < critical.value < math.inf:
             raise ValueError(
-                "`losses` must show up to where larger batches keep up and where they fall behind,"
-                f" got a critical batch size of {critical.low:.3g} to {critical.high:.3g}, within"
-                f" their scatter of {found.scatter:.3g}. Branch at smaller and at larger batch"
-                " sizes, in several orders of the data."
+                "`losses` must show up to which batch size branches keep up and from which they"
+                f" fall behind, got a critical batch size of {critical.low:.3g} to"
+                f" {critical.high:.3g}, within their scatter of {found.scatter:.3g}. Branch at"
+                " smaller and at larger batch sizes, in several orders of the data."
             )
-        keeps = "already the second falls behind"
+        keeps = "even the second batch size falls behind"
         if found.keeping_up is not None:
-            keeps = f"{found.keeping_up:,.4g} is the largest that keeps up"
+            keeps = f"{found.keeping_up:,.4g} is the largest batch size that keeps up"
         return cls(
             Bounded(
                 critical.value / noise_scale.value,
                 critical.low / noise_scale.high,
                 critical.high / noise_scale.low,
             ),
-            f"losses of branches, to which B_crit = {critical.value:,.3g} ({critical.low:,.3g} to"
-            f" {critical.high:,.3g}) fits at a scatter of {found.scatter:.2g}; by the rule of"
-            f" Merrill et al., within {tolerance:g}, {keeps}, which is not B_crit",
+            f"fitted to the losses of branches, with B_crit = {critical.value:,.3g}"
+            f" ({critical.low:,.3g} to {critical.high:,.3g}) at a scatter of {found.scatter:.2g};"
+            f" by the rule of Merrill et al., with a tolerance of {tolerance:g}, {keeps}, which is"
+            " not B_crit",
         )
 
 
@@ -257,7 +257,7 @@ def _kappa(run: Segments, critical_batch_size: float) -> float:
         critical = RunLaw.of(run, Bounded(kappa, kappa, kappa)).middle.critical_batch_size
         if not 0 < critical < math.inf:
             raise ValueError(
-                f"`history` must be resolved at kappa = {kappa:.3g}, too, to be calibrated with a"
+                f"`history` must also be resolved at kappa = {kappa:.3g} to be calibrated with a"
                 f" critical batch size of {critical_batch_size:.3g}, got a run that is too noisy."
                 " Train longer, or calibrate with a run at a larger batch size."
             )
@@ -287,6 +287,6 @@ def _check_same_run(history: Mapping[str, NDArray[np.float64]], branched: Branch
     ):
         if abs(one - other) > 0.01 * other:
             raise ValueError(
-                f"`branches` must be of this run, got those of a {what} of {one:,.6g} for"
-                f" {other:,.6g}. Name their run."
+                f"`branches` must be of this run, got branches with a {what} of {one:,.6g}, while"
+                f" the run has {other:,.6g}. Name the run that they were branched from."
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one batch size on so many devices takes: a plan for the devices, its hours, its price."""
+"""The cost of one batch size on some devices: the plan, its hours and its price."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class PredictedRow:
     batch_size: float
     """Global, in examples."""
     plan: Plan
-    """How the devices share it, in means."""
+    """How the devices share the batch, averaged over steps."""
     steps: Bounded
     examples: Bounded
     seconds_per_step: Bounded
     hours: Bounded
     device_hours: Bounded
     cost: Bounded
-    """Device-hours at their price."""
+    """The price of the device-hours."""
     cost_with_waiting: Bounded
-    """`cost`, and the hours at what an hour is worth."""
+    """`cost` plus the hours times what an hour is worth."""
     extrapolated: tuple[str, ...]
-    """What of this row lies outside of what was measured: "batch size", "step time"."""
+    """Which values of this row are extrapolated: "batch size", "step time"."""
 
     @property
     def devices(self) -> int:
-        """That train together."""
+        """Devices that train together."""
         return self.plan.devices
 
     @property
@@ -63,7 +63,7 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is known of the devices, and what they and waiting for them cost, see `predict`."""
+    """What is known about the devices, their price, and the cost of waiting; see `predict`."""
 
     step_time: StepTimeModel | None
     max_device_batch_size: float
@@ -76,7 +76,7 @@ class Hardware:
         return row.seconds_per_step.high > 1.5 * row.seconds_per_step.low
 
     def row(self, law: RunLaw, batch_size: float, devices: int, far: bool) -> PredictedRow:
-        """Cost a batch size: device batches as large as fit, then accumulation."""
+        """Return the row of a batch size: device batches as large as fit, then accumulation."""
         plan = mean_plan(
             batch_size,
             devices=devices,
@@ -113,8 +113,8 @@ def candidate_rows(
 ) -> Sequence[PredictedRow]:
     """Return the rows that may be recommended.
 
-    Where the critical batch size is not resolved these are none below the run's own batch size:
-    a smaller one would be best if the lower bound were the truth.
+    If the critical batch size is not resolved, rows below the run's own batch size are left out: a
+    smaller batch size would be best only if B_crit were at its lower bound.
     """
     if own_batch_size is None or math.isfinite(law.critical_batch_size.value):
         return rows
@@ -122,9 +122,9 @@ def candidate_rows(
 
 
 def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int) -> PredictedRow:
-    """Return the row with the least cost where prices are given, else the best on the own devices.
+    """Return the cheapest row if prices are given, else the best row on the run's own devices.
 
-    Where these are not among the rows it is the balanced one.
+    If no row has the run's own devices, return the balanced row.
     """
     if any(row.cost_with_waiting.known for row in rows):
         return _cheapest(rows, law)
@@ -132,10 +132,10 @@ def recommended_row(rows: Sequence[PredictedRow], law: RunLaw, own_devices: int)
 
 
 def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow | None:
-    """Return the fastest row on so many devices or fewer, if there is one.
+    """Return the fastest row on `devices` devices or fewer, if there is one.
 
-    Where all are used the fastest is the cheapest, too. Where no seconds are known it is the
-    balanced one.
+    If all devices are used, the fastest row is also the cheapest. If no seconds are known, return
+    the balanced row.
     """
     own = [row for row in rows if row.devices <= devices]
     return fastest_row(own, law) if own else None
@@ -144,10 +144,11 @@ def best_row_on(devices: int, rows: Sequence[PredictedRow], law: RunLaw) -> Pred
 def row_on_more_devices(
     rows: Sequence[PredictedRow], law: RunLaw, own_devices: int, max_device_batch_size: float
 ) -> PredictedRow | None:
-    """Return the row up to which more devices pay; None where they do not.
+    """Return the row with the most devices that pay; None if more devices do not pay.
 
-    They do as long as one per cent more of device-hours saves one per cent of the hours or more, as
-    McCandlish's B_crit has it for steps and examples. With prices that is what costs least.
+    More devices pay as long as one per cent more device-hours saves at least one per cent of the
+    hours, which is McCandlish's criterion for steps and examples. With prices, the row that costs
+    least is returned.
     """
     if any(row.cost_with_waiting.known for row in rows):
         best = _cheapest(rows, law)
@@ -161,7 +162,7 @@ def row_on_more_devices(
 def balanced_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
     """Return the row with the least product of hours and device-hours.
 
-    Without seconds that is steps times examples, which is least at B_crit.
+    Without seconds the product is steps times examples, which is least at B_crit.
     """
     known = law.known
 
@@ -195,7 +196,7 @@ def _filled(
 
 
 def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
-    """Return the row with the fewest hours; without seconds with the fewest steps·examples."""
+    """Return the row with the fewest hours; without seconds, with the least steps·examples."""
     known = law.known
 
     def hours(row: PredictedRow) -> float:
@@ -207,7 +208,7 @@ def fastest_row(rows: Sequence[PredictedRow], law: RunLaw) -> PredictedRow:
 
 
 def nodes_of(devices: int, devices_per_node: float) -> int:
-    """Return how many nodes so many devices are on."""
+    """Return the number of nodes that the devices are on."""
     return math.ceil(devices / devices_per_node) if devices > devices_per_node else 1
 
 
@@ -216,8 +217,8 @@ def timings_of(
 ) -> list[StepTiming]:
     """Return the configurations that a run was timed at, with their median seconds a step.
 
-    Configurations of few steps (the short last batch of an epoch) are left out. Where the
-    number of devices was not recorded it is taken to be one.
+    Configurations of few steps (the short last batch of an epoch) are left out. If the number of
+    devices was not recorded, one device is assumed.
     """
     steps = np.diff(history["step"], prepend=0)
     devices = _recorded(history, "devices", 1.0)

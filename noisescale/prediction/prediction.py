@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is predicted from one run: a record, which knows nothing of the ways to show it."""
+"""The record of a prediction from one run. How it is shown is not part of it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from noisescale.prediction.second_run import SecondRun
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """What `noisescale.predict` found; see there."""
+    """What `noisescale.predict` found."""
 
     rows: tuple[PredictedRow, ...]
-    """One for each number of devices and, within it, each batch size."""
+    """A row for each number of devices and each batch size."""
     recommended: PredictedRow
-    """On the run's own devices; with prices, on the number of devices that costs least."""
+    """The best row on the run's own devices; with prices, the cheapest row on any devices."""
     on_more_devices: PredictedRow | None
-    """Up to where more devices pay; None where they do not."""
+    """The row with the most devices that pay; None if more devices than the run's do not pay."""
     own_batch_size: float | None
-    """The run's, among those of the rows; None where it changed along the run."""
+    """The run's own batch size, one of those in the rows; None if it changed along the run."""
     own_devices: int
     law: RunLaw
     """Steps and examples at any batch size, with bounds."""
@@ -40,22 +40,22 @@ class PredictionRecord:
     unit: str
     confidence: float
     warnings: tuple[str, ...]
-    """Where this is not to be trusted, in whole sentences."""
+    """Reasons not to trust the prediction, in whole sentences."""
     assumptions: tuple[str, ...]
-    """What is taken for given, in whole sentences."""
+    """What the prediction assumes, in whole sentences."""
 
     @property
     def recommended_batch_size(self) -> float:
-        """Global, in `unit`; where the critical batch size is not resolved, at least that."""
+        """The recommended global batch, in `unit`; a lower bound if B_crit is not resolved."""
         return self.recommended.batch_size
 
     @property
     def critical_batch_size(self) -> Bounded:
         """B_crit = E_min/S_min over the run, McCandlish's definition, in `unit`.
 
-        Its bounds have in them what the theory does not know: how far B_crit was from the noise
-        scale for optimizers of the run's kind. Those of a calibration or of a second run are its
-        own.
+        Its bounds include the error of the theory: how far B_crit was from the noise scale for
+        optimizers of the run's kind. With a calibration or a second run, the bounds come from
+        these.
         """
         return self.law.critical_batch_size
 
@@ -66,7 +66,7 @@ class PredictionRecord:
 
     @property
     def resolved(self) -> bool:
-        """Whether the critical batch size is known, rather than a lower bound of it."""
+        """Whether the critical batch size is known, not only a lower bound of it."""
         return math.isfinite(self.critical_batch_size.value)
 
     def rows_for(self, devices: int) -> list[PredictedRow]:
@@ -76,7 +76,8 @@ class PredictionRecord:
     def best_for(self, devices: int) -> PredictedRow:
         """Return the row of one number of devices with the fewest hours, so the least cost.
 
-        Where no seconds are known it is the balanced one, nearest to the critical batch size.
+        If no seconds are known, return the balanced row, the one nearest to the critical batch
+        size.
 
         Raises:
             ValueError: If nothing was predicted for that number.
@@ -84,8 +85,8 @@ class PredictionRecord:
         if not (rows := self.rows_for(devices)):
             known = sorted({row.devices for row in self.rows})
             raise ValueError(
-                f"`devices` must be one of those predicted for, got {devices!r}. There are"
-                f" {', '.join(map(str, known))}."
+                f"`devices` must be a number of devices in the prediction, got {devices!r}. Give"
+                f" one of {', '.join(map(str, known))}."
             )
         return fastest_row(rows, self.law)
 

@@ -31,22 +31,22 @@ SAME = 1e-6
 
 @dataclass(frozen=True)
 class SecondRun:
-    """What two runs to one result say of the critical batch size.
+    """The critical batch size from two runs to one result.
 
-    S(B) = S_min + E_min/B, at two batch sizes, are two equations. They hold for any optimizer: no
-    noise scale is in them. Steps scatter, from seed to seed and with how finely learning rates were
-    tuned, and that scatter is all the error there is.
+    S(B) = S_min + E_min/B gives two equations at two batch sizes. They hold for any optimizer, as
+    they contain no noise scale. The only error is the scatter of the steps, from seed to seed and
+    with how finely the learning rates were tuned.
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, equation 2.11.
     """
 
     batch_sizes: tuple[float, float]
-    """Of the first run and of the second."""
+    """Batch sizes of the first run and of the second."""
     steps: tuple[float, float]
-    """That each of them took to the result."""
+    """Steps that each run took to the result."""
     result: str
-    """What that is, for a sentence."""
+    """What the result is, as a part of a sentence."""
     scatter: float
     """Standard deviation of the logarithm of the steps."""
     critical_batch_size: Bounded
@@ -70,8 +70,9 @@ class SecondRun:
         counts = [getattr(history, "parameters", math.nan) for history in (first, second)]
         if abs(counts[0] - counts[1]) > SAME * max(counts):
             raise ValueError(
-                f"`second_run` must be of the same model, got {counts[1]:,.0f} trained parameters"
-                f" beside {counts[0]:,.0f}. Train the same one at another batch size."
+                f"`second_run` must be of the same model, got {counts[1]:,.0f} trained parameters,"
+                f" while the first run has {counts[0]:,.0f}. Train the same model at another batch"
+                " size."
             )
         runs = [Segments.of(history) for history in (first, second)]
         steps = [float(run.steps.sum()) for run in runs]
@@ -81,8 +82,8 @@ class SecondRun:
         ]
         if max(sizes) < 1.5 * min(sizes):
             raise ValueError(
-                f"`second_run` must be at another batch size, got {sizes[1]:,.4g} beside"
-                f" {sizes[0]:,.4g} (means of the runs). {advice_on(sizes[0], math.nan)}"
+                f"`second_run` must be at another batch size, got {sizes[1]:,.4g}, while the first"
+                f" run has {sizes[0]:,.4g} (means over the runs). {advice_on(sizes[0], math.nan)}"
             )
         found = _critical_batch_size(runs, scatter, confidence)
         return cls((sizes[0], sizes[1]), (steps[0], steps[1]), result, scatter, found)
@@ -93,7 +94,7 @@ class SecondRun:
 
     @property
     def doubts(self) -> list[str]:
-        """Where the answer is open, in whole sentences, with the remedy."""
+        """Reasons why the answer is open, in whole sentences, each with its remedy."""
         found, (first, second) = self.critical_batch_size, self.batch_sizes
         if found.low > 0 and math.isfinite(found.high):
             return []
@@ -102,7 +103,7 @@ class SecondRun:
             return [
                 f"From {first:,.4g} to {second:,.4g} the steps went from {steps:,.0f} to"
                 f" {others:,.0f}, which no critical batch size explains: one of the two runs is not"
-                " at its own best learning rate, or not to the same result."
+                " at its own best learning rate, or did not reach the same result."
             ]
         what = "perfect scaling" if found.low > 0 else "steps that no longer fall"
         if found.low == 0 and math.isinf(found.high):
@@ -110,16 +111,16 @@ class SecondRun:
         known = [x for x in (found.value, found.low, found.high) if 0 < x < math.inf]
         advice = advice_on(first, known[0] if known else math.nan, self.scatter)
         return [
-            f"From {first:,.4g} to {second:,.4g} the steps of the two runs allow for {what}, within"
-            f" their scatter: the interval is open. {advice}"
+            f"From {first:,.4g} to {second:,.4g} the steps of the two runs agree with {what},"
+            f" within their scatter: the interval is open. {advice}"
         ]
 
     @property
     def source(self) -> str:
-        """How it was found, in a sentence."""
+        """How B_crit was found, in a sentence."""
         (first, second), (steps, others) = self.batch_sizes, self.steps
         return (
-            f"B_crit is that of two runs to {self.result}: {steps:,.0f} steps at {first:,.4g} and"
+            f"B_crit comes from two runs to {self.result}: {steps:,.0f} steps at {first:,.4g} and"
             f" {others:,.0f} at {second:,.4g}, which are taken to scatter by {self.scatter:.0%}."
         )
 
@@ -149,14 +150,14 @@ def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: f
 
 
 def telling_batch_size(batch_size: float, critical: float) -> int:
-    """Return the batch size of a second run that tells nearly all of what any could.
+    """Return the batch size of a second run that determines B_crit nearly as well as any could.
 
-    With β = B_crit the steps of two runs at B and B' tell log β by
-    |β/(B + β) - β/(B' + β)| of the logarithm of their ratio. A far larger B' brings that to
-    β/(B + β), a far smaller one to B/(B + β). The nearest power of two times B at which it is
-    `NEARLY_ALL` of the larger one is returned, as a whole number of examples, and at most 16 times
-    off: farther there may be no learning rate that keeps the law. Where B is too small for a
-    smaller one it is a larger one.
+    With β = B_crit, the logarithm of the ratio of the steps at B and B' changes with log β by
+    |β/(B + β) - β/(B' + β)|. The limit for a far larger B' is β/(B + β), for a
+    far smaller one B/(B + β). The result is the power of two times B that is nearest to B and
+    reaches the share `NEARLY_ALL` of the larger limit. It is a whole number of examples, and at
+    most 16 times off: farther off, a learning rate at which the law holds may not exist. If B is
+    too small for a smaller batch size, the result is a larger one.
 
     Example:
         >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)

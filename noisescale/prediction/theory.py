@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the theory has been off: B_crit over B_simple, by the kind of optimizer."""
+"""Errors of the theory in benchmarks: B_crit over B_simple, for each kind of optimizer."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from noisescale.history.optimizers import OptimizerKind
 
 
 class TheoryBand(NamedTuple):
-    """Where the swept critical batch size lay, in units of that by the noise scale of one run."""
+    """The critical batch size of sweeps over the one that the noise scale of a run gives."""
 
     factor: Bounded
     """Value 1: what the theory itself says."""
     source: str
-    """What it was found in, for a sentence."""
+    """The experiments, as a part of a sentence."""
 
 
 THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
     OptimizerKind.SGD: TheoryBand(
-        Bounded(1.0, 0.6, 2.0), "sweeps of digits and MNIST, 48 runs beside them"
+        Bounded(1.0, 0.6, 2.0), "sweeps of digits and MNIST, and 48 runs"
     ),
     OptimizerKind.MOMENTUM: TheoryBand(
-        Bounded(1.0, 0.4, 3.0), "sweeps of digits and MNIST at momentum 0.9, 48 runs beside them"
+        Bounded(1.0, 0.4, 3.0), "sweeps of digits and MNIST at momentum 0.9, and 48 runs"
     ),
     OptimizerKind.ADAM: TheoryBand(
         Bounded(1.0, 0.5, 5.0),
-        "sweeps of digits, MNIST and characters by Adam and AdamW, 57 runs beside them",
+        "sweeps of digits, MNIST and characters with Adam and AdamW, and 57 runs",
     ),
     OptimizerKind.OTHER: TheoryBand(
-        Bounded(1.0, 0.4, 5.0), "sweeps by SGD, with momentum, by Adam and AdamW, not by that"
+        Bounded(1.0, 0.4, 5.0),
+        "sweeps with SGD, momentum, Adam and AdamW, none with this optimizer",
     ),
 }
 """From benchmarks/prediction.py, see docs/predicting.md."""
@@ -46,5 +47,6 @@ def theory_band(kind: OptimizerKind, *, decayed: bool) -> TheoryBand:
         return band
     factor = Bounded(1.0, min(DECAYED_LOW, band.factor.low), band.factor.high)
     return TheoryBand(
-        factor, f"{band.source}, and of digits by SGD whose learning rate fell to zero, 24 runs"
+        factor,
+        f"{band.source}, and of digits with SGD and a learning rate that fell to zero, 24 runs",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader of a prediction has to know: where it is doubtful, and what it takes for given."""
+"""The warnings and the assumptions of a prediction, in sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warnings_about(
     second: SecondRun | None,
     unit: str,
 ) -> tuple[str, ...]:
-    """Return where a prediction is not to be trusted, in whole sentences."""
+    """Return reasons not to trust a prediction, in whole sentences."""
     found = list(calibration.doubts)
     critical = law.critical_batch_size
     if second is not None:
@@ -42,25 +42,25 @@ def warnings_about(
         if unresolved > MANY_UNRESOLVED:
             found.append(
                 f"In {100 * unresolved:.0f} % of the steps the noise scale is not resolved by"
-                " itself: they count with what was measured there, and with its error."
+                " itself: the prediction uses the measured values with their errors."
             )
     if (coverage := coverage_of(history)) < 1:
         found.append(
-            f"The noise scale is that of parameters with {coverage:.0%} of |g|²: the others are in"
-            " layers where single examples cannot be told apart."
+            f"The noise scale covers parameters with {coverage:.0%} of |g|²: the other parameters"
+            " are in layers where single examples cannot be told apart."
         )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
     if unmeasured > MANY_UNRESOLVED:
         found.append(
-            f"In {100 * unmeasured:.0f} % of the steps nothing was measured: they are taken to be"
-            " like the steps nearest to them."
+            f"In {100 * unmeasured:.0f} % of the steps nothing was measured: the nearest measured"
+            " steps are used instead."
         )
     if far := sorted({row.batch_size for row in rows if "batch size" in row.extrapolated}):
         sizes = "Batch sizes of" if len(far) > 1 else "A batch size of"
         found.append(
             f"{sizes} {_listed(far)} {unit} {'are' if len(far) > 1 else 'is'} more than {FAR:g}"
-            " times off the run's own: learning rates that keep the law there may not exist."
-            " Measure a run nearer to that."
+            " times off the run's own: so far off, a learning rate at which the law holds may not"
+            " exist. Measure a run at a nearer batch size."
         )
     critical = law.critical_batch_size
     middle = critical.value if math.isfinite(critical.value) else critical.low
@@ -68,13 +68,13 @@ def warnings_about(
     if not (far or near) and middle > 0 and second is None:
         found.append(
             f"The critical batch size, {middle:,.4g} {unit}, is more than {FAR:g} times off the"
-            " run's own: batch sizes around it are not shown, as learning rates that keep the law"
-            " there may not exist. Measure a run nearer to it."
+            " run's own: batch sizes around it are not shown. So far off, a learning rate at which"
+            " the law holds may not exist. Measure a run at a nearer batch size."
         )
     if "step time" in recommended.extrapolated:
         found.append(
             f"The hours of the recommended batch size on {_devices(recommended.devices)} are"
-            " outside of what was timed. Measure them: `noisescale profile`."
+            " extrapolated: no such configuration was timed. Time it with `noisescale profile`."
         )
     return tuple(found)
 
@@ -87,7 +87,7 @@ def assumptions_of(
     second: SecondRun | None,
     unit: str,
 ) -> tuple[str, ...]:
-    """Return what a prediction takes for given, in whole sentences."""
+    """Return what a prediction assumes, in whole sentences."""
     kappa = calibration.kappa
     found = [
         "Every batch size is trained at its own best learning rate, to the result that this run"
@@ -97,11 +97,11 @@ def assumptions_of(
         found.append(calibration.source)
         if calibration.is_theory and getattr(history, "optimizer", None) is None:
             found.append(
-                "The run's optimizer was not recorded: the bounds are those of the measurement"
-                " alone, not of the theory."
+                "The run's optimizer was not recorded: the bounds include the error of the"
+                " measurement, but not the error of the theory."
             )
     elif calibration.branched is not None:
-        found.append(f"B_crit goes by branches: {calibration.source}.")
+        found.append(f"B_crit comes from branches: {calibration.source}.")
     else:
         band = "" if kappa.low == kappa.high else f" ({kappa.low:.3g} to {kappa.high:.3g})"
         found.append(
@@ -109,12 +109,12 @@ def assumptions_of(
         )
     if run.as_logged:
         found.append(
-            "The noise scale is the logged one, an average over the steps before: where it rises it"
-            " lags behind, and the critical batch size reads low. The history does not hold what"
-            " was measured between its rows."
+            "The noise scale is the logged one, an average over the steps before: while it rises"
+            " the average lags behind, and the critical batch size reads low. The history does not"
+            " hold what was measured between its rows."
         )
     if devices_of(history) is None:
-        found.append("The run's number of devices was not recorded: it is taken to be 1.")
+        found.append("The run's number of devices was not recorded: one device is assumed.")
     if hardware.step_time is None:
         found.append("No seconds a step are known: hours and costs are left out.")
         return tuple(found)
@@ -123,7 +123,7 @@ def assumptions_of(
         " batches are accumulated."
     )
     if math.isinf(hardware.devices_per_node):
-        found.append("All devices are in one node.")
+        found.append("All devices are assumed to be in one node.")
     return (*found, *hardware.step_time.assumptions)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all ranks have decided alike."""
+"""Check that all ranks have decided the same."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch.distributed as dist
 
 
 class Agreement:
-    """Compare what the ranks want, in the background until somebody waits for it.
+    """Compare the batch sizes that the ranks want, in the background until a rank waits.
 
-    One that changes its batch size alone, or fails alone, would leave the others waiting in a
+    A rank that alone changes its batch size, or fails, would leave the others waiting in a
     collective for ever.
 
     Args:
-        device: One that the process group's backend reduces on.
-        checksum: Of the schedule that is kept to, see `Policy.checksum`: ranks step together, so
-            that it is compared once. None: what the ranks want is compared each time.
+        device: A device that the process group's backend reduces on.
+        checksum: Checksum of a schedule, see `Policy.checksum`. Ranks step together, so it is
+            compared only once. None: the wanted batch sizes are compared each time.
     """
 
     def __init__(self, device: torch.device, checksum: int | None = None) -> None:
         self.same_schedule = False
-        """Whether all ranks are known to have the schedule that this one has."""
+        """Whether all ranks are known to have the same schedule."""
         self._device, self._checksum = device, checksum
         self._pending: _Range | None = None
 
     def check(self, wanted: float, *, in_background: bool = False) -> None:
-        """Raise unless all ranks want the same, or have the same schedule. All have to call it.
+        """Raise unless all ranks want the same, or have the same schedule. All ranks must call it.
 
         Args:
-            wanted: By this rank; 0 if it has failed.
-            in_background: Whether that is told the next time, and nobody waits now.
+            wanted: The batch size that this rank wants; 0 if it has failed.
+            in_background: Do not wait now; the next call raises if the ranks differ.
 
         Raises:
-            RuntimeError: If they differ, or have differed the time before.
+            RuntimeError: If the ranks differ, or differed in the call before.
         """
         if self._checksum is not None:
             if not self.same_schedule:
@@ -53,9 +53,9 @@ class Agreement:
         least, most = pending.read()
         if most != least:
             raise RuntimeError(
-                "`policy` must give the same batch size on all ranks, got"
-                f" {least:g} to {most:g}. Let it depend on what all ranks know: its three"
-                " arguments, no random numbers, no clock, nothing of a rank's own data."
+                f"`policy` must give the same batch size on all ranks, got {least:g} to {most:g}."
+                " Compute it from its three arguments alone, which are equal on all ranks: not from"
+                " random numbers, a clock, or a rank's own data."
             )
 
     def check_schedule(self) -> None:
@@ -67,7 +67,7 @@ class Agreement:
             if most != least:
                 raise RuntimeError(
                     "`policy` must be the same schedule on all ranks, got different ones. Make it"
-                    " of what all ranks know."
+                    " from values that are equal on all ranks."
                 )
         self.same_schedule = True
 

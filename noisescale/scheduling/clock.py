@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a schedule that is sized in steps is to be taken, where steps change in size."""
+"""A clock for schedules that are sized in steps, in runs whose steps change in size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ _ROUNDING = 1e-6
 
 
 class Clock:
-    """Count time in steps of the first batch size, and the whole steps that a schedule is due.
+    """Count time in steps of the first batch size, and the whole steps that a schedule must take.
 
-    A schedule is sized in whole steps an epoch, a short last one included. So an epoch has as
-    many of them on this clock, whatever the steps are that it is taken in.
+    A schedule is sized in whole steps an epoch, including a short last one. So each epoch has the
+    same number of steps on this clock, whatever the size of its real steps.
 
-    A schedule is also sized for a run of so many steps, see `end_with`. No more are due.
+    A schedule is also sized for the steps of the whole run, see `end_with`. After these no more are
+    due.
 
     Example:
         >>> clock = Clock()
@@ -31,7 +32,7 @@ class Clock:
         self.taken = 0
         """Whole steps that have been due so far."""
         self.steps_per_epoch = math.inf
-        """That an epoch has at the first batch size; infinite where that is not known."""
+        """Steps of an epoch at the first batch size; infinite if not known."""
         self._epoch_began = 0.0
         self._of_epochs = self._of_steps = math.inf
         self._reached = 0.0
@@ -43,13 +44,13 @@ class Clock:
 
     @property
     def is_past_end(self) -> bool:
-        """Whether steps were not due because the run has no more at the first batch size."""
+        """Whether it has stopped because the run has no more steps at the first batch size."""
         return math.floor(self._reached + _ROUNDING) > self._end
 
     def end_with(
         self, *, steps_of_epochs: float = math.inf, optimizer_steps: float = math.inf
     ) -> None:
-        """Say what ends the run, as far as that is known. The first of both that is reached does.
+        """Set what ends the run, as far as it is known: whichever limit is reached first.
 
         Args:
             steps_of_epochs: Steps of the first batch size in all epochs of the run.
@@ -69,13 +70,13 @@ class Clock:
         steps_per_epoch: float | None = None,
         already: float = 0.0,
     ) -> None:
-        """Go on from where a run is that was not on this clock until now.
+        """Continue a run that did not use this clock before.
 
         Args:
             taken: Whole steps that schedules have taken.
             time: Steps of the first batch size so far. Default: `taken`.
-            steps_per_epoch: See there. Default: as it is.
-            already: Those of the epoch under way that are over.
+            steps_per_epoch: Steps of an epoch at the first batch size. Default: unchanged.
+            already: Steps of the current epoch that are over.
         """
         self.taken = taken
         self.time = float(taken) if time is None else time
@@ -86,13 +87,13 @@ class Clock:
     def advance(
         self, steps: float, *, ends_epoch: bool = False, optimizer_steps: int | None = None
     ) -> int:
-        """Let `steps` pass, and return how many whole ones are due.
+        """Let `steps` pass, and return how many whole steps are due.
 
         Args:
-            steps: In steps of the first batch size.
-            ends_epoch: Whether no more follow in this epoch.
-            optimizer_steps: That the run has taken in all. If given, a schedule is as far as the
-                run is: by its epochs or by its optimizer steps, whichever is nearer to its end.
+            steps: Time in steps of the first batch size.
+            ends_epoch: Whether no more steps follow in this epoch.
+            optimizer_steps: Optimizer steps of the run so far. If given, a schedule keeps up with
+                the run, by its epochs or its optimizer steps, whichever is nearer to its end.
         """
         end = self._epoch_began + self.steps_per_epoch
         self.time = min(self.time + steps, end)

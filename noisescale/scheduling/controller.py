@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BatchSizeController: policy, plan and learning rate of a run, behind one object."""
+"""BatchSizeController: the policy, the plan and the learning rate of a run in one object."""
 
 from __future__ import annotations
 
@@ -72,33 +72,35 @@ class BatchSizeController:
             if move := controller.update(meter):
                 print(move)
 
-    The last window of an epoch may be a short one. Under DDP put all but its last backward into
-    `model.no_sync()`. A loop that draws its own batches asks `controller.plan` instead.
+    The last window of an epoch may be short. Under DDP put all but the last backward of a window
+    into `model.no_sync()`. A loop that draws its own batches reads `controller.plan` instead.
 
     Args:
-        plan: How the run starts.
+        plan: The plan that the run starts with.
         optimizers: One, or all of them.
         policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
-            batch that is wanted. A function is asked at every step unless it has the attribute
+            batch that is wanted. A function is called at every step, unless it has the attribute
             `needs_noise_scale = True`.
-        lr_scaling: How the learning rate goes along, see `factors_for`. "auto": under a policy that
-            goes by the noise scale "adascale" for SGD and "capped_sqrt" for others, else "sqrt".
+        lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": for
+            policies that use the noise scale, "adascale" with SGD and "capped_sqrt" with other
+            optimizers; else "sqrt".
         min_batch_size: Least global batch, in examples. Default: one micro-batch a device.
         max_batch_size: Largest global batch, in examples. Default: none.
         max_device_batch_size: Largest micro-batch, in rows of the data. Default: micro-batches stay
             as they are, and only their number changes.
         min_accumulation: Least micro-batches a step: `NoiseScaleMeter.least_micro_batches`, which
             is 2 where one process compares them.
-        base_batch_size: The global batch that the learning rate was chosen for. Default: that of
-            the plan.
+        base_batch_size: The global batch that the learning rate was chosen for. Default: the
+            plan's.
         examples_per_row: Examples in a row of the data, if that is not one.
-        decide_every_n_steps: Steps between decisions on the noise scale; each waits for the device
-            once. Schedules are kept to the step whatever it is.
+        decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
+            the device once. Schedules by steps change the batch size at the exact step, whatever
+            this is.
 
     Raises:
         ValueError: If an argument is out of its range, or no plan meets the bounds.
-        TypeError: If one has a wrong type.
+        TypeError: If an argument has a wrong type.
 
     Example:
         >>> import torch
@@ -132,10 +134,12 @@ steps on
         if not trained:
             raise ValueError(
                 "`optimizers` must have parameters to train, got none. Give the optimizer of the"
-                " run, or a list of them."
+                " run, or a list of its optimizers."
             )
         if base_batch_size is not None:
-            checked_positive("base_batch_size", base_batch_size, "Leave it out for the plan's.")
+            checked_positive(
+                "base_batch_size", base_batch_size, "Leave it out for the plan's batch size."
+            )
         options = SchedulerOptions(
             policy=policy,
             lr_scaling=lr_scaling,
@@ -182,34 +186,34 @@ steps on
     examples: float = _read("_state.examples")
     """Examples of all devices in them."""
     gain: float = _read("_state.gain")
-    """The steps of the first batch size that one of now is worth: AdaScale's gain."""
+    """AdaScale's gain: the steps of the first batch size that a step is worth now."""
     lr_factor: float = _read("_state.factors.learning_rate")
     """The factor on the learning rate of the next step."""
     run: RunSoFar = _read("_state.run")
-    """What the steps so far were worth, and its critical batch size."""
+    """What the steps so far were worth, and the run's critical batch size."""
 
     @property
     def progress(self) -> Progress:
-        """What the policy is told of the run."""
+        """The progress of the run, as the policy gets it."""
         return self._state.progress(self._scaled.learning_rate)
 
     @property
     def max_device_batch_size(self) -> int | None:
-        """The largest micro-batch to try, in rows; lowered where memory ran out."""
+        """The largest micro-batch to try, in rows; lowered after memory ran out."""
         return most_rows(self.settings, self._state)
 
     @property
     def due(self) -> bool:
-        """Whether the policy is to be asked before the next step, if a step was measured since."""
+        """Whether to ask the policy before the next step, if a step was measured since."""
         return self.due_after(None)
 
     def due_after(self, measured_step: int | None) -> bool:
-        """Return whether the policy is to be asked before the next step.
+        """Return whether to ask the policy before the next step.
 
         Args:
-            measured_step: The last one that was measured, `NoiseScaleMeter.last_measured_step`.
-                Where the noise scale decides, a decision waits until there is another than at the
-                last. None: there is.
+            measured_step: The last measured step, `NoiseScaleMeter.last_measured_step`. A decision
+                on the noise scale waits until a step was measured since the last decision. None:
+                one was.
         """
         state = self._state
         if not self.settings.needs_noise_scale:
@@ -223,9 +227,9 @@ steps on
         return scheduled and not (agreed and self._asked_for(state) == state.wanted)
 
     def windows(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-        """Yield the batches of each step of an epoch: as many as the plan has by then.
+        """Yield the batches of each step of an epoch, as many as the plan has at that step.
 
-        The last list has what is left, so that its length is what to divide losses by.
+        The last list has the batches that are left. Divide losses by the length of the list.
         """
         iterator = iter(batches)
         while window := list(islice(iterator, self.plan.accumulation)):
@@ -235,19 +239,19 @@ steps on
     def update(
         self, meter: NoiseScaleMeter | None = None, examples: float | None = None
     ) -> Move | None:
-        """Count an optimizer step, and decide on the next ones where that is due.
+        """Count an optimizer step, and decide on the next batch size if that is due.
 
         Args:
-            meter: That measures the run, `follow` called. None where neither the policy nor the
-                learning rate goes by the noise scale.
-            examples: Of all devices in the step. Default: see `step`.
+            meter: The meter of the run, after a call of `follow`. None if neither the policy nor
+                the learning rate uses the noise scale.
+            examples: Examples of all devices in the step. Default: see `step`.
 
         Returns:
             The move; None if everything stays.
 
         Raises:
-            ValueError: If there is no meter where one is needed, or if `min_accumulation` allows
-                for steps that it cannot measure.
+            ValueError: If a meter is needed and not given, or if `min_accumulation` allows steps
+                that the meter cannot measure.
         """
         if self.settings.needs_noise_scale:
             self._check_measured_by(meter)
@@ -265,8 +269,8 @@ steps on
         """Count an optimizer step.
 
         Args:
-            examples: Of all devices in it. Default: those of the plan; where `windows` handed out
-                a short last list, of as many micro-batches as that had.
+            examples: Examples of all devices in the step. Default: those of the plan; after a short
+                last list from `windows`, those of its micro-batches.
         """
         state = self._state
         if examples is None:
@@ -284,21 +288,22 @@ steps on
         device_batch_size: float | None = None,
         measured_step: int | None = None,
     ) -> Move | None:
-        """Ask the policy, and adopt the plan for what it wants. All ranks have to call it.
+        """Ask the policy, and adopt the plan for the wanted batch size. All ranks must call it.
 
         Args:
-            noise_scale: Of now, `NoiseScaleMeter.recent_noise_scale`; alike on all ranks.
+            noise_scale: The current noise scale, `NoiseScaleMeter.recent_noise_scale`; equal on all
+                ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
-            device_batch_size: Keep micro-batches at so many examples, for the time being.
-            measured_step: The last one that the noise scale knows of, see `due_after`.
+            device_batch_size: Keep micro-batches at this many examples, for this decision.
+            measured_step: The last measured step in the noise scale, see `due_after`.
 
         Returns:
             The move; None if everything stays.
 
         Raises:
-            ValueError: If the policy gives no positive, finite number.
-            RuntimeError: If the ranks do not want the same.
+            ValueError: If the policy does not return a positive, finite number.
+            RuntimeError: If the ranks want different batch sizes.
         """
         noise_scale = noise_scale or NOTHING_MEASURED
         self._state = before = informed(
@@ -321,23 +326,23 @@ steps on
         return move
 
     def adopt(self, plan: Plan, reason: str, average: GradientMoments | None = None) -> Move | None:
-        """Go on with a plan; the learning rate follows its batch size. None if it is the same."""
+        """Adopt a plan; the learning rate follows its batch size. None if nothing changes."""
         state, move = adopted(self.settings, self._state, plan, reason, average)
         self._go_on(state, move)
         return move
 
     def plan_for(self, batch_size: float, device_batch_size: float | None = None) -> Plan:
-        """Return the plan nearest to a global batch; micro-batches stay, or are of the best size.
+        """Return the plan nearest to a global batch.
 
         Args:
             batch_size: Global, in examples.
-            device_batch_size: Of every micro-batch. Default: as large as `max_device_batch_size`
-                allows, where it is given, else that of now.
+            device_batch_size: Examples of every micro-batch. Default: as large as
+                `max_device_batch_size` allows if it is given, else as now.
         """
         return plan_of(self.settings, self._state, batch_size, device_batch_size)
 
     def lower_max_device_batch_size(self, rows: int) -> None:
-        """Try micro-batches of at most so many rows from now on, as memory ran out."""
+        """Try micro-batches of at most `rows` rows from now on, as memory ran out."""
         self._state = lowered(self.settings, self._state, rows)
 
     def settle(self) -> None:
@@ -349,11 +354,11 @@ steps on
         self._agreement.settle()
 
     def close(self) -> None:
-        """Leave the optimizers as they were."""
+        """Restore the optimizers."""
         self._scaled.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that goes on from here, in builtins. Alike on all ranks."""
+        """Return what resuming needs, in builtins. It is equal on all ranks."""
         policy = self.settings.policy
         return self._state.state_dict() | {
             "clock": self.clock.state_dict(),
@@ -367,18 +372,18 @@ steps on
     ) -> None:
         """Continue from a `state_dict`. All ranks have to call it.
 
-        On another number of devices the global batch, the factor on the learning rate and the
-        clock stay, and the plan is made anew. Another policy than the saved one begins with what
-        the run has come to, and with no state of its own.
+        On another number of devices the plan is made anew; the global batch, the factor on the
+        learning rate and the clock stay. A policy that differs from the saved one starts at the
+        current batch size, without a state of its own.
 
         Args:
-            state: That was saved.
-            device_batch_size: Of every micro-batch, for the time being. Default: as it was saved,
-                or as large as it may be where the plan is made anew.
+            state: The saved state.
+            device_batch_size: Examples of every micro-batch, for now. Default: as saved, or as
+                large as allowed if the plan is made anew.
 
         Raises:
-            ValueError: If something is missing.
-            RuntimeError: If the ranks do not go on with the same schedule.
+            ValueError: If a value is missing.
+            RuntimeError: If the ranks have different schedules.
         """
         needed = [name for name in self.state_dict() if name not in _LATER]
         checked_state("BatchSizeController", state, needed)
@@ -404,13 +409,13 @@ steps on
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:
             raise ValueError(
-                "`meter` must be given where the policy or the learning rate goes by the noise"
-                " scale, got None. Pass the `NoiseScaleMeter` that measures the run."
+                "`meter` must be given if the policy or the learning rate uses the noise scale, got"
+                " None. Pass the `NoiseScaleMeter` of the run."
             )
         least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:
             raise ValueError(
-                f"`min_accumulation` must be at least {needed} where micro-batches are compared in"
-                f" one process, got {least}. Pass `meter.least_micro_batches`: from fewer nothing"
-                " is measured, and the batch size stays for ever."
+                f"`min_accumulation` must be at least {needed} if one process compares"
+                f" micro-batches, got {least}. Pass `meter.least_micro_batches`: with fewer"
+                " micro-batches nothing is measured, and the batch size never changes."
             )

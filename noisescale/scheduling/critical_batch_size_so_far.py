@@ -10,12 +10,12 @@ from noisescale.tradeoff.run_sums import worth
 
 
 class RunSoFar(NamedTuple):
-    """Sum up what a run's steps were worth, as they are taken; see `Parts`.
+    """Sum up what the steps of a run are worth while it goes on; see `Parts`.
 
-    Where the noise scale is not resolved it is taken to be what was known last, or what it is above
-    if that is more; the steps before it is resolved for the first time take that value. So it is
-    where averages of few steps show no noise at all. A finished run has the value that follows,
-    see `next_measured`, which is not known yet here.
+    While the noise scale is not resolved, the last resolved value is used, or its current lower
+    bound if that is larger. The steps before the first resolved value use that value. The same
+    holds if averages of few steps show no noise at all. In a finished run the next value is used
+    instead (`next_measured`), which is not known yet here.
 
     Example:
         >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)
@@ -29,17 +29,17 @@ class RunSoFar(NamedTuple):
     min_examples: float = 0.0
     """E_min of what the run has reached, in examples."""
     last: float = 0.0
-    """The noise scale when it was resolved last; 0 before."""
+    """The last resolved noise scale; 0 before the first one."""
     unknown: tuple[tuple[float, float], ...] = ()
-    """Batch sizes whose steps wait for the first noise scale, with how many steps."""
+    """Batch sizes, with numbers of steps, that wait for the first resolved noise scale."""
 
     @property
     def critical_batch_size(self) -> float | None:
-        """E_min/S_min: a mean of the noise scale over the run's progress; None if not known."""
+        """E_min/S_min, a mean of the noise scale over the run's progress; None if not known."""
         return self.min_examples / self.min_steps if self.min_steps else None
 
     def after(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> RunSoFar:
-        """Return it after some steps at one batch size, with the noise scale at their end."""
+        """Return the sums after some steps at one batch size, with the noise scale at their end."""
         counts = dict(self.unknown)
         counts[batch_size] = counts.get(batch_size, 0.0) + steps
         known = noise_scale.resolved and noise_scale.value > 0
@@ -57,6 +57,6 @@ class RunSoFar(NamedTuple):
 
     @classmethod
     def loaded(cls, state: dict[str, Any]) -> RunSoFar:
-        """Return that of a `state_dict`."""
+        """Return the record of a `state_dict`."""
         made = cls(*(state[name] for name in cls._fields))
         return made._replace(unknown=tuple((size, count) for size, count in made.unknown))

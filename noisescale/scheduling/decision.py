@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the state of a run and what its policy wants to the next state: pure functions."""
+"""Pure functions from the state of a run and the wanted batch size to the next state."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from noisescale.scheduling.settings import Settings
 from noisescale.tradeoff.run_sums import gain_of
 
 FIRST_DECISION = 4
-"""Steps that two moments' scatter can be told from."""
+"""Least steps from which the scatter of two moments can be estimated."""
 
 LATER = {"measured_step"}
-"""What states have not always had, and can do without."""
+"""Keys that old states lack and can do without."""
 
 NOTHING_MEASURED = NoiseScale.unknown()
 
 
 class ControllerState(NamedTuple):
-    """All that changes about the batch size along a run, and is saved.
+    """The saved state of the batch size along a run.
 
     Example:
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
@@ -46,28 +46,28 @@ class ControllerState(NamedTuple):
     examples: float = 0.0
     """Examples of all devices in them."""
     examples_at_move: float = -math.inf
-    """Likewise when the batch size changed last."""
+    """Examples of all devices up to the last change of the batch size."""
     next_decision: int = FIRST_DECISION
-    """The step from which the policy is asked again, if it goes by the noise scale."""
+    """The step from which the policy is asked again, if it uses the noise scale."""
     peak_learning_rate: float = 0.0
-    """The largest that the run's own schedule has given."""
+    """The largest learning rate that the run's own schedule has given."""
     lowered_to: int | None = None
-    """Rows of the largest micro-batch that memory may suffice for; None: as the user said."""
+    """Rows of the largest micro-batch that may fit into memory; None: the user's limit."""
     gain: float = 1.0
-    """The steps of the first batch size that one of now is worth: AdaScale's gain."""
+    """AdaScale's gain: the steps of the first batch size that a step is worth now."""
     factors: Factors = NO_FACTORS
-    """What the optimizer's settings are changed by while it steps."""
+    """Factors on the optimizer's settings while it steps."""
     run: RunSoFar = RunSoFar()
-    """What the steps so far were worth, and its critical batch size."""
+    """What the steps so far were worth, and the run's critical batch size."""
     steps_observed: int = 0
-    """Those that `run` has seen."""
+    """Optimizer steps that `run` has seen."""
     low: float = 0.0
-    """What the noise scale was above at the last decision."""
+    """The lower bound of the noise scale at the last decision."""
     measured_step: int = 0
-    """The last measured step that the last decision knew of; 0: none, or not told."""
+    """The last measured step before the last decision; 0: none, or not given."""
 
     def progress(self, learning_rate: float) -> Progress:
-        """Return what a policy is told of the run, at the learning rate of its own schedule."""
+        """Return the progress of the run, with the learning rate of its own schedule."""
         return Progress(
             self.steps,
             self.examples,
@@ -78,7 +78,7 @@ class ControllerState(NamedTuple):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `loaded` makes it from, in builtins, but for the nodes, which are of now."""
+        """Return what `loaded` needs, in builtins, without the nodes, which a resumed run sets."""
         return self._asdict() | {
             "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
             "factors": list(self.factors),
@@ -87,7 +87,7 @@ class ControllerState(NamedTuple):
 
     @classmethod
     def loaded(cls, state: dict[str, Any]) -> ControllerState:
-        """Return the record of a `state_dict`, which may have more in it.
+        """Return the record of a `state_dict`, which may have more keys.
 
         Raises:
             ValueError: If something is missing.
@@ -124,7 +124,7 @@ class Move:
 
     @property
     def changes_batch_size(self) -> bool:
-        """Whether it does: the same batch size may be made up in another way."""
+        """Whether the batch size changes: a move may only change how it is made up."""
         return self.before.batch_size != self.after.batch_size
 
     def __str__(self) -> str:
@@ -135,13 +135,13 @@ class Move:
 
 
 def most_rows(settings: Settings, state: ControllerState) -> int | None:
-    """Return the largest micro-batch to try, in rows; None where micro-batches stay."""
+    """Return the largest micro-batch to try, in rows; None if micro-batches stay as they are."""
     most = settings.max_device_batch_size
     return most if most is None or state.lowered_to is None else min(most, state.lowered_to)
 
 
 def lowered(settings: Settings, state: ControllerState, rows: int | None) -> ControllerState:
-    """Return the state with micro-batches of at most so many rows, if that is fewer."""
+    """Return the state with micro-batches of at most `rows` rows, if that is a lower limit."""
     most = settings.max_device_batch_size
     lower = rows is not None and most is not None and rows < most
     return state._replace(lowered_to=rows if lower else None)
@@ -175,7 +175,7 @@ def informed(
     learning_rate: float,
     measured_step: int = 0,
 ) -> ControllerState:
-    """Return the state that knows the noise scale and the learning rate of the run's schedule."""
+    """Return the state with the noise scale and the learning rate of the run's schedule."""
     steps = state.steps
     return state._replace(
         run=_run_so_far(state, noise_scale),
@@ -194,17 +194,18 @@ def decision(
     average: GradientMoments | None = None,
     device_batch_size: float | None = None,
 ) -> tuple[ControllerState, Move | None]:
-    """Return the state with the plan for what is wanted, and the move to it, if it is one.
+    """Return the state with the plan for the wanted batch size, and the move, if there is one.
 
     Args:
-        settings: That the user chose.
-        state: See `informed`.
-        answer: Of the policy.
+        settings: The settings that the user chose.
+        state: The state, from `informed`.
+        answer: The answer of the policy.
         average: Moments averaged over the run, for the learning rate.
-        device_batch_size: Of every micro-batch. Default: see `BatchSizeController.plan_for`.
+        device_batch_size: Examples of every micro-batch. Default: see
+            `BatchSizeController.plan_for`.
 
     Raises:
-        ValueError: If the answer is no positive, finite number.
+        ValueError: If the answer is not a positive, finite number.
     """
     if not is_positive(answer):
         raise ValueError(
@@ -229,7 +230,7 @@ def adopted(
     average: GradientMoments | None = None,
     wanted: float | None = None,
 ) -> tuple[ControllerState, Move | None]:
-    """Return the state with a plan, its learning rate following, and the move; None if it stays."""
+    """Return the state with a plan and its learning rate, and the move; None if nothing changes."""
     b = _noise_scale_of_the_run(state, average, rising=plan.batch_size > state.base_batch_size)
     sizes = {"batch_size": plan.batch_size, "base_batch_size": state.base_batch_size}
     changes: dict[str, Any] = {
@@ -251,12 +252,12 @@ def adopted(
 def resumed(
     settings: Settings, now: Plan, saved: ControllerState, device_batch_size: float | None = None
 ) -> ControllerState:
-    """Return a saved state as it goes on: on other devices the plan is made anew.
+    """Return a saved state to resume from. On other devices the plan is made anew.
 
     Args:
-        settings: Of the run that goes on.
-        now: How its steps would be made up.
-        saved: As it was loaded.
+        settings: Settings of the resumed run.
+        now: The plan that the resumed run would start with.
+        saved: The loaded state.
         device_batch_size: See `BatchSizeController.load_state_dict`.
     """
     state, plan = lowered(settings, saved, saved.lowered_to), saved.plan
@@ -280,9 +281,9 @@ def _noise_scale_of_the_run(
 ) -> float:
     """The noise scale that the learning rate goes by: the ratio of the moments' averages.
 
-    That is huge by chance while |G|² is lost in the noise, below the first batch size only to
-    the safe side. Above it the critical batch size so far is the most that is believed, or
-    before that is known what the noise scale is above; likewise where there is no ratio.
+    The ratio can be huge by chance while |G|² is lost in the noise. Below the first batch size that
+    errs on the safe side. Above it the ratio is capped by the critical batch size so far, or before
+    that is known by the lower bound of the noise scale. The cap is also used if there is no ratio.
     """
     if average is None:
         return 0.0

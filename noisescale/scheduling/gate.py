@@ -10,26 +10,30 @@ from noisescale.scheduling.policies import Rule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 
 DWELL_STEPS = 8
-"""Steps at the batch size of now that a move has to wait for, unless `min_dwell` says more."""
+"""A move waits for this many steps at the current batch size, unless `min_dwell` is given."""
 
 
 class Gate(Policy):
-    """A policy that follows a rule, past what could be chance.
+    """A policy that follows a rule, but ignores what could be chance.
 
-    - Up only where the rule asks for more at the *low* end of the interval, down only where it asks
-      for less at the *high* end, either by more than `hysteresis`. The end is known long before
-      the noise scale itself is: a batch that is far too small is left within a few steps.
-    - To what the rule asks for at the noise scale itself; at the low end, where there is no value.
-    - Up by at most `growth` a move, down by at most `shrink`: the noise scale of the first steps is
-      far below that of the run, and at a batch far below it its rise takes long to be seen.
-    - After a move not before `min_dwell` examples.
+    - The batch grows only if the rule asks for more at the *low* end of the interval, and shrinks
+      only if it asks for less at the *high* end, in both cases by at least the factor `hysteresis`.
+      The low end is known long before the noise scale itself, so a batch that is far too small
+      grows within a few steps.
+    - The new batch size is what the rule asks for at the noise scale, or at the low end if the
+      noise scale is not resolved.
+    - A move goes up by at most the factor `growth` and down by at most `shrink`. The noise scale of
+      the first steps is far below the noise scale of the run, and at a batch far below it the rise
+      is seen late.
+    - After a move the gate waits for at least `min_dwell` examples.
 
     Args:
-        rule: From a noise scale to a batch size, rising.
+        rule: A rising function from a noise scale to a batch size.
         hysteresis: The least factor of a move.
         growth: The largest factor of a move upwards.
-        shrink: That of a move downwards.
-        min_dwell: Examples between two moves. Default: 8 steps' at the batch size of now.
+        shrink: The largest factor of a move downwards.
+        min_dwell: Least examples between two moves. Default: those of 8 steps at the current batch
+            size.
 
     Example:
         >>> from noisescale.scheduling.policies import RatioRule
@@ -78,7 +82,7 @@ class Gate(Policy):
         self._min_dwell = min_dwell
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
-        """Return where to go, and why; the plan's own batch size to stay."""
+        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         now = float(plan.batch_size)
         dwell = DWELL_STEPS * now if self._min_dwell is None else self._min_dwell
         if progress.examples_since_move < dwell:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which learning rate goes with a batch size: the factor on what the run's own schedule gives."""
+"""The factor on the run's scheduled learning rate, for each batch size."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ LearningRateScaling = _Name | LearningRateRule
 
 
 class Factors(NamedTuple):
-    """What an optimizer's settings are changed by while it steps."""
+    """The factors on an optimizer's settings while it steps."""
 
     learning_rate: float = 1.0
     """Factor on the learning rate."""
     batch_ratio: float | None = None
-    """k = B/B0 where betas and eps follow it, too: Malladi's rule."""
+    """k = B/B0 if betas and eps follow it too (Malladi's rule), else None."""
 
 
 NO_FACTORS = Factors()
-"""They change nothing."""
+"""Factors that change nothing."""
 
 
 def adascale_gain(
     noise_trace: float, grad_sq_norm: float, *, base_batch_size: float, batch_size: float
 ) -> float:
-    """Return AdaScale's gain: how many steps of the base batch one of this batch is worth.
+    """Return AdaScale's gain: how many steps of the base batch a step of this batch is worth.
 
     A step of batch B makes 1/(1 + b/B) of the progress of a noise-free step. With b = tr(Σ)/|G|²,
 
@@ -51,12 +51,12 @@ def adascale_gain(
 
     Args:
         noise_trace: tr(Σ), averaged, per example.
-        grad_sq_norm: |G|², averaged; below zero it counts as zero, only here.
-        base_batch_size: B0, that the learning rate was chosen for.
+        grad_sq_norm: |G|², averaged; a negative value counts as zero here.
+        base_batch_size: B0, the batch size that the learning rate was chosen for.
         batch_size: B.
 
     Returns:
-        r. k where neither noise nor signal are positive, as nothing speaks against it.
+        r; or k if neither noise nor signal is positive.
 
     Example:
         >>> adascale_gain(1.0, 0.25, base_batch_size=1, batch_size=2)
@@ -78,7 +78,7 @@ def factors_for(
     base_batch_size: float,
     noise_scale: float = 0.0,
 ) -> Factors:
-    """Return what the settings are changed by at `batch_size`.
+    """Return the factors on an optimizer's settings at `batch_size`.
 
     | scaling | factor, k = B/B0 | for |
     |---|---|---|
@@ -91,10 +91,10 @@ def factors_for(
     | `"saturating"` | √ of that | Adam, as McCandlish et al. have it |
     | a function | of B, B0 and b | |
 
-    b is a noise scale of the run as a whole, not of the moment, as B0's own learning rate was
-    chosen for a whole run. One ε for many steps of curvature h gains
-    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is most at ε ~ 1/(1 + b/B), b = Σ tr(Σ)/Σ |G|²: the
-    large gradients of its beginning rule.
+    b is the noise scale of the whole run, not of the moment, as the learning rate at B0 was chosen
+    for a whole run. One learning rate ε for many steps of curvature h gains
+    Σ ε·|G|² - ε²·h·(|G|² + tr(Σ)/B)/2, which is largest at ε ~ 1/(1 + b/B), b = Σ tr(Σ)/Σ |G|²:
+    the large gradients of the first steps dominate.
 
     `"adascale"` has AdaScale's formula. The b that `BatchSizeController` passes differs from
     AdaScale's estimate in:
@@ -104,19 +104,19 @@ def factors_for(
     2. Single steps are not clamped. AdaScale sets a step's |G|² to zero where it is negative.
     3. Above B0, b is at most the run's critical batch size so far, or, before that is known, the
        low end of the noise scale's interval. AdaScale has no such bound.
-    4. b is updated when the batch size is decided on, AdaScale's gain in every step.
+    4. b is updated at decisions on the batch size. AdaScale updates its gain in every step.
     5. All parameter groups have one gain. In fairscale's code each has its own.
 
     Args:
-        scaling: As above; what `"auto"` is depends on the optimizers. The saturating rule is
-            lr_max/(1 + b/B)^α of McCandlish et al., with α = 1 for SGD, which is AdaScale's gain,
-            and 1/2 for Adam.
+        scaling: A name from the table, or a function. (`"auto"` is not allowed here, as it depends
+            on the optimizers.) The saturating rule is lr_max/(1 + b/B)^α of McCandlish et al., with
+            α = 1/2 for Adam; α = 1, for SGD, is AdaScale's gain.
         batch_size: B, global.
-        base_batch_size: B0, global, that the learning rate was chosen for.
-        noise_scale: b, in examples; 0 before it is known: then the gain is 1.
+        base_batch_size: B0, the global batch that the learning rate was chosen for.
+        noise_scale: b, in examples; 0 if it is not known, which makes the gain 1.
 
     Raises:
-        ValueError: If a function returns no positive, finite number.
+        ValueError: If a function does not return a positive, finite number.
 
     Example:
         >>> factors_for("adascale", batch_size=64, base_batch_size=16, noise_scale=64.0)

@@ -22,10 +22,10 @@ from noisescale.scheduling.policy import Wanted as Wanted
 
 
 class Rule(Protocol):
-    """Say which batch size goes with a noise scale: rising with it, whatever else is known."""
+    """Return the batch size for a noise scale. It must rise with the noise scale."""
 
     def __call__(self, noise_scale: float, plan: Plan, progress: Progress) -> float:
-        """Return a number of examples; 0 and infinity are fine where the noise scale is."""
+        """Return a number of examples; 0 or infinity is allowed if the noise scale is."""
         ...
 
 
@@ -33,9 +33,9 @@ class TradeoffRule:
     """√(r·B_simple): the batch size at which one step saved always costs r examples.
 
     A run is on the Pareto front of steps against examples if the exchange rate r = B²/B_simple is
-    the same all along it. Left out, r is the critical batch size of the run so far, E_min/S_min,
-    at which the run takes twice the fewest steps and twice the fewest examples. Before anything
-    is known of the run it is B_simple itself.
+    the same along the whole run. The default r is the critical batch size of the run so far,
+    E_min/S_min, at which the run takes twice the fewest steps and twice the fewest examples. Before
+    that is known, r is B_simple.
 
     Args:
         exchange_rate: r, the examples that one step saved may cost.
@@ -76,11 +76,12 @@ class RatioRule:
 
 
 class NormTestRule:
-    """B_simple/θ²: the gradient's error is at most θ times the gradient, in the mean square.
+    """B_simple/θ²: the error of the gradient is at most θ times the gradient, in mean square.
 
-    The norm test grows a batch until tr(Σ)/B <= θ²·|G|². Its usual form has the step's own |g|²
-    for |G|², which is at least tr(Σ)/B itself, so that it never asks for more than B/θ² and never
-    for less than B. Averages without that bias ask for what is needed, in both directions.
+    The norm test grows a batch until tr(Σ)/B <= θ²·|G|². Its usual form uses the step's own |g|²
+    for |G|². As |g|² is at least tr(Σ)/B, that form never asks for more than B/θ², and never for
+    less than B. This rule uses averages without that bias, so it asks for the right batch size in
+    both directions.
 
     Args:
         theta: θ, the error allowed, relative to the gradient.
@@ -103,10 +104,10 @@ class NormTestRule:
 
 
 class DoublingRule:
-    """Twice the batch, as soon as the critical batch size exceeds that; never less.
+    """Double the batch once the critical batch size exceeds twice the batch; never shrink it.
 
-    The critical batch size is taken to be B_simple. Merrill et al. measure it by branching the
-    run, and find B_simple far below it: see `Calibration`.
+    B_simple is used as the critical batch size. Merrill et al. measure the critical batch size by
+    branching the run, and find B_simple far below it: see `Calibration`.
 
     Example:
         >>> rule = DoublingRule()
@@ -124,10 +125,11 @@ class DoublingRule:
 
 
 class Given(Policy):
-    """A schedule: from which step (or example) on which batch size.
+    """A schedule of batch sizes by steps or by examples.
 
     Args:
-        batch_sizes: From steps (or examples) done to the global batch size from there on.
+        batch_sizes: A mapping from the steps (or examples) done to the global batch size from there
+            on.
         by: What the keys count.
 
     Example:
@@ -155,7 +157,7 @@ class Given(Policy):
         self._begins = [since for since, _ in entries]
         self._sizes = [size for _, size in entries]
         self.checksum = zlib.crc32(repr(entries).encode()) if by == "steps" else None
-        """For ranks to agree on once, rather than at every step; None where it counts examples."""
+        """A checksum that ranks compare once; None if the schedule counts examples."""
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
         """Return the batch size of the last entry that has begun."""
@@ -167,22 +169,22 @@ class Given(Policy):
 
 
 class InsteadOfDecay(Policy):
-    """Grow the batch where the run's own schedule lowers the learning rate.
+    """Grow the batch when the run's own schedule lowers the learning rate.
 
-    The batch is B0·lr_peak/lr, with the lr that the schedule gives. The learning rate that is
-    used is that lr times the scheduler's own factor, so that two published rules come out:
+    The batch is B0·lr_peak/lr, where lr is what the schedule gives. The optimizer uses lr times the
+    factor of `lr_scaling`. This gives two published rules:
 
     | `lr_scaling` | lr used | rule |
     |---|---|---|
     | `"linear"` | stays at lr_peak, decays from `max_batch_size` on | Smith et al. |
     | `"sqrt"` | √(lr·lr_peak): where lr is divided by a, lr/√a and a·B | Seesaw |
 
-    Let the schedule go by examples, or it decays later in the data. In a fit that epochs end
-    `BatchSizeScheduler` does so by default; in a loop of your own `BatchSizeController.clock` does.
+    Let the schedule count examples, or else it decays later in the data. `BatchSizeScheduler` does
+    this by default in a fit that epochs end; in your own loop use `BatchSizeController.clock`.
 
     Args:
-        batch_size: B0, the global batch at the peak of the learning rate. Default: where the run
-            starts.
+        batch_size: B0, the global batch at the peak of the learning rate. Default: the batch
+            size that the run starts with.
 
     Example:
         >>> half = Progress(1000, 64_000.0, learning_rate=0.05, peak_learning_rate=0.1)
@@ -195,11 +197,13 @@ class InsteadOfDecay(Policy):
 
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:
-            checked_positive("batch_size", batch_size, "Give the one at the peak.")
+            checked_positive(
+                "batch_size", batch_size, "Give the global batch at the peak of the learning rate."
+            )
         self._batch_size = batch_size
 
     def __call__(self, noise_scale: object, plan: Plan, progress: Progress) -> Wanted:
-        """Return B0 times what the learning rate has been divided by."""
+        """Return B0 times lr_peak/lr."""
         self._batch_size = self._batch_size or plan.batch_size
         rate, peak = progress.learning_rate, progress.peak_learning_rate
         if rate <= 0 or peak <= 0:
@@ -221,4 +225,4 @@ PolicyLike = (
     | Mapping[int, float]
     | Callable[[NoiseScale, Plan, Progress], float]
 )
-"""What users give for a policy."""
+"""What users can give as a policy."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy: what is asked for the batch size that is wanted."""
+"""Policy: it chooses the wanted batch size."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Progress(NamedTuple):
     examples: float
     """Examples of all devices in them."""
     examples_since_move: float = math.inf
-    """Likewise since the batch size changed last."""
+    """Examples of all devices since the last change of the batch size."""
     critical_batch_size: float | None = None
-    """That of the run so far, see `RunSoFar`; None before it is known."""
+    """The critical batch size of the run so far, see `RunSoFar`; None before it is known."""
     learning_rate: float = 1.0
-    """What the run's own schedule gives now, without our factor."""
+    """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
-    """The largest it has given so far."""
+    """The largest learning rate of the run's own schedule so far."""
 
 
 class Wanted(float):
@@ -48,7 +48,7 @@ class Wanted(float):
 
 
 class Policy:
-    """Say which global batch size, in examples, is wanted from now on.
+    """Choose the global batch size, in examples, from now on.
 
     Example:
         >>> class Twice(Policy):
@@ -59,17 +59,16 @@ class Policy:
     """
 
     needs_noise_scale: bool = False
-    """Whether it is asked every few steps, with a noise scale that has been measured. Else it is
-    asked at every step."""
+    """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
+    every step."""
     takes_noise_scale: bool = False
-    """Whether it is given what is known of the noise scale, which may be nothing, where it does not
-    need it."""
+    """Whether it is given the noise scale, resolved or not, even if it does not need it."""
     by_reduced_values: bool = False
-    """Whether all ranks are known to want the same, as it goes by values that are reduced over
-    them: while the plan stays nobody waits for the others."""
+    """Whether all ranks always want the same, as its inputs are reduced over ranks: ranks then wait
+    for each other only when the plan changes."""
     checksum: int | None = None
-    """Of a schedule by steps, of at most 32 bits: it is kept to the step, and ranks agree on it
-    once, rather than at every step. None for any other policy."""
+    """Checksum of a schedule by steps, of at most 32 bits. Ranks compare it once instead of
+    comparing batch sizes at every step. None for any other policy."""
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> float:
         """Return a number of examples; `float(plan.batch_size)` to stay."""
@@ -77,34 +76,35 @@ class Policy:
 
     @property
     def kind(self) -> str:
-        """What tells its state from that of another kind."""
+        """Name of this kind of policy, saved with its state."""
         return type(self).__qualname__
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs, in builtins; None where it keeps nothing."""
+        """Return what `load_state_dict` needs, in builtins; None if it has no state."""
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
 
     def go_on_from(self, state: dict[str, Any], of_kind: str | None) -> None:
-        """Load a state, unless it is known to be that of another kind, which is warned of."""
+        """Load a state; if another kind of policy saved it, warn and ignore it."""
         if of_kind in (None, self.kind):
             self.load_state_dict(state)
             return
         warnings.warn(
-            f"`policy` is {self.kind}, and the run that goes on had {of_kind}. It begins without"
-            " what that one had kept, at the batch size of now. Pass the same policy to go on"
-            " as before.",
+            f"`policy` is {self.kind}, and the saved run had {of_kind}. The new policy starts at"
+            " the current batch size, without the state of the old one. Pass the same policy to"
+            " continue as before.",
             stacklevel=3,
         )
 
 
 class FunctionPolicy(Policy):
-    """A function of a user's own, or anything else that can be called, as a policy.
+    """A user's function, or any other callable, as a policy.
 
-    With an attribute `needs_noise_scale` that is true it is asked as one that needs it, with none
-    it is given what is known, and where it is False, nothing. It may have a state of its own.
+    If its attribute `needs_noise_scale` is True, it is asked every few steps with a measured noise
+    scale. Without the attribute it is asked at every step and given what is known of the noise
+    scale, and if the attribute is False, nothing. It may have a state of its own.
     """
 
     def __init__(self, function: Callable[[NoiseScale, Plan, Progress], float]) -> None:
@@ -113,7 +113,7 @@ class FunctionPolicy(Policy):
         self.takes_noise_scale = bool(getattr(function, "needs_noise_scale", True))
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
-        """Return what the function does, whatever it is."""
+        """Return what the function returns."""
         return self.function(noise_scale, plan, progress)
 
     @property
@@ -122,7 +122,7 @@ class FunctionPolicy(Policy):
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return that of the function, if it has one."""
+        """Return the state of the function, if it has one."""
         state: dict[str, Any] | None = None
         if hasattr(self.function, "state_dict"):
             state = self.function.state_dict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that step with another learning rate than their schedule says, and keep it."""
+"""Optimizers that step with a scaled learning rate, and keep the scheduled one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class ScaledSteps:
     """Multiply the learning rate during `optimizer.step()`, and put it back after it.
 
     Schedules read and write `lr` between steps, and some compute the next from the last one
-    (`ExponentialLR`, `ReduceLROnPlateau`). They never see the factor, so that any of them, their
-    chains, and whatever a checkpoint holds of them are what they are without it.
+    (`ExponentialLR`, `ReduceLROnPlateau`). They never see the factor. So schedules, chains of
+    schedules and their checkpoints are the same as without it.
 
-    A step that a GradScaler leaves out is not called, and nothing is changed. Where `step` runs a
-    closure, as Lightning has it do, the factor is there while the closure runs; what the closure
-    sets a learning rate to is used as it is, and stays.
+    If a GradScaler skips a step, nothing is changed. If `step` runs a closure, as in Lightning, the
+    factor is applied while the closure runs. A learning rate that the closure sets is used without
+    the factor, and stays.
 
     Args:
-        optimizers: Whose steps are scaled.
+        optimizers: The optimizers whose steps are scaled.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class ScaledSteps:
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self.factors = NO_FACTORS
-        """What the next steps are scaled by."""
+        """The factors on the next steps."""
         self._optimizers = list(optimizers)
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
@@ -55,11 +55,11 @@ class ScaledSteps:
 
     @property
     def learning_rate(self) -> float:
-        """What the schedule gives the first parameter group, without the factor."""
+        """The scheduled learning rate of the first parameter group, without the factor."""
         return float(self._optimizers[0].param_groups[0]["lr"])
 
     def close(self) -> None:
-        """Take the hooks out, and put back what a step that failed has left changed."""
+        """Remove the hooks, and restore what a failed step has left changed."""
         self._restore()
         for handle in self._handles:
             handle.remove()

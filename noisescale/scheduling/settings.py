@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user chooses of a scheduler, checked."""
+"""The user's settings of a scheduler, checked."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _NAMED: dict[str, Callable[[], Policy]] = {
 }
 
 _SCALINGS: dict[str, LearningRateScaling] = {"seesaw": "sqrt", "smith": "linear"}
-"""What makes a policy the published one."""
+"""The `lr_scaling` that makes a policy the published rule."""
 
 DECIDE_EVERY_N_STEPS = 8
-"""Steps from one decision to the next; early in a run they are nearer."""
+"""Steps from one decision to the next; early in a run there are fewer."""
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """What a user says of a scheduler, as it was said: see `BatchSizeController`.
+    """The options of a scheduler as the user gave them, see `BatchSizeController`.
 
     Policies keep a state, so that each run makes `Settings` of its own from this.
     """
@@ -57,13 +57,13 @@ class SchedulerOptions:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run goes by, made of what a user says, see `checked`."""
+    """The settings of a run, made from the user's options by `checked`."""
 
     policy: Policy
-    """What a name or a mapping stands for; a function with all that a policy has."""
+    """The policy: made from a name or a mapping, or wrapping a function."""
     lr_scaling: LearningRateScaling
     bounds: Bounds
-    """What plans keep to."""
+    """The limits of plans."""
     max_device_batch_size: int | None
     decide_every_n_steps: int
     examples_per_row: float
@@ -80,14 +80,14 @@ class Settings:
         """Return the settings of a run.
 
         Args:
-            options: That the user chose.
-            optimizers: That `lr_scaling="auto"` goes by. None: it stays "auto".
+            options: The options that the user chose.
+            optimizers: The optimizers that `lr_scaling="auto"` depends on. None: it stays "auto".
             min_accumulation: Least micro-batches a step, which only a controller knows.
-            examples_per_row: Likewise.
+            examples_per_row: Examples in a row of the data, which only a controller knows.
 
         Raises:
-            ValueError: If one of them is out of its range.
-            TypeError: If one has a wrong type.
+            ValueError: If an option is out of its range.
+            TypeError: If an option has a wrong type.
         """
         policy, lr_scaling = _policy_of(options.policy), _scaling_of(options)
         remedy = "Leave it out for the default."
@@ -110,20 +110,20 @@ class Settings:
 
     @property
     def needs_noise_scale(self) -> bool:
-        """Whether the policy, or the learning rate, is told by the noise scale."""
+        """Whether the policy or the learning rate needs the noise scale."""
         return self.policy.needs_noise_scale or self.lr_scaling in BY_NOISE_SCALE
 
     @property
     def takes_noise_scale(self) -> bool:
-        """Whether a noise scale makes a difference. A function may do without, but takes one."""
+        """Whether the policy or the learning rate can use a noise scale, needed or not."""
         by_policy = self.policy.takes_noise_scale or self.needs_noise_scale
         return by_policy or callable(self.lr_scaling)
 
 
 def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningRateScaling:
-    """Return what `"auto"` is: `"sqrt"` or, where b is measured anyway, what goes by that.
+    """Return what `"auto"` stands for: `"sqrt"`, or if b is measured a rule that uses b.
 
-    Then it is `"adascale"` for SGD and `"capped_sqrt"` for all else.
+    The rule that uses b is `"adascale"` for SGD and `"capped_sqrt"` for other optimizers.
 
     Example:
         >>> import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds an optimizer step takes on other devices and batches, from those that were timed."""
+"""Fit step times: from timed configurations to other devices and batch sizes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ PULL = 1e-3
 
 
 def assume_step_time(timing: StepTiming) -> FittedStepTime:
-    """Return the times of other configurations from those of one, by stated assumptions.
+    """Predict the step times of all configurations from one timing and stated assumptions.
 
-    See `fit_step_time`: nothing but the scale is fitted, and the bounds are wide.
+    As `fit_step_time`, but only the scale is fitted. The bounds are wide.
 
     Example:
         >>> model = assume_step_time(StepTiming(32, 1, devices=1, nodes=1, seconds=0.1))
@@ -60,23 +60,23 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         T_step  = (T_grad^p + T_sync^p)^(1/p)         1 <= p <= 10: how well they overlap
         seconds = (K - 1)·T_grad + T_step + u
 
-    This differs from the paper in u, what a step costs but once, such as the optimizer's update.
-    There it is in T_grad, where K micro-batches pay for it K times.
+    This differs from the paper in u, what a step costs once, such as the optimizer's update. The
+    paper has it in T_grad, where K micro-batches pay for it K times.
 
-    The logarithms are fitted by least squares, from several points. What the timings do not tell
-    (one size of batch does not show what share of T_grad is fixed, one device says nothing of
-    T_sync) is assumed. The bounds come from refits to the timings with noise as large as their
-    errors, each with what is assumed at one or the other end of its range.
+    The logarithms are fitted by least squares, from several starting points. What the timings do
+    not determine is assumed: one batch size does not show what share of T_grad is fixed, and one
+    device does not show T_sync. The bounds come from refits to the timings with noise as large as
+    their errors. Each refit has the assumed values at one or the other end of their ranges.
 
     Args:
         timings: Of one or more configurations; repeats are welcome.
 
     Returns:
-        The model, with bounds for 95 % of further timings; of simulated ones they hold 93 to
-        98 %, fewest where there is but one timing more than parameters.
+        The model, with bounds for 95 % of further timings. In simulations the bounds held
+        93 to 98 % of them, the fewest with only one timing more than parameters.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no timings.
 
     Example:
         >>> timings = [StepTiming(b, 1, 1, 1, 0.01 + 0.001 * b) for b in (8, 16, 32, 64)]
@@ -87,7 +87,9 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         Qiao et al. 2021, "Pollux", OSDI, section 3.2.
     """
     if not timings:
-        raise ValueError("`timings` must not be empty, got []. Make some: `noisescale profile`.")
+        raise ValueError(
+            "`timings` must not be empty, got []. Make some with `noisescale profile`."
+        )
     reference = max(timing.device_batch_size for timing in timings)
     plans, logs = Plans.of(timings, reference), np.log([t.seconds for t in timings])
     told, hinted = told_parameters(plans)

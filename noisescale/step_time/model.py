@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What says how long a step takes: the fitted model, and the protocol for others."""
+"""Models of the step time: the fitted model, and the protocol for other models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepTimeModel(Protocol):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was not measured and how it is taken to be, in whole sentences."""
+        """What was not measured and is assumed, in whole sentences."""
 
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
@@ -38,7 +38,7 @@ class StepTimeModel(Protocol):
 
 @dataclass(frozen=True)
 class FittedStepTime:
-    """See `fit_step_time`, which makes it."""
+    """A step-time model fitted to timings; made by `fit_step_time`."""
 
     timings: tuple[StepTiming, ...]
     max_device_batch_size: float
@@ -68,7 +68,7 @@ class FittedStepTime:
 
     @property
     def log_residuals(self) -> list[float]:
-        """log(measured) - log(fitted) of each timing: 0.02 is 2 % longer than the model has it."""
+        """log(measured) - log(fitted) of each timing: 0.02 is 2 % longer than predicted."""
         unit, *parameters = self.fit
         plans = Plans.of(self.timings, self.max_device_batch_size)
         fitted = unit * relative_seconds(parameters, plans)
@@ -78,10 +78,10 @@ class FittedStepTime:
     def seconds(
         self, device_batch_size: float, accumulation: int = 1, devices: int = 1, nodes: int = 1
     ) -> Bounded:
-        """Return the seconds an optimizer step takes, between bounds for 95 % of timings.
+        """Return the seconds an optimizer step takes, with bounds for 95 % of timings.
 
-        They have the uncertainty of the fit, the scatter of timings about it and the range of
-        what is assumed.
+        The bounds include the uncertainty of the fit, the scatter of the timings, and the ranges of
+        the assumptions.
         """
         size = device_batch_size / self.max_device_batch_size
         plan = Plans(size, accumulation, devices, nodes > 1)
@@ -97,8 +97,9 @@ class FittedStepTime:
     ) -> bool:
         """Whether the configuration lies outside of those that were timed.
 
-        Micro-batches repeat one another: any number of them is inside. Devices are compared with
-        those timed within a node or across nodes, whichever these are.
+        Any number of micro-batches counts as timed, as micro-batches repeat one another. Devices in
+        one node are compared with timings in one node, devices on several nodes with timings across
+        nodes.
         """
         alike = [timing for timing in self.timings if (timing.nodes > 1) == (nodes > 1)]
         return not (

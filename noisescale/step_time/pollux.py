@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pollux's model of the time of a step, and what its parameters are taken for where unknown.
+"""Pollux's model of the step time, and the values assumed for parameters that are not known.
 
 References:
     Qiao et al. 2021, "Pollux", OSDI, section 3.2.
@@ -23,7 +23,7 @@ TELLABLE = 0.03
 
 
 class Assumed(NamedTuple):
-    """A parameter's range, with what it is taken for where timings do not tell it."""
+    """A parameter's assumed value, with its range, for when the timings do not determine it."""
 
     least: float
     most: float
@@ -93,11 +93,12 @@ def relative_seconds(parameters: Any, plans: Plans) -> Any:
 
 
 def told_parameters(plans: Plans) -> tuple[list[int], list[int]]:
-    """Which parameters the timed configurations tell, and at which they do no more than hint.
+    """Which parameters the timed configurations determine, and which they only hint at.
 
-    A parameter is told if a change of it moves the timings in a way that no change of those
-    before it can: its derivative is then not a combination of theirs. A time that moves them in
-    a way that others can as well is hinted at: there are values that it cannot have.
+    A parameter is determined if changing it moves the timings in a way that no change of the
+    parameters before it can: its derivative is then not a combination of theirs. A time that moves
+    the timings in a way that other parameters can as well is only hinted at: some values of it are
+    impossible.
     """
     parameters = np.array([0.5, 0.25, 0.25, 0.02, 0.02, 1.0, 0.1])  # none at a bound that matters
     at = np.log(relative_seconds(parameters, plans))

@@ -22,13 +22,13 @@ class StepTiming:
     Args:
         device_batch_size: Examples of one device in one micro-batch.
         accumulation: Micro-batches of a step.
-        devices: That train together, on all nodes.
-        nodes: That they are on.
-        seconds: A step, all its micro-batches included.
+        devices: Devices that train together, on all nodes.
+        nodes: Nodes that the devices are on.
+        seconds: Seconds of a step, with all its micro-batches.
 
     Raises:
-        ValueError: If one of them is not positive and finite, a count is not whole, or there are
-            more nodes than devices.
+        ValueError: If a number is not positive and finite, a count is not whole, or there are more
+            nodes than devices.
     """
 
     device_batch_size: float
@@ -57,12 +57,12 @@ COLUMNS = tuple(field.name for field in fields(StepTiming))
 
 
 def write_timings(path: str | PathLike[str], timings: Iterable[StepTiming]) -> Path:
-    """Add timings to a CSV file, which is made if there is none.
+    """Add timings to a CSV file. A missing file is created.
 
-    Runs with different numbers of devices can so be collected in one file.
+    One file can collect timings with different numbers of devices.
 
     Raises:
-        ValueError: If the file is there and is none of timings.
+        ValueError: If the file exists and does not hold timings.
     """
     path = Path(path)
     earlier = read_timings(path) if path.exists() else []
@@ -75,10 +75,10 @@ def write_timings(path: str | PathLike[str], timings: Iterable[StepTiming]) -> P
 
 
 def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
-    """Read a file of `write_timings`, or one with the same columns.
+    """Read timings from a CSV file that `write_timings` wrote, or one with the same columns.
 
     Raises:
-        ValueError: If a column is missing, or a line is not one of positive numbers.
+        ValueError: If a column is missing, or a line holds anything but positive numbers.
         OSError: If the file cannot be read.
     """
     path = Path(path)
@@ -86,7 +86,7 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
     _, names = next(lines, (0, []))
     if missing := [name for name in COLUMNS if name not in names]:
         raise ValueError(
-            f"`{printable(path)}` must have the columns {', '.join(COLUMNS)}, got none named"
+            f"`{printable(path)}` must have the columns {', '.join(COLUMNS)}, got no"
             f" {', '.join(missing)}. Make it with `noisescale profile`."
         )
     timings = []
@@ -98,13 +98,14 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
             timings.append(StepTiming(_number(size), *plan, float(seconds)))
         except ValueError as reason:
             raise ValueError(
-                f"`{printable(path)}` must have positive numbers, whole ones of accumulation,"
-                f" devices and nodes, got {cells!r} in line {number}. Mend or remove that line."
+                f"`{printable(path)}` must have positive numbers, and whole numbers of"
+                f" accumulation, devices and nodes, got {cells!r} in line {number}. Correct or"
+                " remove that line."
             ) from reason
     if not timings:
         raise ValueError(
-            f"`{printable(path)}` must have timings, got column names alone."
-            " Make it with `noisescale profile`."
+            f"`{printable(path)}` must have timings, got only column names. Make it with"
+            " `noisescale profile`."
         )
     return timings
 

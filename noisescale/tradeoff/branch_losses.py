@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of branches after equal examples: how far larger batches fall behind."""
+"""B_crit from the losses of branches that trained on equally many examples."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats
 
 LEAST_SCATTER = 1e-4
-"""Of a loss: repeats that are equal but for rounding say nothing of other orders."""
+"""The least scatter of a loss: repeats that differ by rounding alone show no scatter."""
 
 LOSS_SCATTER = 0.01
 """Of a branch's loss, where none are repeated: the tolerance of Merrill et al."""
 
 
 class BranchLosses(NamedTuple):
-    """What losses of branches say, see `fit_branch_losses`."""
+    """The result of `fit_branch_losses`."""
 
     critical_batch_size: Bounded
     """0 and infinite are possible values, and ends."""
     keeping_up: float | None
-    """Merrill's largest batch size that keeps up; None where already the second does not.
+    """Merrill's largest batch size that keeps up; None if even the second batch size does not.
 
     It depends on the tolerance and on how far the loss falls, and is not B_crit.
     """
     scatter: float
-    """That the interval is made with."""
+    """The scatter of a loss that the interval is made with."""
 
 
 def fit_branch_losses(
@@ -48,17 +48,18 @@ def fit_branch_losses(
 ) -> BranchLosses:
     """Fit loss(B) = L + D·B/(B + B_crit) to branches from one checkpoint over equal examples.
 
-    With E examples a branch takes E/B steps, each of which makes 1/(1 + B_crit/B) of a noise-free
-    one's progress: B/(B + B_crit) of the drop D is what a branch of batch size B lags behind one
-    of a vanishing batch size, whose loss is L. L and D are fitted at each B_crit, D from 0 on.
+    With E examples a branch takes E/B steps, each with 1/(1 + B_crit/B) of the progress of a
+    noise-free step. So a branch of batch size B lags behind one of a vanishing batch size, whose
+    loss is L, by B/(B + B_crit) of the drop D. L and D >= 0 are fitted at each B_crit.
 
     Args:
         batch_sizes: Of the branches, in examples, shape (n,); repeated ones for several orders.
-        losses: Smoothed, at their ends, shape (n,).
+        losses: Smoothed losses at the ends of the branches, shape (n,).
         scatter: Standard deviation of a loss. Default: that of repeated branches around their own
             mean; 0.01 where none are repeated.
-        orders: Of the data, which the branches had, shape (n,): what branches of one order have in
-            common is then no scatter. Each order needs a branch of each batch size.
+        orders: The order of the data that each branch had, shape (n,). What branches of one order
+            have in common then does not count as scatter. Each order needs a branch of each batch
+            size.
         tolerance: Loss that Merrill's largest batch size may lose.
         confidence: Coverage of the interval.
 
@@ -79,8 +80,8 @@ def fit_branch_losses(
     batch, loss = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, losses))
     if batch.shape != loss.shape or batch.ndim != 1 or len(sizes := np.unique(batch)) < 3:
         raise ValueError(
-            "`batch_sizes` and `losses` must be equally long, of three batch sizes or more, got"
-            f" shapes {batch.shape} and {loss.shape}. Give the final loss of each branch."
+            "`batch_sizes` and `losses` must be equally long and have three batch sizes or more,"
+            f" got shapes {batch.shape} and {loss.shape}. Give the final loss of each branch."
         )
     if not (np.isfinite(loss).all() and (batch > 0).all() and np.isfinite(batch).all()):
         raise ValueError(

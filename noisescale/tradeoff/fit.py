@@ -30,7 +30,7 @@ _FARTHEST = 14.0
 
 
 class RelativeErrors(NamedTuple):
-    """Standard errors of the logarithms: 0.05 is 5 % of the value. NaN with two points."""
+    """Standard errors of the logarithms: 0.05 is 5 % of the value. NaN for only two points."""
 
     min_steps: float
     min_examples: float
@@ -49,12 +49,12 @@ class TradeoffFit(Tradeoff):
     measured_steps: tuple[float, ...] = ()
     """Steps to the goal at each of them."""
     log_residuals: tuple[float, ...] = ()
-    """log(measured) - log(fitted) at each: 0.1 is about 10 % more steps than the law has."""
+    """log(measured) - log(fitted) at each: 0.1 is about 10 % more steps than the law predicts."""
     relative_errors: RelativeErrors = _NO_ERRORS
     sharpness: float = math.nan
-    """Best α of S_min·(1 + (B_crit/B)^α)^(1/α), a bend of other sharpness; the law has α = 1."""
+    """The α of S_min·(1 + (B_crit/B)^α)^(1/α) that fits best; the law has α = 1."""
     p_value: float = math.nan
-    """How probable it is to find the law so much improved by α, if the law holds (F-test)."""
+    """The probability that α improves the fit this much if the law holds (F-test)."""
 
     @property
     def rms_log_residual(self) -> float:
@@ -66,10 +66,10 @@ class TradeoffFit(Tradeoff):
         return self.bands(confidence)["critical_batch_size"]
 
     def bands(self, confidence: float = 0.95) -> dict[str, Bounded]:
-        """Return S_min, E_min and B_crit with Student's interval on their logarithms.
+        """Return S_min, E_min and B_crit with Student's intervals of their logarithms.
 
-        Two or three runs leave next to nothing for errors: their steps are taken to scatter by
-        `STEPS_SCATTER`, and the interval is that of the profile, which may be open.
+        Two or three runs are too few to estimate errors. Their steps are assumed to scatter by
+        `STEPS_SCATTER`, and B_crit has its profile interval, which may be open.
         """
         check_confidence(confidence)
         if len(self.batch_sizes) < 4:
@@ -112,7 +112,7 @@ class TradeoffFit(Tradeoff):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where the residuals say that the law does not hold, in whole sentences."""
+        """Signs in the residuals that the law does not hold, in whole sentences."""
         found = []
         if self.p_value < DOUBTFUL:
             bend = "more sharply" if self.sharpness > 1 else "more gently"
@@ -132,11 +132,12 @@ class TradeoffFit(Tradeoff):
 def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
     """Fit steps = S_min·(1 + B_crit/B) to the steps that reach one goal at several batch sizes.
 
-    Steps range over decades and scatter in proportion, so that least squares are taken of
+    Steps range over decades, and their scatter is a share of them. So the fit minimises
+    the squares of
 
         log(steps) - log(S_min + E_min/B)
 
-    Linear residuals would be ruled by the smallest batch sizes, which say little of S_min.
+    With linear residuals the smallest batch sizes would dominate, which determine S_min poorly.
 
     Args:
         batch_sizes: Global, in examples, shape (n,); several runs of one batch size may be given.
@@ -147,11 +148,11 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         other sharpness, S_min·(1 + (B_crit/B)^α)^(1/α).
 
     Raises:
-        ValueError: If there are fewer than two batch sizes, a value is not positive and finite,
-            or the steps show only one end of the law, which leaves the other undetermined.
+        ValueError: If there are fewer than two batch sizes, a value is not positive and finite, or
+            the steps show only one end of the law: the other end is then not determined.
 
     Warns:
-        UserWarning: Where the residuals say that the law does not hold, see `warnings`.
+        UserWarning: If the residuals show that the law does not hold, see `warnings`.
 
     Example:
         >>> fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])

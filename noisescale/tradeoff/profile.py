@@ -35,16 +35,16 @@ def profiled_critical_batch_size(
 ) -> Bounded:
     """Return B_crit of the law S(B) = S_min·(1 + B_crit/B) with its profile interval.
 
-    S_min is fitted at each B_crit, in logarithms: the interval holds those B_crit at which the
-    squared residuals are less than Student's quantile squared above their least, in units of the
-    scatter. It has no upper end where perfect scaling is as likely, and begins at 0 where steps
-    that do not fall at all are.
+    S_min is fitted at each B_crit, in logarithms. The interval holds each B_crit whose squared
+    residuals, in units of the scatter, exceed the least by less than Student's quantile squared. It
+    has no upper end if that includes perfect scaling, and begins at 0 if it includes steps that do
+    not fall at all.
 
     Args:
         batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.
-        steps: To one result, of well-tuned runs, shape (n,).
-        scatter: Standard deviation of the logarithm of the steps: 0.15 is about 15 %. Default:
-            that of repeated runs around their own mean; `STEPS_SCATTER` where none are repeated.
+        steps: Steps of well-tuned runs to one result, shape (n,).
+        scatter: Standard deviation of the logarithm of the steps: 0.15 is about 15 %. Default: the
+            scatter of repeated runs around their mean; `STEPS_SCATTER` without repeated runs.
         confidence: Coverage of the interval.
 
     Returns:
@@ -64,9 +64,9 @@ def profiled_critical_batch_size(
     sizes, counts = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if sizes.shape != counts.shape or sizes.ndim != 1 or len(np.unique(sizes)) < 2:
         raise ValueError(
-            "`batch_sizes` must have two values at least, and `steps` as many as they have, got"
-            f" shapes {sizes.shape} and {counts.shape} with {len(np.unique(sizes))} batch sizes."
-            " Train at a second batch size."
+            "`batch_sizes` must have two values or more, and `steps` equally many, got shapes"
+            f" {sizes.shape} and {counts.shape} with {len(np.unique(sizes))} batch sizes. Train at"
+            " a second batch size."
         )
     for name, values in (("batch_sizes", sizes), ("steps", counts)):
         if not (np.isfinite(values).all() and (values > 0).all()):
@@ -89,12 +89,12 @@ def profiled_critical_batch_size(
 
 
 def profile_of(misfit: Callable[[float], float], batch_sizes: Array, more: float) -> Bounded:
-    """Return the B_crit of the least misfit, and those between which there is at most so much more.
+    """Return the B_crit of the least misfit, and the interval with at most `more` misfit.
 
     Args:
-        misfit: Of the logarithm of B_crit.
-        batch_sizes: Around which it is sought, up to a million times above and below.
-        more: Than the least misfit, at the ends.
+        misfit: A function of the logarithm of B_crit.
+        batch_sizes: B_crit is searched up to a million times above and below them.
+        more: How much the misfit at the ends exceeds the least one.
     """
     ends = math.log(batch_sizes.min() / FARTHEST), math.log(batch_sizes.max() * FARTHEST)
     grid = np.linspace(*ends, 400)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S_min and E_min: what the steps of one run were worth, added up."""
+"""S_min and E_min of a run, summed over its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 class Sums(NamedTuple):
-    """S_min and E_min of a run: steps at an infinite batch size, examples at a vanishing one."""
+    """S_min and E_min of a run: its steps at an infinite batch size, its examples at a tiny one."""
 
     min_steps: float
     min_examples: float
@@ -24,18 +24,18 @@ class Sums(NamedTuple):
 
     @property
     def critical_batch_size(self) -> float:
-        """E_min/S_min; infinite where no step makes progress of its own."""
+        """E_min/S_min; infinite if S_min is 0."""
         return self.min_examples / self.min_steps if self.min_steps else math.inf
 
 
 def worth(noise_scale: Any, batch_size: Any, steps: Any) -> tuple[Any, Any]:
-    """Return what steps contribute to S_min and to E_min, see `Parts`: numbers or arrays."""
+    """Return what steps contribute to S_min and to E_min, as numbers or arrays; see `Parts`."""
     noise_free = steps / (1 + noise_scale / batch_size)
     return noise_free, noise_scale * noise_free
 
 
 def gain_of(noise_scale: float, *, base_batch_size: float, batch_size: float) -> float:
-    """Return how many steps at B0 one at B is worth: (1 + b/B0)/(1 + b/B), AdaScale's gain.
+    """Return AdaScale's gain: a step at B is worth (1 + b/B0)/(1 + b/B) steps at B0.
 
     b may be infinite.
     """
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     """What each part of a run contributes to S_min and to E_min.
 
     A step at batch size B and noise scale b makes the share p = 1/(1 + b/B) of the progress of a
-    noise-free one, and would make it all alone at an infinite batch size. It contributes
+    noise-free step. It contributes
 
         p   to S_min        B·(1 - p) = b·p   to E_min
 
@@ -77,7 +77,7 @@ class Parts(NamedTuple):
     def at_progress(cls, progress: Array, batch_size: Array, steps: Array) -> Parts:
         """Return the contributions of steps of known progress p.
 
-        An estimate of p may lie outside of 0 to 1, where there is no noise scale to take it from.
+        An estimate of p may lie outside of 0 to 1; no noise scale corresponds to such a p.
         """
         return cls(steps * progress, steps * batch_size * (1 - progress))
 
@@ -104,10 +104,10 @@ class Parts(NamedTuple):
 
 
 def next_measured(values: Array, measured: NDArray[np.bool_]) -> Array:
-    """Replace what is not measured by the next value that is, at the end by the last one.
+    """Replace NaN by the next measured value, and at the end by the last measured one.
 
-    A run is known to its end here. `RunSoFar` does not see ahead and has to take the last one.
-    NaN where nothing is measured.
+    Here the whole run is known. `RunSoFar` cannot look ahead and takes the last value. If nothing
+    is measured, all values stay NaN.
     """
     those = np.flatnonzero(measured)
     if not those.size:

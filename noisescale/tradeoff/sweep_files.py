@@ -32,14 +32,14 @@ def read_sweeps(
 
     Args:
         path: Of a file with a line of column names.
-        measured: What stands beside the batch sizes: "steps", or "loss".
+        measured: What was measured at each batch size: "steps" or "loss".
         batch_size_column: Default: the only column whose name begins with "batch_size".
         measured_column: Default: the only column whose name begins with `measured`.
-        by: Column that tells curves apart (model, goal). Default: all lines are one curve.
+        by: Column whose values name the curves (model, goal). Default: all lines are one curve.
 
     Raises:
-        ValueError: If a column is missing or could be several, a cell is not a number, or the
-            lines are of several curves that `by` would have to tell apart.
+        ValueError: If a column is missing or ambiguous, a cell is not a number, or the file has
+            several curves and `by` is not given.
         OSError: If the file cannot be read.
     """
     path = Path(path)
@@ -76,8 +76,8 @@ def _column(path: Path, names: Sequence[str], begins: str, given: str | None) ->
     wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
     raise ValueError(
         f"`{printable(path)}` must have one column {wanted}, got"
-        f" {printable(', '.join(names)) or 'none'}."
-        f" Name the one that is meant {begins!r}, with commas between columns."
+        f" {printable(', '.join(names)) or 'none'}. Rename the right column to {begins!r}, and"
+        " separate columns by commas."
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps against examples: what a training run costs at another batch size."""
+"""Steps against examples: the cost of a training run at other batch sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The steps and the examples that reach one and the same result at every batch size.
+    """The steps and the examples that a run needs for one result, at every batch size.
 
     A step of batch size B makes 1/(1 + B_crit/B) of the progress of a noise-free step. Hence
 
@@ -33,17 +33,18 @@ class Tradeoff:
     Eliminating B gives the Pareto front (steps/S_min - 1)·(examples/E_min - 1) = 1. Moving along
     it, one step saved costs r = B²/B_crit examples, the exchange rate at B.
 
-    "Critical" has two definitions, which differ several fold: `critical_batch_size` is
-    McCandlish's, `overhead_batch_size` is that of Zhang et al. Always say which.
+    "Critical" has two definitions, which differ severalfold. `critical_batch_size` is McCandlish's,
+    `overhead_batch_size` is Zhang's. Always say which one you mean.
 
     Args:
         min_steps: S_min, the optimizer steps needed at an infinite batch size.
         min_examples: E_min, the examples needed at a vanishing batch size.
-        gamma: How much nearer to the origin a batch size that follows the noise scale brings the
-            front, see `adaptive_examples`: 1 where the noise scale is constant, else less.
+        gamma: How much a batch size that follows the noise scale improves the front, see
+            `adaptive_examples`: 1 (not at all) if the noise scale is constant, else less.
 
     Raises:
-        ValueError: If the first two are not positive and finite, or `gamma` not within 0 to 1.
+        ValueError: If `min_steps` or `min_examples` is not positive and finite, or `gamma` is not
+            within 0 to 1.
 
     Example:
         >>> tradeoff = Tradeoff(min_steps=1000, min_examples=20_000)
@@ -72,7 +73,7 @@ class Tradeoff:
 
     @property
     def critical_batch_size(self) -> float:
-        """B_crit = E_min/S_min, in examples: here steps and examples are twice their least.
+        """B_crit = E_min/S_min, in examples: there a run takes twice the fewest steps and examples.
 
         The definition of McCandlish et al. 2018.
         """
@@ -81,8 +82,9 @@ class Tradeoff:
     def overhead_batch_size(self, overhead: float, optimal_batch_size: float) -> float:
         """Return the batch size that costs `overhead` more examples than perfect scaling.
 
-        The definition of Zhang et al. 2024 (with 0.2 and 256 sequences). Perfect scaling from
-        B_opt keeps its examples; B·steps(B) = (1 + overhead)·examples(B_opt) is solved by
+        This is the definition of Zhang et al. 2024, who use 0.2 and 256 sequences. With perfect
+        scaling a run needs the examples of B_opt at every batch size. The equation
+        B·steps(B) = (1 + overhead)·examples(B_opt) has the solution
 
             B = (1 + overhead)·B_opt + overhead·B_crit
 
@@ -110,7 +112,7 @@ class Tradeoff:
         return self.min_examples + self.min_steps * _positive("batch_size", batch_size)
 
     def exchange_rate(self, batch_size: float) -> float:
-        """Return r = B²/B_crit: the examples that one step saved costs at `batch_size`."""
+        """Return r = B²/B_crit: at `batch_size`, saving one step costs r examples."""
         return _positive("batch_size", batch_size) ** 2 / self.critical_batch_size
 
     def batch_size_for(self, exchange_rate: float) -> float:
@@ -128,10 +130,10 @@ class Tradeoff:
 
             (steps/S_min - 1)·(examples/E_min - 1) = γ = (∫ √b ds)²/(S_min·E_min) <= 1
 
-        with γ of the run, `gamma`. With γ = 1 this is the front of constant batch sizes.
+        where γ is `gamma`. With γ = 1 this is the front of constant batch sizes.
 
         Raises:
-            ValueError: If `steps` does not exceed `min_steps`, which no batch size can do with.
+            ValueError: If `steps` does not exceed `min_steps`: no batch size needs fewer.
 
         References:
             McCandlish et al. 2018, arXiv:1812.06162, appendix D.
@@ -157,14 +159,14 @@ class Tradeoff:
         `gamma` of the result is (Σ √b/(1 + b/B))²/(S_min·E_min).
 
         Args:
-            noise_scale: b of each segment of the run, in examples. NaN marks a segment where
-                it was not measured (the first steps, say): it takes the next measured value,
-                at the end of the run the last one.
+            noise_scale: b of each segment of the run, in examples. NaN marks a segment where it was
+                not measured, such as the first steps. The next measured value is used for it, and
+                the last one at the end of the run.
             batch_size: B of each segment, global, in examples.
             steps: Optimizer steps in each segment.
 
         Returns:
-            The trade-off for reaching what the run reached. It takes B_crit = B_simple, the
+            The trade-off for the result that the run reached. It assumes B_crit = B_simple, the
             uncalibrated theory, which was derived for SGD.
 
         Raises:

@@ -176,7 +176,7 @@ CASES: list[tuple[list[str], str]] = [
             ),
             (
                 ["--branches", "files/equal_losses.csv", "--branch-step", "500"],
-                "`loss` must show up to where larger batches keep up",
+                "`loss` must show up to which batch size branches keep up",
             ),
             (
                 ["--branches", "files/nan_losses.csv", "--branch-step", "500"],

@@ -103,7 +103,7 @@ def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
     assert ", order " not in nothing_new
     code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
     assert (code, errors) == (0, "")
-    assert "branches at 32 say that it is" in json.loads(told)["assumptions"][1]
+    assert "branches at 32 give" in json.loads(told)["assumptions"][1]
 
 
 def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
@@ -180,14 +180,17 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         (["gone", "saved", "branched_model:make"], "`run` must be a folder or a file, got gone"),
         ([*RUN[:1], "gone", *RUN[2:]], "`checkpoint` must be a file, got gone"),
         ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must hold the optimizer's state, got"),
-        ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or times"),
-        ([*RUN, "--batch-sizes", "1x"], "`--batch-sizes` must have another than the run's own"),
+        ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or multiples"),
+        (
+            [*RUN, "--batch-sizes", "1x"],
+            "`--batch-sizes` must have one that differs from the run's own",
+        ),
         ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
         ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
         ([*RUN, "--devices", "0"], "`--devices` must be at least 1, got 0."),
         ([*RUN, "--loss-examples", "0"], "`--loss-examples` must be at least 1, got 0."),
         ([*RUN, "--max-device-batch-size", "-3"], "`--max-device-batch-size` must be at least 1"),
-        ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the command once more"),
+        ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the whole command again"),
         ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),
         ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
         ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that is there"),

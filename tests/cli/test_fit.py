@@ -76,7 +76,7 @@ def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
             [(64, 1, 2)],
             "batch_size,steps_a,steps_b",
             "`{path}` must have one column that begins with 'steps', got batch_size, steps_a,"
-            " steps_b. Name the one that is meant 'steps', with commas between columns.",
+            " steps_b. Rename the right column to 'steps', and separate columns by commas.",
         ),
         (
             [(name, *row) for name in "ab" for row in ROWS],

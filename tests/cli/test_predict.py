@@ -144,7 +144,7 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
     assert (
         predict(history, calibration=found)
         .warnings[0]
-        .startswith("Of the sweep that kappa was fitted to: The steps scatter by")
+        .startswith("About the sweep that kappa was fitted to: The steps scatter by")
     )
 
 

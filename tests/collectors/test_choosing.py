@@ -32,14 +32,14 @@ def test_layers_of_another_small_batch_are_refused(
 ) -> None:
     message = (
         f'`layers` must be "all" with `small_batch="{small_batch}"`, got \'normalization\': only'
-        " examples are normed layer by layer. Leave `small_batch` out."
+        " single examples are measured layer by layer. Leave `small_batch` out."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         made(small_batch=small_batch, layers="normalization")
 
 
 def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="A preconditioner must be left out where examples"):
+    with pytest.raises(ValueError, match="A preconditioner must be left out if examples"):
         NoiseScaleMonitor(layers="normalization", preconditioned=True)
 
 

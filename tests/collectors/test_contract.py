@@ -415,9 +415,7 @@ def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> N
     """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
     case, tolerance = CASES[name], 1e-5
     if case.weights and facts(way)[0].refused_weights:
-        assert (
-            "`weight` must be left out where gradients are sharded" in facts(way)[0].refused_weights
-        )
+        assert "`weight` must be left out if gradients are sharded" in facts(way)[0].refused_weights
         return
     first, *others = (one.cases[name] for one in facts(way))
 

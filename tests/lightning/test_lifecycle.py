@@ -114,14 +114,14 @@ ANEW, GOES_ON = [8, 10, 12, 14], [2, 4, 6, 8, 10, 12, 14]
 @pytest.mark.parametrize(
     ("damage", "told", "steps"),
     [
-        ("another window", "averages of before.*`window` must be the one", GOES_ON),
-        ("another unit", "averages of before.*`unit` must be the one", ANEW),
-        ("no averages", "averages of before.*KeyError: 'averages'", GOES_ON),
-        ("averages of other windows", "averages of before.*cannot reshape", GOES_ON),
-        ("no counts", "averages of before.*KeyError: 'skipped_steps'", GOES_ON),
-        ("no meter", "averages of before.*KeyError: 'meter'", [1, 3, 5, 7]),
-        ("nothing", "averages of before.*TypeError", [1, 3, 5, 7]),
-        ("no history", "history of before.*KeyError: 'history'", ANEW),
+        ("another window", "averages.*were not restored.*`window` must be the one", GOES_ON),
+        ("another unit", "averages.*were not restored.*`unit` must be the one", ANEW),
+        ("no averages", "averages.*were not restored.*KeyError: 'averages'", GOES_ON),
+        ("averages of other windows", "averages.*were not restored.*cannot reshape", GOES_ON),
+        ("no counts", "averages.*were not restored.*KeyError: 'skipped_steps'", GOES_ON),
+        ("no meter", "averages.*were not restored.*KeyError: 'meter'", [1, 3, 5, 7]),
+        ("nothing", "averages.*were not restored.*TypeError", [1, 3, 5, 7]),
+        ("no history", "history was not restored.*KeyError: 'history'", ANEW),
     ],
 )
 def test_what_cannot_be_restored_begins_anew_and_training_goes_on(

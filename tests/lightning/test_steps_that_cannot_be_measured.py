@@ -98,9 +98,10 @@ def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Pat
         assert np.isfinite(history[column][known][-1])
         assert np.isnan(history[column][~known]).all()
     assert told == [
-        "From step 9 on each step has one micro-batch, in one process, which has nothing to be"
-        " compared with: no noise scale is logged from there on. Accumulate two or more, use more"
-        ' devices, or compare the halves of each batch: `small_batch="half"`.'
+        "Since step 9 each step has only one micro-batch in one process, so there is nothing to"
+        " compare it with: no noise scale is logged from there on. Accumulate two or more"
+        " micro-batches, use more devices, or compare the halves of each batch:"
+        ' `small_batch="half"`.'
     ]
 
 

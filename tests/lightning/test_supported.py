@@ -61,7 +61,7 @@ def set_up(strategy: Any = None, **options: Any) -> Any:
     ("strategy", "reason"),
     [
         (DeepSpeedStrategy, "DeepSpeed reduces gradients inside its own engine"),
-        (FSDPStrategy, "FSDP1 offers no look at a rank's own gradient"),
+        (FSDPStrategy, "FSDP1 does not show a rank's own gradient"),
     ],
 )
 def test_other_strategies_are_refused_with_the_remedy(strategy: type, reason: str) -> None:
@@ -77,7 +77,7 @@ def test_subclasses_and_unknown_strategies_are_refused() -> None:
 
     unknown = SimpleNamespace(model=torch.nn.Linear(1, 1))
 
-    assert "got FSDPStrategy: FSDP1 offers no look" in refusal(set_up(object.__new__(Mine)))
+    assert "got FSDPStrategy: FSDP1 does not show" in refusal(set_up(object.__new__(Mine)))
     assert "got SimpleNamespace: it trains neither by DDP nor FSDP2." in refusal(set_up(unknown))
 
 

@@ -81,9 +81,9 @@ def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
     on_zero, on_one = on_ranks(2, warned)
 
     message = (
-        "All ranks or micro-batches had one and the same gradient: such steps are not measured."
-        " Give each its own examples, ranks by a `DistributedSampler`. What is drawn at random (the"
-        " input of a generator) needs a seed of its own on each rank."
+        "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"
+        " rank (by a `DistributedSampler`) and each micro-batch its own examples. If inputs are"
+        " drawn at random, give each rank its own seed."
     )
     assert on_zero == ([message], 5, 0)
     assert on_one == ([], 5, 0)
@@ -223,8 +223,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         return str(error.value)
 
     message = (
-        "`model` must be a DistributedDataParallel or FSDP2 module where several processes train,"
-        " got Sequential. Wrap it: `DistributedDataParallel(model)`."
+        "`model` must be a DistributedDataParallel or FSDP2 module if several processes train, got"
+        " Sequential. Wrap it: `DistributedDataParallel(model)`."
     )
     assert on_ranks(2, unwrapped) == [message] * 2
 
@@ -266,7 +266,8 @@ def test_one_process_without_accumulation_is_told_once_what_to_do() -> None:
 
     with pytest.warns(
         UserWarning,
-        match="Accumulate two or more, use more devices, or compare the halves of each batch",
+        match="Accumulate two or more micro-batches, use more devices, or compare the halves of"
+        " each batch",
     ) as warned:
         scale = meter.noise_scale
 
@@ -283,7 +284,7 @@ def test_a_closed_meter_says_so() -> None:
             meter.step()
         return str(error.value)
 
-    message = "This meter is closed. Make a new one and load its `state_dict`."
+    message = "This meter is closed. Make a new meter and load the `state_dict` of this one."
     assert on_ranks(2, closed) == [message] * 2
 
 
@@ -383,7 +384,7 @@ def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:
 
     assert str(error.value) == (
         "`weight` must be given for all backward passes of a step or for none, got 1 for 2 passes."
-        " Pass 1 for those that count once."
+        " Pass 1 for passes that count once."
     )
 
 

@@ -41,7 +41,7 @@ def test_a_sweeps_doubts_and_confidence_are_those_of_the_factor() -> None:
     wide, narrow = (Calibration.from_sweep(HISTORY, fit, c) for c in (0.95, 0.5))
 
     (doubt,) = fit.warnings
-    assert wide.doubts == (f"Of the sweep that kappa was fitted to: {doubt}",)
+    assert wide.doubts == (f"About the sweep that kappa was fitted to: {doubt}",)
     assert wide.source.startswith("fitted to a sweep of 5 batch sizes")
     assert wide.kappa.low < narrow.kappa.low < narrow.kappa.high < wide.kappa.high
     scaled = narrow.kappa.high * NOISE_SCALE
@@ -86,7 +86,10 @@ def test_merrills_batch_size_is_told_beside_it() -> None:
         scatter=0.002,
     )
 
-    assert "within 0.01, 256 is the largest that keeps up" in calibration.source
+    assert (
+        "with a tolerance of 0.01, 256 is the largest batch size that keeps up"
+        in calibration.source
+    )
 
 
 def test_what_calibrates_nothing_is_refused() -> None:
@@ -94,9 +97,9 @@ def test_what_calibrates_nothing_is_refused() -> None:
     for arguments, message in (
         (
             (resolved, [64, 128, 256], [2.5, 2.5, 2.5]),
-            "`losses` must show up to where larger batches keep up and where they fall behind, got"
-            " a critical batch size of 0 to inf, within their scatter of 0.01. Branch at smaller"
-            " and at larger batch sizes, in several orders of the data.",
+            "`losses` must show up to which batch size branches keep up and from which they fall"
+            " behind, got a critical batch size of 0 to inf, within their scatter of 0.01. Branch"
+            " at smaller and at larger batch sizes, in several orders of the data.",
         ),
         (
             (Bounded(math.nan, 40.0, math.inf), [64, 128, 256], [2.5, 2.6, 2.7]),
@@ -105,8 +108,8 @@ def test_what_calibrates_nothing_is_refused() -> None:
         ),
         (
             (resolved, [64, 128], [2.5, 2.6]),
-            "`batch_sizes` and `losses` must be equally long, of three batch sizes or more, got"
-            " shapes (2,) and (2,). Give the final loss of each branch.",
+            "`batch_sizes` and `losses` must be equally long and have three batch sizes or"
+            " more, got shapes (2,) and (2,). Give the final loss of each branch.",
         ),
         (
             (resolved, [64, 128, 256], [2.5, 2.5, math.nan]),

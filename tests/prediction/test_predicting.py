@@ -202,8 +202,9 @@ def test_rows_far_from_the_run_are_marked_and_told() -> None:
         ("batch size",),
     ]
     assert prediction.warnings == (
-        "Batch sizes of 4, 1,024 examples are more than 8 times off the run's own: learning rates"
-        " that keep the law there may not exist. Measure a run nearer to that.",
+        "Batch sizes of 4, 1,024 examples are more than 8 times off the run's own: so far off, a"
+        " learning rate at which the law holds may not exist. Measure a run at a nearer batch"
+        " size.",
     )
 
 
@@ -213,8 +214,8 @@ def test_many_unresolved_steps_are_told() -> None:
     prediction = predict(history(high=high), devices=[2], batch_sizes=[64])
 
     assert prediction.warnings == (
-        "In 30 % of the steps the noise scale is not resolved by itself: they count with what was"
-        " measured there, and with its error.",
+        "In 30 % of the steps the noise scale is not resolved by itself: the prediction uses the"
+        " measured values with their errors.",
     )
 
 
@@ -241,17 +242,16 @@ def test_steps_in_which_nothing_was_measured_are_told() -> None:
 
     assert prediction.critical_batch_size.value == pytest.approx(192, rel=1e-3)
     assert prediction.warnings == (
-        "In 40 % of the steps nothing was measured: they are taken to be like the steps nearest to"
-        " them.",
+        "In 40 % of the steps nothing was measured: the nearest measured steps are used instead.",
     )
 
 
 def test_gradients_without_noise_have_no_critical_batch_size() -> None:
     """tr(Σ) then comes out on either side of 0."""
     message = (
-        "`history` must have a noise scale above 0, got gradients without noise, but for the error"
-        " of measuring it, in 1,000 steps. Train at a smaller batch size to measure it, or check"
-        " that the batches differ."
+        "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
+        " 1,000 steps. Train at a smaller batch size, where the noise is larger, or check that the"
+        " batches differ."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         predict(history(**increments(-0.05, 1)))
@@ -272,7 +272,7 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
 
 
 def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
-    lags = "The noise scale is the logged one, an average over the steps before: where it rises"
+    lags = "The noise scale is the logged one, an average over the steps before: while it rises"
     rng = np.random.default_rng(0)
     sums = {
         "sum_weight": 64 * STEP,
@@ -304,7 +304,7 @@ def test_a_history_from_before_devices_were_recorded_counts_one_and_says_so() ->
 
     assert [row.devices for row in prediction.rows] == [1, 2, 4, 8]
     assert (
-        "The run's number of devices was not recorded: it is taken to be 1."
+        "The run's number of devices was not recorded: one device is assumed."
         in prediction.assumptions
     )
 
@@ -359,8 +359,8 @@ def test_the_monitors_history_predicts_as_it_is() -> None:
         ),
         (
             {"hour_worth": 5},
-            "`hour_worth` must come with `price_per_device_hour`, got 5 and None. Give what a"
-            " device costs in an hour, too: one is weighed against the other.",
+            "`hour_worth` must come with `price_per_device_hour`, got 5 and None. Give the price of"
+            " a device-hour too: the two are weighed against each other.",
         ),
         (
             {"batch_sizes": []},

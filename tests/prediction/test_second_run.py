@@ -91,10 +91,14 @@ def test_steps_that_do_not_fall_bound_it_from_above() -> None:
 @pytest.mark.parametrize(
     ("second", "options", "message"),
     [
-        (run(32), {}, "`second_run` must be at another batch size, got 32 beside 32"),
+        (
+            run(32),
+            {},
+            "`second_run` must be at another batch size, got 32, while the first run has",
+        ),
         (run(40), {}, "`second_run` must be at another batch size"),
         (run(512, parameters=11.0), {}, "`second_run` must be of the same model, got 11 trained"),
-        (run(512), {"goal": "loss=2"}, "`goal` must come with folders of runs"),
+        (run(512), {"goal": "loss=2"}, "`goal` must come with run folders"),
         (run(512), {"goal": "loss"}, "`goal` must be a metric's name"),
         (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
         (run(512), {"steps_scatter": -1}, "`steps_scatter` must be positive"),

@@ -323,7 +323,9 @@ def test_a_state_that_lacks_something_is_refused_by_its_name(
     state = controller.state_dict()
     del (state[within] if within else state)[name]
 
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}.* Resume from a whole checkpoint"):
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(message)}.* Resume from a complete checkpoint"
+    ):
         controller.load_state_dict(state)
 
 
@@ -351,7 +353,9 @@ def test_another_policy_begins_without_the_state_of_the_first() -> None:
     same, other = (BatchSizeController(Plan(8, 4), sgd(), p) for p in (counts, "seesaw"))
 
     same.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="^`policy` is InsteadOfDecay, and the run .* had Counts"):
+    with pytest.warns(
+        UserWarning, match="^`policy` is InsteadOfDecay, and the saved run had Counts"
+    ):
         other.load_state_dict(first.state_dict())
 
     assert counts.asked == 1
@@ -477,7 +481,7 @@ def test_ranks_that_disagree_are_told_on_all_of_them() -> None:
 
     assert messages[0] == messages[1]
     assert messages[0].startswith(
-        "`policy` must give the same batch size on all ranks, got 32 to 48. Let it depend"
+        "`policy` must give the same batch size on all ranks, got 32 to 48. Compute it"
     )
 
 
@@ -568,8 +572,8 @@ def test_ranks_with_schedules_of_their_own_are_told_on_all_of_them_before_a_step
         return "agreed"
 
     assert set(on_ranks(2, agreed)) == {
-        "`policy` must be the same schedule on all ranks, got different ones. Make it of what all"
-        " ranks know."
+        "`policy` must be the same schedule on all ranks, got different ones. Make it from values"
+        " that are equal on all ranks."
     }
 
 
@@ -678,8 +682,8 @@ def test_what_cannot_be_is_refused(
 def test_a_noise_scale_that_nobody_measures_is_asked_for(options: dict[str, Any]) -> None:
     controller = BatchSizeController(Plan(8, 4), sgd(), **options)
     message = (
-        "`meter` must be given where the policy or the learning rate goes by the noise scale, got"
-        " None. Pass the `NoiseScaleMeter` that measures the run."
+        "`meter` must be given if the policy or the learning rate uses the noise scale, got None."
+        " Pass the `NoiseScaleMeter` of the run."
     )
 
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -690,9 +694,9 @@ def test_steps_that_cannot_be_measured_are_refused() -> None:
     meter = NoiseScaleMeter(torch.nn.Linear(4, 1), small_batch="micro_batch")
     meter.follow()
     message = (
-        "`min_accumulation` must be at least 2 where micro-batches are compared in one process,"
-        " got 1. Pass `meter.least_micro_batches`: from fewer nothing is measured, and the batch"
-        " size stays for ever."
+        "`min_accumulation` must be at least 2 if one process compares micro-batches, got 1. Pass"
+        " `meter.least_micro_batches`: with fewer micro-batches nothing is measured, and the batch"
+        " size never changes."
     )
 
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -26,7 +26,7 @@ from noisescale.scheduling.learning_rate import (
         (([-0.2, 3.0], [5.0, 0.5]), 1.8472893902),
     ],
 )
-@pytest.mark.filterwarnings("ignore:All ranks or micro-batches had one and the same gradient")
+@pytest.mark.filterwarnings("ignore:All ranks or micro-batches had the same gradient")
 def test_gain_of_two_micro_batches_is_the_published_one(
     inputs: tuple[list[float], list[float]], gain: float
 ) -> None:

@@ -96,8 +96,8 @@ def test_one_configuration_is_continued_by_what_is_stated() -> None:
         "How the time of a micro-batch depends on its size",
         "How long devices synchronise",
         "How synchronisation grows with the devices",
-        "What a step costs but once",
-        "There are no more timings than the model needs: they are taken to repeat to 1 %.",
+        "The part of a step that does not depend on the number of micro-batches",
+        "There are no more timings than the model needs: they are assumed to repeat to 1 %.",
     ]
 
 
@@ -124,7 +124,7 @@ def test_batch_sizes_alone_tell_the_fixed_share_and_nothing_of_synchronisation()
     assert [text.split(" was not timed")[0].split(",")[0] for text in model.assumptions] == [
         "How long devices synchronise",
         "How synchronisation grows with the devices",
-        "What a step costs but once",
+        "The part of a step that does not depend on the number of micro-batches",
     ]
 
 
@@ -184,5 +184,7 @@ def test_bounds_do_not_change_from_call_to_call() -> None:
 
 
 def test_no_timings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^`timings` must not be empty, got \[\]\. Make some: `n"):
+    with pytest.raises(
+        ValueError, match=r"^`timings` must not be empty, got \[\]\. Make some with `n"
+    ):
         fit_step_time([])

@@ -26,17 +26,17 @@ def test_timings_of_several_runs_are_collected_in_one_file(tmp_path: Path) -> No
         (
             "",
             "must have the columns device_batch_size, accumulation, devices, nodes, seconds, got"
-            " none named device_batch_size, accumulation, devices, nodes, seconds. Make it with"
+            " no device_batch_size, accumulation, devices, nodes, seconds. Make it with"
             " `noisescale profile`.",
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n",
-            "must have timings, got column names alone. Make it with `noisescale profile`.",
+            "must have timings, got only column names. Make it with `noisescale profile`.",
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n32,1,1,1,0.1\n64,1,1,1,-1\n",
-            "must have positive numbers, whole ones of accumulation, devices and nodes, got ['64',"
-            " '1', '1', '1', '-1'] in line 3. Mend or remove that line.",
+            "must have positive numbers, and whole numbers of accumulation, devices and nodes, got"
+            " ['64', '1', '1', '1', '-1'] in line 3. Correct or remove that line.",
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n32,1,1,1\n",
@@ -45,8 +45,8 @@ def test_timings_of_several_runs_are_collected_in_one_file(tmp_path: Path) -> No
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n32,1.5,1,1,0.1\n",
-            "must have positive numbers, whole ones of accumulation, devices and nodes, got ['32',"
-            " '1.5', '1', '1', '0.1'] in line 2. Mend or remove that line.",
+            "must have positive numbers, and whole numbers of accumulation, devices and nodes, got"
+            " ['32', '1.5', '1', '1', '0.1'] in line 2. Correct or remove that line.",
         ),
     ],
 )

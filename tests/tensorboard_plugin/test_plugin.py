@@ -162,8 +162,8 @@ def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
         (
             {"worth": "30"},
             400,
-            "`worth` must come with `price`, got 30.0 and None. Give what a device costs in an"
-            " hour, too: one is weighed against the other.",
+            "`worth` must come with `price`, got 30.0 and None. Give the price of a device-hour"
+            " too: the two are weighed against each other.",
         ),
         (
             {"optimizer": 5000 * "1"},

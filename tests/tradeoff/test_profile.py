@@ -86,8 +86,8 @@ def test_repeats_tell_the_scatter() -> None:
 @pytest.mark.parametrize(
     ("sizes", "steps", "scatter", "message"),
     [
-        ([16, 16], [10.0, 11.0], None, "`batch_sizes` must have two values at least"),
-        ([16, 32], [10.0], None, "`batch_sizes` must have two values at least"),
+        ([16, 16], [10.0, 11.0], None, "`batch_sizes` must have two values or more"),
+        ([16, 32], [10.0], None, "`batch_sizes` must have two values or more"),
         ([16, 32], [10.0, math.inf], None, "`steps` must be positive and finite"),
         ([16, -32], [10.0, 5.0], None, "`batch_sizes` must be positive and finite"),
         ([16, 32], [10.0, 5.0], 0.0, "`scatter` must be positive"),

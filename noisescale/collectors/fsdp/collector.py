@@ -68,7 +68,7 @@ class _Step:
 
 
 class FsdpCollector(Collector):
-    """Squared norms of this rank's gradient in every round, and of its shard of the average.
+    """Squared norms of this rank's gradient in every round, and of its shard of the averaged one.
 
     A unit that reduces twice in one backward pass (two methods of one module were called) may
     show a gradient in parts: such a step has no small norms.
@@ -79,7 +79,7 @@ class FsdpCollector(Collector):
         groups: See `Groups`.
 
     Raises:
-        ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
+        ValueError: If gradients are not averaged over one mesh of FSDP2.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class FsdpCollector(Collector):
 
     @property
     def gradients_dropped(self) -> bool:
-        """Whether `zero_grad` was called since the last round: the step starts anew.
+        """Whether `zero_grad` was called since the last round, so that the step starts again.
 
-        Before the first round `p.grad` is None anyhow: what passes add to is unsharded.
+        Before the first round `p.grad` is always None, as passes add to unsharded gradients.
         """
         step = self._step
         return bool(step.rounds) and not step.scattered_only and not self.norms.any_gradient()
@@ -129,10 +129,10 @@ class FsdpCollector(Collector):
         )
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Raise a RefusalError: a round is taken to be a mean of equal micro-batches."""
+        """Raise a RefusalError: a round must be a mean of equal micro-batches."""
         raise RefusalError(
-            "`weight` must be left out where gradients are sharded, got some. Divide every loss by"
-            " the number of micro-batches, or leave the meter out."
+            "`weight` must be left out if gradients are sharded, got some. Divide every loss by the"
+            " number of micro-batches, or leave the meter out."
         )
 
     def small_sq_norms(self) -> Tensor | None:
@@ -172,7 +172,7 @@ class FsdpCollector(Collector):
             unit.reset()
 
     def close(self) -> None:
-        """Put the reduce-scatters back that were there."""
+        """Restore the original reduce-scatters."""
         self.reset()
         for unit in self._units:
             unit.close()

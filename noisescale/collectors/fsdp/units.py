@@ -45,19 +45,19 @@ except ImportError:  # before torch 2.9, or built without distributed
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to some module."""
+    """Whether `fully_shard` was applied to any module in the model."""
     # By name, for a torch that was built without distributed.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return "FSDPModule" in kinds
 
 
 class Unit(HookErrors, ReduceScatter):
-    """Takes the place of a unit's reduce-scatter: shows its buffer, then calls the one it was.
+    """Replaces a unit's reduce-scatter: it shows the buffer, then calls the original one.
 
     Args:
-        unit: FSDP's.
+        unit: The unit of FSDP.
         norms: The parameters that count, and where.
-        on_reduce: Called with this and the buffer, on FSDP's stream.
+        on_reduce: Called with this object and the buffer, on FSDP's stream.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Unit(HookErrors, ReduceScatter):
 
     @property
     def reduces_over_replicas(self) -> bool:
-        """Whether it does so over replicas too, if there are any."""
+        """Whether this backward pass also reduces over replicas, if there are any."""
         replicated = isinstance(self._unit.mesh_info, DDPMeshInfo)
         return bool(self._unit.all_reduce_grads) or not replicated
 
     @property
     def factor(self) -> float:
-        """What p.grad is of the mean over ranks: not 1 where FSDP was given a divisor."""
+        """p.grad over the mean over ranks: not 1 if FSDP was given a divisor."""
         ranks: int = self._unit.mesh_info.mesh.size()
         return ranks / (self._unit.gradient_divide_factor or ranks)
 
     def divided_by(self, dtype: torch.dtype) -> float:
-        """What the buffer is divided by before it is reduced: half precision would overflow."""
+        """The divisor of the buffer before it is reduced: half precision would overflow."""
         unit = self._unit
         before, _, _, _ = _get_gradient_divide_factors(
             unit._reduce_scatter_process_group,
@@ -110,7 +110,7 @@ class Unit(HookErrors, ReduceScatter):
         return before or 1.0
 
     def cut(self, buffer: Tensor, take: Callable[[list[Piece]], None]) -> None:
-        """Give `take` what counts, now or as soon as it is known what is in the buffer."""
+        """Pass the measured pieces to `take`, now or once the contents of the buffer are known."""
         trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
         entries = {self._counts_as[i] for i in trained}
         rows = buffer.view(self._unit.mesh_info.shard_mesh_size, -1)
@@ -126,7 +126,7 @@ class Unit(HookErrors, ReduceScatter):
         self._error = self.waiting = None
 
     def close(self) -> None:
-        """Put the reduce-scatter back, unless somebody has since put another in this place."""
+        """Restore the reduce-scatter, unless another one has replaced this object since."""
         for hook in self._hooks:
             hook.remove()
         self._closed = True
@@ -138,7 +138,7 @@ class Unit(HookErrors, ReduceScatter):
             self._unit._reduce_scatter_comm = wrapped
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Leave the buffers to the reduce-scatter that was there."""
+        """Let the original reduce-scatter allocate the buffers."""
         buffer: Tensor = self._wrapped.allocate(size, dtype=dtype, device=device)
         return buffer
 
@@ -206,14 +206,14 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
     """Return FSDP's units that hold any of the parameters.
 
     Raises:
-        ValueError: If gradients are averaged in another way than over one mesh of FSDP2.
+        ValueError: If gradients are not averaged over one mesh of FSDP2.
     """
     if not TAKES_A_REDUCE_SCATTER:
         refuse(
             "model",
             "be trained by DistributedDataParallel before torch 2.9",
-            f"one sharded by `fully_shard` in torch {torch.__version__}: there FSDP2 does not show"
-            " unsharded gradients",
+            f"one sharded by `fully_shard` in torch {torch.__version__}: in that version FSDP2 does"
+            " not show unsharded gradients",
             "Update torch, or leave the noise scale out.",
         )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):

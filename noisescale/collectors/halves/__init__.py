@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `collectors/halves.py` is made of."""
+"""Compare the two halves of one batch, in one process without accumulation."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules gave in the forward pass, and how deep each was called within others."""
+"""Outputs of modules in the forward pass, and how deep each module was called in others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from noisescale.guard import HookErrors, keeps_errors
 
 
 class ModuleCalls(HookErrors):
-    """Looks at the calls of all modules while it is on, by one pair of hooks for all of them.
+    """Records the calls of all modules while it is on, with one pair of hooks for all modules.
 
     Args:
-        only: Modules whose calls count, however deep they are; None: those of all.
+        only: Modules whose calls are recorded, however deep they are; None: all modules.
     """
 
     def __init__(self, only: Collection[nn.Module] | None = None) -> None:
         self.any = False
-        """Whether a module gave what has a gradient to come."""
+        """Whether a module returned a tensor that requires a gradient."""
         self._mark = object()
         self._only = None if only is None else {id(module) for module in only}
         self._depth = 0
@@ -33,11 +33,11 @@ class ModuleCalls(HookErrors):
 
     @property
     def on(self) -> bool:
-        """Whether calls are looked at."""
+        """Whether calls are recorded."""
         return self._remove is not None
 
     def switch(self, on: bool) -> None:
-        """Begin to look at calls, or look at none."""
+        """Start or stop to record calls."""
         if on == self.on:
             return
         self._depth = 0
@@ -48,13 +48,13 @@ class ModuleCalls(HookErrors):
             self._remove = _show_calls(weakref.ref(self))
 
     def forget(self) -> None:
-        """Forget what was seen."""
+        """Forget the recorded calls."""
         self.any = False
         self._mark = object()
         self._depth = 0
 
     def outputs_in(self, graph: Graph) -> dict[Output, int]:
-        """Return what modules gave that is in a graph, and how deep each was called."""
+        """Return the outputs of modules that are in a graph, and how deep each was called."""
         return {
             (node, which): depth
             for node in graph.nodes
@@ -63,12 +63,12 @@ class ModuleCalls(HookErrors):
 
     @keeps_errors
     def on_call(self) -> None:
-        """Take in that a module is called."""
+        """Record that a module is called."""
         self._depth += 1
 
     @keeps_errors
     def on_return(self, module: nn.Module, output: Any) -> None:
-        """Take in what it gave."""
+        """Record what a module returned."""
         self._depth = depth = max(self._depth - 1, 0)
         if not torch.is_grad_enabled() or isinstance(module, ParametrizationList):
             return
@@ -86,7 +86,7 @@ class ModuleCalls(HookErrors):
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a module gives: one, or a mapping or sequence of them."""
+    """The tensors in the output of a module: one, or a mapping or sequence of them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of the two halves of one batch: the small batches of one process that does not accumulate.
+"""Norms of the two halves of one batch: the small batches of one process without accumulation.
 
 One backward pass more, before the training's own, in which the rows of one half count positive and
 those of the other negative, gives half the difference of their mean gradients, g_s. Then
@@ -38,7 +38,7 @@ _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be o
 
 
 class Halves(NamedTuple):
-    """What was measured of one batch."""
+    """The norms of one batch."""
 
     sq_norms: Tensor
     """|g_s|², shape (entries,)."""
@@ -48,7 +48,7 @@ class Halves(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What is known of a batch before its backward pass."""
+    """What is known about a batch before its backward pass."""
 
     size: float
     """Examples, as they are counted."""
@@ -58,13 +58,14 @@ class _Batch(NamedTuple):
 
 
 class HalvesCollector(MicroBatchCollector):
-    """Squared norms of a step's gradient and of its halves, or of its micro-batches.
+    """Squared norms of a step's gradient, and of its halves or its micro-batches.
 
     Args:
-        model: What is trained; hooks see its modules' outputs.
+        model: The trained model; hooks read the outputs of its modules.
         norms: The parameters that are trained, and where their norms count.
-        cut: Names of modules at whose outputs to cut; None: those that the training step calls.
-        compiled: Whether some of it is: hooks would have it compiled once more.
+        cut: Names of modules at whose outputs to cut; None: the modules that the training step
+            calls.
+        compiled: Whether a part of the model is compiled: hooks would compile it again.
 
     Raises:
         ValueError: If `cut` names no module.
@@ -91,12 +92,12 @@ class HalvesCollector(MicroBatchCollector):
 
     @property
     def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured: one has halves."""
+        """Micro-batches that a step needs to be measured: one, as it has two halves."""
         return 1
 
     @property
     def cost(self) -> float:
-        """Plain steps that a measured one takes more: most of them with a pass of our own."""
+        """The extra cost of a measured step, in plain steps; larger with a pass of our own."""
         return 0.75 if self._takes_a_pass else super().cost
 
     @property
@@ -109,7 +110,7 @@ class HalvesCollector(MicroBatchCollector):
         return self._lone_steps >= _LONE_STEPS
 
     def expect(self, *, rows: int | None, last: bool | None) -> None:
-        """Take what is known of the next backward pass."""
+        """Receive what is known about the next backward pass."""
         self._rows, self._last = rows, last
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
@@ -129,7 +130,7 @@ class HalvesCollector(MicroBatchCollector):
     def small_sq_norms(self) -> Tensor | None:
         """Σ|g_part|² over the halves or micro-batches since the last reset.
 
-        Of one batch it is |g|² + |g_s|², the mean of both halves'.
+        For one batch it is |g|² + |g_s|², the mean over both halves.
         """
         small = super().small_sq_norms()
         if sum(self.reached) > 1:
@@ -146,7 +147,7 @@ class HalvesCollector(MicroBatchCollector):
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Likewise; the weight of one batch alone is nothing to it."""
+        """As `layout`, with weights; the weight of a single batch has no effect."""
         if len(sizes) == 1 and self._halves is not None:
             return halves_of_a_batch(sizes[0], self._halves.rows, 1.0)
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
@@ -166,11 +167,11 @@ class HalvesCollector(MicroBatchCollector):
         super().close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next steps depend on."""
+        """Return what the next steps need."""
         return {"draws": self._draws, "lone_steps": self._lone_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; the cut is proved again."""
+        """Continue from a `state_dict`; the cut is proved again."""
         self._draws = state.get("draws", 0)
         self._lone_steps = state.get("lone_steps", _LONE_STEPS)
 
@@ -188,9 +189,9 @@ class HalvesCollector(MicroBatchCollector):
             return
         if gradient.dim():
             self._cuts.tell(
-                "The loss is made of the model's output outside of it, where it is not seen: the"
-                " noise scale is right if rows do not act on each other there, as they do in"
-                " contrastive losses." + INSTEAD
+                "The loss is computed from the model's output outside of the model, where it cannot"
+                " be checked. The noise scale is right only if rows do not act on each other there,"
+                " as they do in contrastive losses." + INSTEAD
             )
         self._measure(start.edge, gradient, batch)
 
@@ -199,14 +200,14 @@ class HalvesCollector(MicroBatchCollector):
         size, rows, which = batch
         if rows > size > 0:
             raise RefusalError(
-                "The size that is counted must be at least the rows of the batch, got"
-                f" {size:g} for {rows} rows: those of one example are not independent. Give"
-                " the model's output as (batch, rows, ...) and pass `rows`." + INSTEAD
+                f"The size that is counted must be at least the rows of the batch, got {size:g} for"
+                f" {rows} rows: the rows of one example are not independent. Give the model's"
+                " output as (batch, rows, ...) and pass `rows`." + INSTEAD
             )
         if rows < 2:
             self._cuts.tell(
-                f"A batch of {rows} has no halves to compare: such steps are not measured. Use"
-                " batches of two rows or more, or accumulate two or more."
+                f"A batch of {rows} has no halves to compare. Such steps are not measured. Use"
+                " batches of two rows or more, or accumulate two or more micro-batches."
             )
             return
         edges = self._cuts.find(loss, gradient, rows)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses in which rows act on each other: contrastive ones, functions of means over the batch.
 
-Such a loss changes with a row in two ways: by what comes through the row itself, and by what the
-other rows' gradients become through it. Rows that are signed at a cut show the first alone. By
-Hoeffding's decomposition the second is of the same order, however large the batch.
+A row acts on the gradient of such a loss in two ways: through its own gradient, and through its
+effect on the gradients of other rows. Rows that are signed at a cut show only the first effect. By
+Hoeffding's decomposition the second effect is of the same order, however large the batch.
 
 References:
     Hoeffding 1948, "A class of statistics with asymptotically normal distribution".
@@ -52,7 +52,7 @@ class _Step(NamedTuple):
 
 
 def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
-    """Name an operation between the loss and the cut by which rows act on each other; or None.
+    """Name an operation between the loss and the cut that makes rows act on each other, or None.
 
     1. A product or distance of two matrices that both come from rows of the cut: rows are
        dimensions of what it gives (similarities), or summed over (covariances). So is a sum or a

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cut of the autograd graph: each way from the loss to a parameter passes it once, row by row.
+"""A cut of the autograd graph, which each path from the loss to a parameter passes once.
 
-At the edges of the cut the gradient has a row for each example. Whatever multiplies those rows
-multiplies what the examples add to the gradient of each parameter, once, as each way from the loss
-is cut where it first comes to an edge of the cut.
+At the edges of the cut the gradient has a row for each example. A factor on a row there multiplies
+what the example adds to the gradient of each parameter. It does so once, as each path from the loss
+is cut at the first edge of the cut that it reaches.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class CutEdge(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Edges that are cut, and what goes past them."""
+    """The edges that are cut, and what is reached past them."""
 
     edges: list[CutEdge]
     outside: list[int]
-    """Parameters, by index, that are reached by a way that is not cut."""
+    """Parameters, by index, that are reached by a path that is not cut."""
     region: Region
     """What is between the loss and the cut."""
 
     @property
     def pattern(self) -> Pattern:
-        """How to find the cut again in a graph that was built alike."""
+        """A pattern that finds the cut again in a graph built in the same way."""
         places = {node: place for place, node in enumerate(self.region.nodes)}
         return Pattern(
             tuple((node.name(), len(further)) for node, further in self.region.nodes.items()),
@@ -68,7 +68,7 @@ def find_cut(
     *,
     scalars: Collection[int] = (),
 ) -> Cut:
-    """Return where to cut, complete if there is such a cut.
+    """Return the cut, which separates all parameters from the loss if there is such a cut.
 
     In the order of preference: edges into outputs of modules, those that no other module called
     first; then, where that leaves out parameters, edges into what comes nearest to the loss and has
@@ -77,11 +77,11 @@ def find_cut(
     made them.
 
     Args:
-        graph: That of the loss.
-        rows: Of the batch.
-        outputs: Of modules, and how deep each was called within others.
-        parameters: Those that are trained: the id of each, and its index.
-        scalars: Indices of those that may be left outside: factors such as a temperature.
+        graph: The graph of the loss.
+        rows: Rows of the batch.
+        outputs: Outputs of modules, and how deep each module was called in others.
+        parameters: Ids of the trained parameters, with their indices.
+        scalars: Indices of parameters that the cut may leave out: factors such as a temperature.
     """
     search = _Search(graph, rows, outputs, parameters, frozenset(scalars))
     best: Cut | None = None
@@ -99,7 +99,7 @@ def find_cut(
 
 
 def find_again(loss: GradientEdge, rows: int, pattern: Pattern) -> list[CutEdge] | None:
-    """Return the edges of a cut in a graph that was built like an earlier one; None: it was not."""
+    """Return the edges of a cut in a graph built like an earlier one; None if it differs."""
     graph = Graph(loss)
     stops = {(place, position): repeats for place, position, repeats in pattern.stops}
     places: dict[Node | None, int] = {None: -1}

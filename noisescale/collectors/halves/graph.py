@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The autograd graph, as far as it is asked for: nodes, edges, and the shapes that flow.
+"""The autograd graph, read on demand: nodes, edges, and the shapes of gradients.
 
 Private attribute read here, as of torch 2.13: `Node._input_metadata`.
 """
@@ -43,7 +43,7 @@ class Region(NamedTuple):
 
 
 class Graph:
-    """The graph behind the loss. What was read once is kept, and so are its nodes."""
+    """The graph behind the loss. Nodes and results are kept once they were read."""
 
     def __init__(self, loss: GradientEdge) -> None:
         self.start = Edge(None, 0, (loss.node, loss.output_nr))
@@ -52,7 +52,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> dict[Node, tuple[Edge, ...]]:
-        """All of them, and where gradients go from each."""
+        """All nodes, and where gradients flow from each."""
         return self.region(lambda _: False).nodes
 
     def edges(self, node: Node) -> tuple[Edge, ...]:
@@ -98,7 +98,7 @@ class Graph:
         return set(walk(nodes, lambda node: [e.output[0] for e in self.edges(node)]))
 
     def normalizes_over_batch(self, rows: int) -> bool:
-        """Whether BatchNorm goes by so many rows; by one it normalizes an instance, or a weight."""
+        """Whether a BatchNorm normalizes over the batch of `rows` rows, not over one instance."""
         return any(
             "BatchNorm" in node.name()
             and getattr(node, "_saved_training", True)
@@ -108,7 +108,7 @@ class Graph:
         )
 
     def is_weight(self, node: Node) -> bool:
-        """Whether it gives a parameter, as it is or cast, transposed or reshaped."""
+        """Whether a node gives a parameter, as it is or cast, transposed or reshaped."""
         name, shapes = node.name(), self.shapes(node)
         if name.startswith(("Embedding", "Index", "Gather")) or len(shapes) != 1:
             return False
@@ -143,5 +143,5 @@ def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterato
 
 
 def kind(node: Node) -> str:
-    """What operation it is of, as in "AddmmBackward0"."""
+    """The kind of operation of a node, as in "AddmmBackward0"."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")

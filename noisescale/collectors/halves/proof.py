@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of a cut: with the factor ½ for all rows the gradient has to be half of what it is.
+"""The proof of a cut: with the factor ½ on all rows, the gradient must halve.
 
-A way that the cut misses gives 1 there, and one that is cut twice gives ¼. Rows that are set to
-zero would not tell the latter from what is right, and twice the gradient may overflow in 16 bits.
+A path that the cut misses gives the factor 1, and a path that is cut twice gives ¼. Setting rows to
+zero would not show paths that are cut twice, and doubling the gradient may overflow in 16 bits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FACTOR = 0.5
 """That of all rows."""
 
 LARGEST_ERROR = 0.01
-"""Share of |g/2|² by which half the gradient may be missed."""
+"""The most error that a proof allows, as a share of |g/2|²."""
 
 _NAMED = 3
 
 
 class Proof:
-    """Compares what a pass with the factor ½ gave with the gradients of the training's own pass."""
+    """Compares the gradients of a pass with the factor ½ with those of the training's own pass."""
 
     def __init__(self, names: Sequence[str], left_out: Collection[int]) -> None:
         self._names = names
@@ -40,7 +40,7 @@ class Proof:
         self._halved[index] = gradient.detach().clone()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
-        """Compare it with that of the training's own pass, and let go of it."""
+        """Compare it with the gradient of the training's own pass, and release it."""
         if index in self._left_out:
             return
         self._seen_twice |= index in self._totals
@@ -51,11 +51,11 @@ class Proof:
 
     @property
     def reached(self) -> bool:
-        """Whether the training's own pass came to a parameter."""
+        """Whether the training's own pass reached a parameter."""
         return bool(self._totals)
 
     def share(self) -> float:
-        """Share of |g/2|² that was missed, read off the device; NaN where nobody can tell."""
+        """The error as a share of |g/2|², read from the device; NaN if it is not known."""
         if not self._totals or self._seen_twice:
             return math.nan
         errors, totals = (
@@ -65,7 +65,7 @@ class Proof:
         return errors / totals if 0 < totals < math.inf and errors < math.inf else math.nan
 
     def worst(self) -> str:
-        """Name the parameters that miss it by most, and their share of the error."""
+        """Name the parameters with the largest errors, and their share of the error."""
         errors = {self._names[i]: float(error) for i, error in self._errors.items()}
         whole = sum(errors.values())
         most = sorted(errors, key=errors.__getitem__, reverse=True)[:_NAMED]

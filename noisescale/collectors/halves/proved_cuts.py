@@ -27,7 +27,7 @@ from noisescale.collectors.halves.upset import (
 )
 from noisescale.guard import RefusalError, WarnOnce
 
-INSTEAD = " Accumulate two or more micro-batches, which need none of this, or use several devices."
+INSTEAD = " Accumulate two or more micro-batches, or use several devices: both have no such limit."
 """The end of every refusal."""
 
 _MOST_PATTERNS = 16
@@ -56,7 +56,7 @@ class _Proving(NamedTuple):
 
 
 class ProvedCuts:
-    """Where to cut the graphs of a model, and what is known of each such cut.
+    """The proved cuts of a model's graphs.
 
     Arguments are those of `HalvesCollector`; `names` is its `cut`.
     """
@@ -81,11 +81,11 @@ class ProvedCuts:
         self._searching = True
 
     def watch(self, watching: bool) -> None:
-        """Look at what modules give while watching, where a cut is to be found."""
+        """Record the outputs of modules while watching, if a cut must be found."""
         self._calls.switch(watching and self._searching and not self._compiled)
 
     def forget(self) -> None:
-        """Let go of the step under way."""
+        """Release the current step."""
         self._proving = None
         self._calls.forget()
 
@@ -96,12 +96,13 @@ class ProvedCuts:
             yield
 
     def find(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
-        """Return the edges of a cut; None: there is none to be had in this step.
+        """Return the edges of a cut; None if this step has none.
 
-        That of a graph unlike those before is proved: see `settle`.
+        The cut of a new kind of graph is proved first, see `settle`.
 
         Raises:
-            RefusalError: If there is none, or halves there would not show the batch's noise.
+            RefusalError: If there is no cut, or if halves at the cut would not show the batch's
+                noise.
         """
         watched = self._calls.on
         self._calls.raise_error_of_hook()
@@ -133,10 +134,11 @@ class ProvedCuts:
             if not cut.outside:
                 return None  # another optimizer's loss
             raise RefusalError(
-                f"`model` must hand on a tensor with the {rows} rows of the batch in front, got"
-                " none between the loss and the parameters: its halves cannot be told apart."
-                " Where an example has several rows, give them back as (batch, rows, ...); where"
-                " the size that is counted is not the number of rows, pass `rows`." + INSTEAD
+                f"`model` must pass on a tensor whose first dimension is the {rows} rows of the"
+                " batch, got none between the loss and the parameters: the halves of the batch"
+                " cannot be separated. If an example has several rows, return them as (batch, rows,"
+                " ...). If the size that is counted is not the number of rows, pass `rows`."
+                + INSTEAD
             )
         if meeting := self._where_rows_act_on_each_other(graph, cut, rows):
             self._refused.add(kind)
@@ -155,7 +157,7 @@ class ProvedCuts:
         """What modules gave that is in the graph, and how deep each was called within others."""
         if self._names is not None and not self._calls.any:
             raise RefusalError(
-                "`cut` must name modules whose outputs the loss is made of, got"
+                "`cut` must name modules whose outputs the loss depends on, got"
                 f" {list(self._names)!r}: none of them was called. Leave it out."
             )
         if self._compiled:
@@ -194,27 +196,28 @@ class ProvedCuts:
                 raise
             except RuntimeError as error:
                 raise RefusalError(
-                    "`model` must stand a backward pass before the training's own, got"
-                    f" {str(error).partition(chr(10))[0]!r} in it. Checkpointing needs"
-                    " `use_reentrant=False`, and what torch.compile made"
-                    " `torch._functorch.config.donated_buffer = False` before." + INSTEAD
+                    "`model` must allow a backward pass before the training's own, got"
+                    f" {str(error).partition(chr(10))[0]!r} in that pass. Checkpointing needs"
+                    " `use_reentrant=False`. A compiled model needs"
+                    " `torch._functorch.config.donated_buffer = False`, set before it is compiled."
+                    + INSTEAD
                 ) from error
         if changed:
             raise RefusalError(
-                "`model` must leave alone what its Functions save for the backward pass, as a"
-                f" measured step has two, got {', '.join(sorted(set(changed)))}." + INSTEAD
+                "`model` must not change what its Functions save for the backward pass, as a"
+                f" measured step has two passes, got {', '.join(sorted(set(changed)))}." + INSTEAD
             )
 
     def compare(self, index: int, gradient: Tensor) -> None:
-        """Take in a gradient of the training's own pass, where a cut is being proved."""
+        """Receive a gradient of the training's own pass, if a cut is being proved."""
         if self._proving is not None:
             self._proving.proof.take_own(index, gradient)
 
     def settle(self) -> bool:
-        """Take the cut for proved, or refuse it. Reads the device.
+        """Accept the cut as proved, or refuse it. Reads the device.
 
         Returns:
-            Whether halves at it may be relied on; True where none was to be proved.
+            Whether halves at the cut are reliable; True if there was nothing to prove.
 
         Raises:
             RefusalError: If the training's own pass did not agree.
@@ -235,10 +238,10 @@ class ProvedCuts:
         if share > LARGEST_ERROR:
             self._refused.add(kind)
             raise RefusalError(
-                "`model` must pass all that its gradient is made of through what has the rows of"
-                f" the batch in front, got {share:.0%} of |g|² amiss in the proof, most of it in"
-                f" {proof.worst()}. Penalties on weights belong into the optimizer's"
-                " `weight_decay`, and checkpointing needs `use_reentrant=False`." + INSTEAD
+                "All gradients of `model` must flow through tensors whose first dimension is the"
+                f" rows of the batch, got an error of {share:.0%} of |g|² in the proof, most of it"
+                f" in {proof.worst()}. Put penalties on weights into the optimizer's"
+                " `weight_decay`. Checkpointing needs `use_reentrant=False`." + INSTEAD
             )
         return False  # not finite
 
@@ -250,13 +253,13 @@ class ProvedCuts:
         if meeting := where_rows_meet(graph, cut, rows):
             return (
                 "The loss must be a mean over rows that do not act on one another, got one in which"
-                f" they do ({meeting}): contrastive losses, correlations, products and powers of"
-                " means over the batch."
+                f" they do ({meeting}). Such losses are contrastive losses, correlations, and"
+                " products and powers of means over the batch."
             )
         if graph.normalizes_over_batch(rows) or (self._compiled and _normalizes(self._model)):
             return (
-                "`model` must not have its rows act on one another, got BatchNorm that goes by the"
-                " batch."
+                "The rows of a batch must not act on one another in `model`, got a BatchNorm that"
+                " normalizes over the batch."
             )
         return ""
 
@@ -265,8 +268,8 @@ class ProvedCuts:
             shape = graph.shape(edge.output)
             if len(shape) > 2 and shape[:2] == (rows, rows):
                 self.tell(
-                    f"Sequences have as many positions as the batch has rows, {rows}: the first"
-                    " dimension of what modules hand on is taken for the batch. Where it is not"
+                    f"Sequences have as many positions as the batch has rows, {rows}. The first"
+                    " dimension of tensors is assumed to be the batch. If it is not"
                     " (`batch_first=False`), the noise scale is wrong: use another batch size."
                 )
 
@@ -275,8 +278,8 @@ class ProvedCuts:
         if indices:
             names = ", ".join(self._norms.names[i] for i in indices)
             self.tell(
-                f"The noise scale is that of all parameters but {names}: no rows of the batch can"
-                " be told apart where it is used."
+                f"The noise scale covers all parameters but {names}: the rows of the batch cannot"
+                " be separated where these are used."
             )
 
     def _name_others_hooks(self) -> None:
@@ -284,8 +287,8 @@ class ProvedCuts:
         hooks = others_hooks(self._model, named)
         if hooks:
             self.tell(
-                "A measured step has a backward pass more, which these hooks see as well:"
-                f" {', '.join(hooks[:4])}. Where that matters, have them return at once while"
+                "A measured step has one more backward pass, which these hooks see as well:"
+                f" {', '.join(hooks[:4])}. If that matters, let them return at once while"
                 " `noisescale.measuring()` is true."
             )
 
@@ -294,7 +297,7 @@ def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     """Return the modules of these names.
 
     Raises:
-        ValueError: If one has none.
+        ValueError: If the model has no module of a name.
     """
     modules = dict(model.named_modules())
     unknown = [name for name in names if name not in modules]
@@ -308,7 +311,7 @@ def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 def compiled_outputs(graph: Graph) -> list[Output]:
-    """Return what compiled parts of a model gave: no hook sees them."""
+    """Return the outputs of compiled parts of a model, which no hook sees."""
     return [
         (node, which)
         for node in graph.nodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backward pass of our own, in which each row of the batch has a factor at the cut."""
+"""A backward pass of our own, with a factor on each row of the batch at the cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from noisescale.collectors.own_pass import own_pass
 
 
 def signs(rows: int, draw: int, device: torch.device) -> Tensor:
-    """Return +1 for one half of the rows and -1 for the other, at random; 0 for one that is over.
+    """Return +1 for a random half of the rows and -1 for the other; 0 for an odd row.
 
     The same `draw` gives the same halves.
     """
@@ -39,17 +39,17 @@ def row_pass(
     parameters: Sequence[Parameter],
     on_gradient: Callable[[int, Tensor], None],
 ) -> None:
-    """Go back from the loss, multiply each row by its factor at the cut, and show the gradients.
+    """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
-    Nothing else is left of the pass: gradients are not added to `p.grad`, none is kept, and random
-    numbers that it draws are drawn again by the passes to come.
+    The pass leaves no trace: gradients are not added to `p.grad` and not kept, and random numbers
+    that it draws are drawn again by later passes.
 
     Args:
         loss: What the pass starts from.
-        gradient: The gradient that it starts with.
+        gradient: The gradient that the pass starts with.
         edges: The cut.
         factors: Shape (rows,).
-        parameters: Those whose gradients are asked for.
+        parameters: The parameters whose gradients are wanted.
         on_gradient: Called in hooks with an index and a gradient, which is gone after the call.
     """
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
@@ -98,7 +98,7 @@ def _show(
 
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Have a block draw random numbers as if it did not."""
+    """Restore the random number generators after a block."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backward pass more than the training's can upset, found in a first one and put back."""
+"""Find what one more backward pass would change, and restore it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS = __name__.partition(".")[0]
 
 
 class Buffers:
-    """Those of a model that a backward pass writes to: in it, checkpointing goes forward again."""
+    """The buffers that a backward pass writes to, as checkpointing runs forward again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -30,7 +30,7 @@ class Buffers:
 
     @contextmanager
     def kept(self, *, first: bool) -> Iterator[None]:
-        """Have a block leave them as they are. `first`: find out which it writes to."""
+        """Restore the buffers after a block. `first`: find out which ones the block writes to."""
         buffers = dict(self._model.named_buffers())
         names = set(buffers if first else self._written).intersection(buffers)
         before = {n: (b, b.detach().clone()) for n in names if _counts(b := buffers[n])}
@@ -46,10 +46,10 @@ class Buffers:
 
 
 class SavedTensors:
-    """What the Functions that are written in Python keep for their backward pass.
+    """The tensors that Functions written in Python save for their backward pass.
 
-    Those of torch itself leave it alone. One that changes or frees what it keeps, as it is not
-    needed again, would break the backward pass of the training.
+    torch's own functions do not change what they save. A Function that changes or frees it would
+    break the training's backward pass.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,7 +63,7 @@ class SavedTensors:
 
     @contextmanager
     def restored(self) -> Iterator[list[str]]:
-        """Put back what a block changes. Gives the Functions that did, once it is over."""
+        """Restore what a block changes. After the block, the list has the Functions that did."""
         changed: list[str] = []
         with ExitStack() as versions:
             for _, tensor, _ in self._kept:
@@ -110,7 +110,7 @@ def _retain_grad(self: Tensor) -> None:
 
 @contextmanager
 def retained_gradients_kept() -> Iterator[None]:
-    """Have a block with a backward pass leave gradients that users retain as they are."""
+    """Restore the gradients that users retain, after a block with a backward pass."""
     before = [(tensor, tensor.grad) for tensor in _noted.keys()]  # noqa: SIM118 - a weak dict's
     for tensor, _ in before:
         tensor.grad = None  # what the pass would add to
@@ -122,7 +122,7 @@ def retained_gradients_kept() -> Iterator[None]:
 
 
 def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:
-    """Name the hooks, not ours, that see each backward pass, and a place where each is."""
+    """Name the hooks of others that see each backward pass, and a place where each one is."""
     found: dict[str, str] = {}
     for name, parameter in named_parameters:
         for hook in (parameter._backward_hooks or {}).values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of single examples, layer by layer. For layers of one's own see `register_layer`."""
+"""Norms of single examples, layer by layer. For your own layers see `register_layer`."""
 
 from noisescale.collectors.per_example.collector import Layers as Layers
 from noisescale.collectors.per_example.collector import PerExampleCollector as PerExampleCollector

@@ -57,26 +57,26 @@ Layers = Literal["all", "normalization"]
 
 
 class PerExampleCollector(Collector):
-    """Squared norms of single examples' gradients and of the step's.
+    """Squared norms of single examples' gradients and of the step's gradient.
 
-    The loss must be the mean over the rows of a batch, which is the first dimension of what the
-    layers read. Rows must be independent: no batch normalization, no contrastive loss.
+    The loss must be the mean over the rows of a batch. Rows are the first dimension of the layers'
+    inputs. Rows must be independent: no batch normalization, no contrastive loss.
 
     Args:
         model: The model, in DistributedDataParallel or not.
-        named_parameters: Its parameters that are trained, under the names they have in it.
+        named_parameters: Its trained parameters, by their names in the model.
         groups: See `Groups`.
         group: The ranks that average their gradients; None: one process.
         layers: "normalization" measures LayerNorm, RMSNorm and GroupNorm alone.
 
     Raises:
-        RefusalError: If no parameter can be measured. After the first step `small_sq_norms`
-            raises it if none can after all.
+        RefusalError: If no parameter can be measured. `small_sq_norms` raises it after the first
+            step, if that step shows that none can.
     """
 
     nothing_to_compare = (
         "A step of one example has nothing to be compared with: it is not measured. Train with"
-        " larger batches, accumulate two or more, or use more devices."
+        " larger batches, accumulate two or more micro-batches, or use more devices."
     )
 
     def __init__(
@@ -121,12 +121,12 @@ class PerExampleCollector(Collector):
         return each_example(sizes, [one.rows for one in self._passes], loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Likewise, each micro-batch of a weight of its own."""
+        """As `layout`, with a weight for each micro-batch."""
         return weighted_examples(sizes, [one.rows for one in self._passes], weights)
 
     @property
     def cost(self) -> float:
-        """Plain steps that a measured one takes more."""
+        """The extra cost of a measured step, in plain steps."""
         return 0.3
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
@@ -140,8 +140,8 @@ class PerExampleCollector(Collector):
     def small_sq_norms(self) -> Tensor | None:
         """Sum over backward passes of rows · Σ_i |c_i|², c_i what row i added to `p.grad`.
 
-        None in the first step or steps, which are probes: there it runs a small collective. Also
-        None if a pass was not captured, or was in a way that cannot be relied on.
+        None in the first step or steps, which are probes and run a small collective. Also None if a
+        pass was not captured reliably.
         """
         if self._probe is not None:
             self._settle(self._probe)
@@ -173,11 +173,11 @@ class PerExampleCollector(Collector):
         self.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the probe found, so that a run that goes on need not probe again."""
+        """Return what the probe found, so that a resumed run need not probe again."""
         return {**self._found, "coverage": self._coverage.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was found before, if it is of the same parameters; else the probe stays."""
+        """Continue with what the probe found, if the parameters are the same; else probe again."""
         if self._probe is not None and state.get("names") == self.norms.names:
             verdicts = [Verdict(v) for v in state["verdicts"]]
             self._check_some_measured(verdicts)
@@ -215,10 +215,10 @@ class PerExampleCollector(Collector):
             else:
                 live.reliable = False
                 self._warn(
-                    "Layers disagree on how many rows the batch has, which they did not in the"
-                    " first steps: such steps are not measured. Have the batch in front everywhere"
-                    ' and pass positions as (batch, length), or choose small_batch="micro_batch"'
-                    ' or "rank".'
+                    "Layers disagree on the number of rows in the batch, unlike in the first steps."
+                    " Such steps are not measured. Make the batch the first dimension everywhere,"
+                    ' and pass positions as (batch, length); or choose small_batch="micro_batch" or'
+                    ' "rank".'
                 )
 
     @keeps_errors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the gradient is measured where only some layers have a formula."""
+"""The share of the gradient that is measured, if only some layers have a formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from noisescale.collectors.squared_norms import squared_norm, wide_dtype
 
 LEAST_COVERAGE = 0.9
-"""Share of |g|² below which the noise scale of what is measured is not taken for the whole's.
+"""The least share of |g|² from which the noise scale counts as that of the whole gradient.
 
 The rest may be all noise or none. Tied embeddings, a few percent of a model's numbers, hold half of
 its |g|², and its noise scale is then half of what it should be.
@@ -22,13 +22,13 @@ _DECAY = 0.99  # a step's; the share changes slowly
 
 
 class Coverage:
-    """The share of |g|² that is of measured parameters, averaged over some hundred steps."""
+    """The share of |g|² in measured parameters, averaged over some hundred steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=wide_dtype(device), device=device)
 
     def add(self, measured: Sequence[Parameter], left_out: Sequence[Parameter]) -> None:
-        """Add a step, on the device: what is in `p.grad` of either."""
+        """Add a step, on the device, from `p.grad`."""
         with torch.no_grad():
             parts = [self._sq_norm(parameters) for parameters in (measured, left_out)]
             # Steps count alike, whatever the scale of their losses.
@@ -37,7 +37,7 @@ class Coverage:
             self._sums = self._sums * _DECAY + step
 
     def share(self) -> float:
-        """Read it off the device; 1 before the first step."""
+        """Read the share from the device; 1 before the first step."""
         measured, left_out = self._sums.tolist()
         return float(measured / (measured + left_out)) if measured + left_out else 1.0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters have per-example norms, which have not, and why."""
+"""Which parameters have per-example norms, and why others are left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKS = 8
 
 
 class Verdict(IntEnum):
-    """What is to become of a parameter. The greatest of several, over passes and ranks, counts."""
+    """The result for a parameter. Of several, over passes and ranks, the greatest counts."""
 
     MEASURED = 0
     NO_GRADIENT = 1
@@ -38,8 +38,8 @@ class Verdict(IntEnum):
 REASONS = {
     Verdict.NO_GRADIENT: "without a gradient in the first measured step",
     Verdict.ZERO_GRADIENT: f"whose gradient was zero in the first {LOOKS} measured steps",
-    Verdict.USED_ELSEWHERE: "used otherwise than by their module's forward alone",
-    Verdict.NOT_BATCH_FIRST: "in layers whose input has not one row for each of the batch",
+    Verdict.USED_ELSEWHERE: "used outside of their module's forward",
+    Verdict.NOT_BATCH_FIRST: "in layers whose input does not have the rows of the batch",
     Verdict.USED_TWICE: "in modules called more than once",
     Verdict.TIED: "shared by several modules",
     Verdict.NO_FORMULA: "in layers without a formula for one example's gradient",
@@ -49,7 +49,7 @@ REASONS = {
 def find_layers(
     model: nn.Module, parameters: Sequence[Parameter], *, normalization_only: bool
 ) -> tuple[list[Layer], list[Verdict]]:
-    """Return the layers that `parameters` belong to, and each parameter's verdict so far."""
+    """Return the layers that `parameters` belong to, and the verdict on each parameter so far."""
     kinds = NORMALIZATION if normalization_only else ALL
     index_of = {id(p): index for index, p in enumerate(parameters)}
     uses = Counter(
@@ -92,7 +92,7 @@ def left_out(names: Sequence[str], verdicts: Sequence[Verdict]) -> str:
 def what_is_left(
     names: Sequence[str], parameters: Sequence[Parameter], verdicts: Sequence[Verdict]
 ) -> str:
-    """Say how much is measured, and what is left out and why; empty if nothing is."""
+    """Say how much is measured, and what is left out and why; empty if nothing is left out."""
     others = left_out(names, verdicts)
     if not others:
         return ""
@@ -100,25 +100,25 @@ def what_is_left(
              if v != Verdict.NOT_ASKED_FOR]  # fmt: skip
     measured = [numel for numel, v in asked if v == Verdict.MEASURED]
     return (
-        f"The noise scale of single examples is that of {len(measured)} parameters with"
-        f" {sum(measured) / sum(numel for numel, _ in asked):.0%} of all numbers."
-        f" Left out: {others}."
+        f"The noise scale of single examples covers {len(measured)} parameters with"
+        f" {sum(measured) / sum(numel for numel, _ in asked):.0%} of all numbers. Left out:"
+        f" {others}."
     )
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
     """Raise a ValueError if BatchNorm makes the examples of a batch depend on each other.
 
-    What a layer reads and gets back is not what one example alone would do there: on a dense
-    network 472 was read for a noise scale of 128.
+    With BatchNorm, the input and the gradient of a layer are not those of one example alone: on a
+    dense network the measured noise scale was 472 instead of 128.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise RefusalError(
-                "`model` must have no BatchNorm that is trained where examples are the small"
-                f" batches, got {name or type(module).__name__}: it makes them depend on each"
-                ' other. Choose small_batch="micro_batch" where two or more are accumulated,'
-                ' or "rank" on several devices.'
+                "`model` must have no BatchNorm that is trained if examples are the small batches,"
+                f" got {name or type(module).__name__}: it makes the examples depend on each other."
+                ' Choose small_batch="micro_batch" if two or more are accumulated, or "rank" on'
+                " several devices."
             )
 
 
@@ -133,18 +133,18 @@ def check_some_measured(
     if normalization_only:
         raise RefusalError(
             "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained,"
-            f' {got}. Choose layers="all", or small_batch="micro_batch" where two or more are'
+            f' {got}. Choose layers="all", or small_batch="micro_batch" if two or more are'
             ' accumulated, or "rank" on several devices.'
         )
     raise RefusalError(
-        "`model` must have parameters with a formula for one example's gradient where examples"
-        f' are the small batches, {got}. Choose small_batch="micro_batch" where two or more are'
-        ' accumulated, or "rank" on several devices.'
+        "`model` must have parameters with a formula for one example's gradient if examples are the"
+        f' small batches, {got}. Choose small_batch="micro_batch" if two or more are accumulated,'
+        ' or "rank" on several devices.'
     )
 
 
 def compiled_part(model: nn.Module) -> str | None:
-    """Name what torch.compile made of a module of the model, "" for the model; None: nothing.
+    """Name a compiled module in the model ("" for the model itself); None if there is none.
 
     Hooks do not see its layers. Reads the private `_compiled_call_impl`, as of torch 2.13.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a layer's forward pass to its backward pass: what it read, and the gradient of its output.
+"""Keep the inputs of layers until the gradients of their outputs arrive.
 
-Nothing is kept but through the autograd graph: where a forward pass has no backward pass, what
-was kept goes with its graph.
+Inputs are kept only through the autograd graph. So if a forward pass has no backward pass, they are
+freed with its graph.
 
 Private attributes read here, as of torch 2.13: `torch._C._are_functorch_transforms_active`, and of
 `torch.nn.modules.module` `_global_forward_hooks` and `_global_forward_hooks_with_kwargs`, where a
@@ -30,7 +30,7 @@ _GIVEN_KEYWORDS: dict[int, bool] = torch.nn.modules.module._global_forward_hooks
 
 @dataclass(eq=False)
 class Use:
-    """One call of a layer that has a backward pass to come."""
+    """One call of a layer, whose backward pass is still to come."""
 
     layer: Layer
     names: list[str]
@@ -46,11 +46,11 @@ class Use:
 
     @property
     def needs_input(self) -> bool:
-        """Whether the gradients depend on what the layer read: those of biases do not."""
+        """Whether the gradients depend on the input of the layer; gradients of biases do not."""
         return "weight" in self.names
 
     def take(self) -> Tensor | None:
-        """Return the input, once, and free it; None if it has been changed in place since."""
+        """Return the input once, and free it; None if it has been changed in place since."""
         kept, self.kept, self.over = self.kept, None, True
         if kept is None:
             return None
@@ -63,12 +63,12 @@ class Use:
 
 
 class LayerHooks(HookErrors):
-    """One hook on the forward passes of all modules, which looks out for some layers.
+    """One hook on the forward passes of all modules, which watches some layers.
 
     A hook in a layer itself would be in the way of others: TorchScript cannot compile it, copies
     and pickles of the model would hold it, and torch's inference fast path, whose results differ in
-    the last bit, is not taken where there is one. Of all hooks this one comes first and sees what
-    the layer gave, before another hook changes it.
+    the last bit, is not taken where there is one. This hook runs before all others, so it sees the
+    layer's output before another hook changes it.
 
     Args:
         on_output_gradient: Called in the backward pass with the use and its output's gradient.
@@ -88,7 +88,7 @@ class LayerHooks(HookErrors):
         self._show: Callable[[bool], None] | None = None
 
     def look(self, watching: bool) -> None:
-        """Look at forward passes or not; where they are not looked at, no module has a hook."""
+        """Start or stop watching forward passes. While stopped, no module has a hook."""
         if watching != self._watching:
             self._watching = watching
             self._watch()
@@ -109,7 +109,7 @@ class LayerHooks(HookErrors):
     def on_module(
         self, module: nn.Module, args: tuple[Any, ...], output: Any, kwargs: dict[str, Any]
     ) -> None:
-        """Take in a call of a module, if it is one of the layers."""
+        """Record a call of a module, if it is one of the layers."""
         layer = self._layer_of.get(id(module))
         if layer is None or not (args or kwargs):
             return
@@ -120,9 +120,9 @@ class LayerHooks(HookErrors):
             self.on_forward(layer, x, output)
 
     def on_forward(self, layer: Layer, x: Tensor, output: Tensor) -> None:
-        """Keep what a layer read until the gradient of what it gave arrives.
+        """Keep the input of a layer until the gradient of its output arrives.
 
-        In evaluation mode too: a backbone that is trained with its dropout off.
+        This includes evaluation mode: a backbone may be trained with its dropout off.
         """
         if (
             not torch.is_grad_enabled()

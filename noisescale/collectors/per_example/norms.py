@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Squared norms of every example's gradient, from what a layer took in and got back.
+"""Squared norms of every example's gradient, from a layer's input and its output's gradient.
 
 A parameter of a layer is used at many positions t (tokens, pixels) of an example. With a_t what
 the layer read there and d_t the gradient of its output, the example's gradient is a sum over t,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters' per-example norms can be trusted: found out in the first measured steps.
+"""Find the parameters whose per-example norms can be trusted, in the first measured steps.
 
 A layer's hooks see one use of its parameters, and nothing of others: weights tied to another
 module or used by a function (`F.linear(x, embedding.weight)`), a module called twice, or whose
@@ -46,12 +46,12 @@ class Seen(NamedTuple):
 
 
 class Probe(HookErrors):
-    """Compare what the layers' hooks see with autograd's gradients.
+    """Compare the gradients that the layers' formulas give with autograd's gradients.
 
     Args:
         parameters: All parameters.
-        layers: Those to be checked.
-        verdicts: Each parameter's so far.
+        layers: The layers to check.
+        verdicts: The verdict on each parameter so far.
         constants: Tensors whose memory, where it is a layer's input, is no data.
     """
 
@@ -84,17 +84,17 @@ class Probe(HookErrors):
         self.begin_pass(live=False)
 
     def begin_pass(self, *, live: bool = True) -> None:
-        """Begin to look at gradients, or wait for a pass to begin."""
+        """Prepare for a backward pass, or wait for it to begin."""
         self._live = live
         self._seen: list[Seen] = []
         self._awaited: dict[int, tuple[Tensor, Tensor, float]] = {}
 
     def is_constant(self, x: Tensor) -> bool:
-        """Whether a layer's input is no data: a buffer, a parameter or 0, 1, 2, ..."""
+        """Whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ..."""
         return _address(x) in self._constants or _counts_up(x)
 
     def on_output(self, use: Use, x: Tensor | None, d: Tensor) -> None:
-        """Take in what a layer read and got back; its parameters' gradients are to come."""
+        """Record a layer's input and its output's gradient; its parameters' gradients follow."""
         layer, names = use.layer, use.names
         again = any(seen.layer is layer for seen in self._seen)
         positions = math.prod(d.shape[:-1]) if layer.features_last else 0
@@ -133,7 +133,7 @@ class Probe(HookErrors):
         self._checks.append((index, noise, check))
 
     def end_pass(self, size: float) -> int | None:
-        """Return how many rows the pass had, if it had any; see `batch_rows`."""
+        """Return the number of rows in the pass, or None; see `batch_rows`."""
         rows = batch_rows(size, self._seen)
         for seen in self._seen:
             if seen.constant or seen.shape[0] != rows:
@@ -149,13 +149,13 @@ class Probe(HookErrors):
     ) -> list[Verdict] | None:
         """Return the verdicts that all ranks agree on; None: look at another step.
 
-        Runs one collective and waits for the device. A step with infinite gradients, as a loss
-        scale that is still too large makes, says nothing. One in which a parameter's gradient is
-        zero on all ranks says nothing of that parameter.
+        This runs one collective and waits for the device. A step with infinite gradients (from a
+        loss scale that is still too large) gives no verdict. A step in which a parameter's gradient
+        is zero on all ranks gives no verdict on that parameter.
 
         Args:
             group: The ranks; None: one process.
-            conclusive: Whether this rank has seen all of the step.
+            conclusive: Whether this rank has seen the whole step.
         """
         votes = [True, *self._before, *self._compared]
         try:
@@ -214,7 +214,7 @@ class Probe(HookErrors):
 
 
 def batch_rows(size: float, seen: Sequence[Seen]) -> int | None:
-    """Say which of the first dimensions of outputs is the batch's; None if there are none.
+    """Return the number of rows in the batch, from the outputs' first dimensions, or None.
 
     Args:
         size: This rank's examples in the pass, or its tokens.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one record that every way of training is reduced to, a step at a time."""
+"""StepNorms: the result of one measured step, for every way of training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepNorms(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether the step was one single part, which there is nothing to compare with."""
+        """Whether the step had only one part, so that there is nothing to compare."""
         return 0 < self.big_batch <= self.small_batch * (1 + 1e-9)
 
     @property
@@ -38,10 +38,10 @@ class StepNorms(NamedTuple):
 
     @property
     def identical_parts(self) -> bool:
-        """Whether all parts had one and the same gradient, to float32 precision.
+        """Whether all parts had the same gradient, to float32 precision.
 
-        Different examples never do that. Equal data on all ranks does, and so does a capture
-        that came too late and saw the average on every rank.
+        Different examples never have the same gradient. It happens with equal data on all ranks, or
+        if a capture came too late and saw the average on every rank.
         """
         if self.weighted:
             return False

@@ -31,13 +31,13 @@ class MeasuredStep(NamedTuple):
     """One optimizer step, over all ranks."""
 
     norms: StepNorms
-    """Of the whole gradient."""
+    """Norms of the whole gradient."""
     entries: list[StepNorms]
-    """Of every entry: the parameter groups, the rest, and the preconditioned gradient if any."""
+    """Norms of every entry: the groups, the rest, the preconditioned gradient if there is one."""
     unmeasured_examples: float
-    """Examples of the steps before it that were not measured."""
+    """Examples of the unmeasured steps before it."""
     unmeasured_steps: int
-    """How many these are."""
+    """Number of unmeasured steps before it."""
 
 
 class _Waiting(NamedTuple):
@@ -61,7 +61,7 @@ class _Waiting(NamedTuple):
 
 
 class StepRows:
-    """A queue of measured steps: summed over ranks at once, read by the host when it asks.
+    """A queue of measured steps. Each is summed over ranks at once; the host reads them on demand.
 
     Args:
         norms: What the entries of a row are norms of.
@@ -89,17 +89,17 @@ class StepRows:
         unmeasured_examples: float,
         unmeasured_steps: int,
     ) -> None:
-        """Sum a step's row over ranks: one collective, unconditional, asynchronous.
+        """Sum a step's row over ranks, in one asynchronous collective that always runs.
 
         Args:
-            small: Squared norms as captured, shape (entries,); None: nothing comparable. That
-                reduces NaN, so that all ranks leave the step out.
-            big: This rank's share of the squared norm of the step's gradient, likewise; None: not
-                known, for which the step is left out, too.
-            layout: What they are norms of.
-            examples: This rank's.
-            unmeasured_examples: This rank's since the last measured step.
-            unmeasured_steps: Steps since then, alike on all ranks.
+            small: Squared norms as captured, shape (entries,). None if there is nothing to compare:
+                then NaN is reduced, so that all ranks leave the step out.
+            big: This rank's share of the squared norm of the step's gradient, shape (entries,).
+                None if it is not known: then the step is left out, too.
+            layout: What the norms are norms of.
+            examples: This rank's examples.
+            unmeasured_examples: This rank's examples since the last measured step.
+            unmeasured_steps: Steps since the last measured step, equal on all ranks.
         """
         counts = examples, unmeasured_examples
         try:
@@ -146,8 +146,8 @@ class StepRows:
         """Take all steps out, waiting for the device.
 
         Args:
-            without_waiting: Only those that need no other rank, after an error that may have ended
-                them. On an accelerator there are none: its stream may be stuck behind a lost rank.
+            without_waiting: Take only steps that need no other rank, as an error may have ended the
+                other ranks. On an accelerator these are none: its stream may wait for a lost rank.
         """
         ready = (
             list(takewhile(lambda step: step.has_come, self._waiting))

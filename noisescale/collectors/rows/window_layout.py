@@ -16,7 +16,7 @@ from torch import Tensor
 from noisescale.guard import RefusalError
 
 Weight = float | Tensor
-"""How much a loss counts; a number on the device where only that knows it."""
+"""The weight of a loss; a number on the device if only the device knows it."""
 
 
 class WindowLayout(NamedTuple):
@@ -29,9 +29,9 @@ class WindowLayout(NamedTuple):
     """
 
     small_scale: float
-    """What makes the captured Σ|g_part|² the mean of |g_part|² over this rank's parts."""
+    """Factor from the captured Σ|g_part|² to the mean of |g_part|² over this rank's parts."""
     big_scale: float
-    """What makes the captured |g|² that of the mean gradient."""
+    """Factor from the captured |g|² to |g|² of the mean gradient."""
     inverse_part_size: Weight
     """Mean of 1/n over this rank's parts, in 1/examples."""
     inverse_size: Weight
@@ -43,7 +43,7 @@ class WindowLayout(NamedTuple):
 
 
 UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan)
-"""Of a step that is to be left out."""
+"""The layout of a step that is left out."""
 
 
 def whole_rank(sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
@@ -88,14 +88,14 @@ def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLa
 
 
 def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-    """Every micro-batch is a part, of a weight of its own."""
+    """Every micro-batch is a part, with a weight of its own."""
     return _weighted(sizes, weights, part_weight=sum(u * u for u in weights))
 
 
 def weighted_examples(
     sizes: Sequence[float], rows: Sequence[int | None], weights: Sequence[Weight]
 ) -> WindowLayout:
-    """Likewise with every row of a micro-batch as a part; the rows of one count alike."""
+    """As `weighted_micro_batches`, but each row is a part; rows of one micro-batch weigh alike."""
     layout = weighted_micro_batches(sizes, weights)
     part_sizes = each_example(sizes, rows, 1.0)  # checks them
     if not math.isfinite(part_sizes.inverse_part_size):
@@ -118,11 +118,11 @@ def each_example(
 ) -> WindowLayout:
     """Every row of every micro-batch is a part, of size/rows examples (or tokens).
 
-    A micro-batch's loss is the mean over its rows, so that row i adds c_i = g_i/rows; captured
-    are rows · Σ|c_i|², the means of |g_i|². `rows` is None where it is not known.
+    A micro-batch's loss is the mean over its rows, so row i adds c_i = g_i/rows. The captured
+    values are rows · Σ|c_i|², the means of |g_i|². `rows` is None if it is not known.
 
     Raises:
-        RefusalError: If a micro-batch has more rows than examples: they are not independent.
+        RefusalError: If a micro-batch has more rows than examples: its rows are not independent.
     """
     window = len(sizes)
     if not window or len(rows) != window:
@@ -131,10 +131,10 @@ def each_example(
     for size, n in zip(sizes, rows, strict=True):
         if n is not None and 0 < size < n:
             raise RefusalError(
-                "`local_batch_size` must be at least the rows of the batch where examples are the"
-                f" small batches, got {size:g} for {n} rows. If several rows come from one"
-                ' example, choose small_batch="micro_batch" where two or more are accumulated, or'
-                ' "rank" on several devices.'
+                "`local_batch_size` must be at least the rows of the batch if examples are the"
+                f" small batches, got {size:g} for {n} rows. If several rows come from one example,"
+                ' choose small_batch="micro_batch" if two or more are accumulated, or "rank" on'
+                " several devices."
             )
         inverse_row_sizes.append(math.nan if n is None else n / size if size else math.inf)
     return WindowLayout(
@@ -146,7 +146,7 @@ def each_example(
 
 
 def mean_inverse(sizes: Sequence[float]) -> float:
-    """Mean of 1/n; infinite where a part is empty, NaN where there is none."""
+    """Mean of 1/n; infinite if a part is empty, NaN if there is no part."""
     if not sizes:
         return math.nan
     return sum(1 / n if n else math.inf for n in sizes) / len(sizes)

@@ -27,13 +27,13 @@ class AutoWarmUp(LRScheduler):
         w(t) = min_lr·(max_lr/min_lr)^(t/T_w)
 
     After each epoch a Gaussian process is drawn through all losses so far. When it has said
-    `patience` times running that the minimum has passed with a probability above `confidence`,
-    the learning rate goes back to w(t*), t* being the step of that minimum, and falls from there
-    along a cosine to 0 at `total_steps`. A loss that never turns is warmed up for all T_w steps.
+    `patience` times in a row that the minimum has passed with a probability above `confidence`, the
+    learning rate goes back to w(t*), where t* is the step of that minimum. From there it falls
+    along a cosine to 0 at `total_steps`. If the loss never turns, the warm-up takes all T_w steps.
 
-    Call `observe(loss)` in every step, then `step()` after that of the optimizer. Losses stay on
-    their device until the epoch ends. This is the schedule of the whole run, to be used alone;
-    the learning rates that the optimizer was built with are not used.
+    Call `observe(loss)` in every step, and `step()` after the optimizer's step. Losses stay on
+    their device until the epoch ends. This is the schedule of the whole run: use no other one
+    beside it. The learning rates that the optimizer was built with are not used.
 
     This differs from the authors' code in:
 
@@ -41,7 +41,7 @@ class AutoWarmUp(LRScheduler):
        and takes a vote. Equal losses thus lead to equal decisions, on every rank and on resuming.
     2. The Gaussian process is fitted anew to convergence after each epoch. Theirs goes on from
        the epoch before, by 100 steps of Adam on 100 random losses.
-    3. The least variance of a difference is a share of that of the losses, theirs is 1e-4.
+    3. The least variance of a difference is a share of the variance of the losses; theirs is 1e-4.
     4. The parameter groups may have different learning rates.
     5. Past `total_steps` the learning rate stays 0; theirs would rise again.
     6. The peak after a test is w(t*), t* = x·n, with x the place of the minimum from 0 to 1 and n
@@ -57,36 +57,39 @@ class AutoWarmUp(LRScheduler):
     10. The step that a cool-down begins with is (1 - `cooldown_fraction`)·`total_steps` rounded to
         the nearest, in theirs rounded up. A cool-down that would begin within the longest warm-up
         is an error, theirs ends the warm-up.
-    11. There is no other decay: no factor an epoch, no decay when the loss stays, no half cosine,
-        and no warm-up that is linear or goes by epochs.
+    11. There is no other decay (no factor an epoch, no decay when the loss stays, no half cosine),
+        and no other warm-up (linear or by epochs).
     12. Losses are averaged over ranks in here. In theirs the training script does that.
 
     Args:
-        optimizer: Any, with one learning rate or several.
+        optimizer: Any optimizer, with one learning rate or several.
         total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps between two tests. Where there are no epochs, or fewer
             than a hundred, give a hundredth of `total_steps`: while `patience` tests pass, the
             learning rate rises on, and rises steeply in a warm-up of few tests.
         min_lr: Where the warm-up begins, one for all parameter groups or one for each.
-        max_lr: Where it would end, likewise.
+        max_lr: Where the longest warm-up would end, one for all parameter groups or one for each.
         max_warmup_fraction: The longest warm-up, as a share of `total_steps`.
         cooldown_fraction: If given, the learning rate first stays at w(t*), and the cosine takes
             this share of `total_steps` at the end.
         confidence: The probability that a test has to exceed.
-        patience: How many tests running have to.
-        group: The ranks that average their losses, where a process group is initialised: by
-            default all. One all-reduce an epoch of the warm-up; every rank decides alike.
+        patience: How many tests in a row have to exceed `confidence`.
+        group: The ranks that average their losses, where a process group is initialised. Default:
+            all ranks. There is one all-reduce in each epoch of the warm-up, and all ranks take the
+            same decision.
 
     Attributes:
         switch_step: The step that the decay began with, None during the warm-up.
-        peak_step: t*, the step of the warm-up whose learning rate it started from, likewise.
-        probabilities: What each test so far found.
+        peak_step: t*, the step of the warm-up whose learning rate the decay started from, None
+            during the warm-up.
+        probabilities: The probability that each test so far found.
 
     Raises:
-        ValueError: If an argument is out of its range, or the warm-up too short for `patience`
-            tests. From `observe`, if a loss is not a single number.
+        ValueError: If an argument is out of its range, or if the warm-up is too short for
+            `patience` tests. From `observe`, if a loss is not a single number.
         RuntimeError: From `step`, if the first epoch of the warm-up ends without a loss. Later
-            ones may: under `BatchSizeScheduler` an optimizer step can be worth an epoch or more.
+            epochs may have none: under `BatchSizeScheduler` an optimizer step can be worth an epoch
+            or more.
 
     Example:
         >>> noise = torch.Generator().manual_seed(0)
@@ -141,15 +144,16 @@ class AutoWarmUp(LRScheduler):
         ]
         if not 0.5 <= confidence < 1:
             raise ValueError(
-                f"`confidence` must lie between 0.5 and 1, got {confidence!r}. AutoWU has 0.95."
+                f"`confidence` must lie between 0.5 and 1, got {confidence!r}. AutoWU uses 0.95."
             )
         if patience < 1:
-            raise ValueError(f"`patience` must be 1 or more, got {patience!r}. AutoWU has 3.")
+            raise ValueError(f"`patience` must be 1 or more, got {patience!r}. AutoWU uses 3.")
         if not 0 < patience * steps_per_epoch < self.warmup_steps:
             raise ValueError(
                 f"`steps_per_epoch` must be positive and fit into the {self.warmup_steps} steps of"
-                f" the warm-up more than {patience} times, `patience`, got {steps_per_epoch!r}."
-                " Test more often than once an epoch: no other tests end the warm-up."
+                f" the warm-up more than {patience} times (`patience`), got {steps_per_epoch!r}."
+                " Give fewer: the warm-up can end only at a test, and there is one every"
+                " `steps_per_epoch` steps."
             )
         self._steps_per_epoch = steps_per_epoch
         self._confidence = confidence
@@ -163,36 +167,37 @@ class AutoWarmUp(LRScheduler):
 
     @property
     def warmup_steps(self) -> int:
-        """The steps of the longest warm-up, which a loss that never turns gets."""
+        """The steps of the longest warm-up, taken if the loss never turns."""
         return self._schedules[0].warmup_steps
 
     def observe(self, loss: Tensor | float) -> None:
-        """Take in the loss of the step under way, before `step`, without waiting for its value.
+        """Record the loss of the current step, before `step`, without waiting for its value.
 
-        Losses of several micro-batches of one step are averaged. After the warm-up they are
-        not needed, and this does nothing.
+        Losses of several micro-batches of one step are averaged. After the warm-up losses are not
+        needed, and this does nothing.
         """
         if self.switch_step is None:
             self._epoch.observe(loss)
 
     def step(self) -> None:  # type: ignore[override]  # as SequentialLR, without an epoch
-        """Set the learning rates of the next step; at the end of an epoch, test first."""
+        """Set the learning rates of the next step; first test the losses if an epoch ends."""
         if self.last_epoch >= 0 and self.switch_step is None:  # else it is the constructor's call
             self._end_warmup_step(self.last_epoch + 1)
         super().step()
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the next learning rates, a function of the step and of when it switched."""
+        """Return the next learning rates, from the step and the step of the switch."""
         step, switch, peak = self.last_epoch, self.switch_step, self.peak_step
         if switch is None or peak is None:
             return [schedule.warm_up(step) for schedule in self._schedules]
         return [x.decay(step, switch_step=switch, peak_step=peak) for x in self._schedules]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that resuming needs, in builtins and tensors.
+        """Return what resuming needs, in builtins and tensors.
 
-        In the middle of an epoch, its first losses are those of the rank that saves, for saving
-        exchanges nothing. At the end of an epoch, or with one rank, resuming is exact.
+        Saving exchanges nothing between ranks. So a state saved in the middle of an epoch has only
+        the saving rank's losses of that epoch. At the end of an epoch, or with one rank, resuming
+        is exact.
         """
         state = {k: v for k, v in super().state_dict().items() if k not in CONFIGURATION}
         return state | {"probabilities": [*self.probabilities], "_epoch": self._epoch.state_dict()}

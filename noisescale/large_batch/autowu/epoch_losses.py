@@ -37,7 +37,7 @@ class EpochLosses:
         self._steps: list[Tensor] = []
 
     def observe(self, loss: Tensor | float) -> None:
-        """Take in the loss of a micro-batch, or of a step of only one."""
+        """Record the loss of a micro-batch."""
         value = torch.as_tensor(loss).detach()
         if value.numel() != 1:
             raise ValueError(
@@ -48,7 +48,7 @@ class EpochLosses:
         self._micro_batches.append(value.reshape(()).to(torch.float32, copy=True))
 
     def end_step(self) -> None:
-        """Make one loss of those observed since the last step; NaN if there were none."""
+        """Average the losses observed since the last step; NaN if there were none."""
         seen = self._micro_batches
         if seen:
             self._steps.append(_on_one_device(seen).mean() if len(seen) > 1 else seen[0])
@@ -61,14 +61,14 @@ class EpochLosses:
         """Return the losses of the steps, on the CPU, averaged over ranks; begin a new epoch.
 
         This is the one place where ranks and the host wait. An optimizer step that counts as
-        several has one loss for them; the others are NaN, which may be all of an epoch.
+        several steps has one loss for them, and NaN for the others. An epoch may have only NaN.
 
         Raises:
             RuntimeError: If there has never been a loss.
         """
         if not self._observed:
             raise RuntimeError(
-                "`observe` must be called with the loss of each step, got none in"
+                "`observe` must be called with the loss of each step, got no loss in"
                 f" {len(self._steps)} steps. Call `scheduler.observe(loss)` where the loss is"
                 " computed, in Lightning in `training_step`."
             )
@@ -80,7 +80,7 @@ class EpochLosses:
         return losses.cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the losses of the epoch under way: this rank's, for nothing is exchanged."""
+        """Return this rank's losses of the current epoch. Nothing is exchanged between ranks."""
         return {
             "micro_batches": _on_one_device(self._micro_batches).tolist(),
             "steps": _on_one_device(self._steps).tolist(),

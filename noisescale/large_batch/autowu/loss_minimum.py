@@ -24,7 +24,7 @@ LOG_RATIOS = np.linspace(math.log(1e-6), math.log(1e6), 61)  # of noise to ampli
 
 @dataclass(frozen=True)
 class LossMinimum:
-    """Where the smoothed loss was lowest, and how sure it is that this lies in the past.
+    """Where the smoothed loss was lowest, and the probability that this lies in the past.
 
     Args:
         probability: max over x of P(f(x) < f(1)): near 1 if the loss was certainly lower
@@ -77,24 +77,24 @@ class LossCurve:
 def loss_minimum(
     losses: Sequence[float] | Floats, *, length_scale: float = 0.2, max_points: int = 500
 ) -> LossMinimum:
-    """Tell from a run's losses whether a smooth curve through them has passed its minimum.
+    """Estimate from a run's losses whether a smooth curve through them has passed its minimum.
 
     With f the posterior of `fit_loss_curve` and x on a grid from the first loss to now,
 
         P(f(x) < f(1)) = Φ((m(1) - m(x))/√(v(x, x) + v(1, 1) - 2·v(x, 1) + ε))
 
-    whose largest value over x is the answer's `probability`. ε, 1e-4 of the variance of the
-    losses, keeps differences too small to matter from being certain.
+    The largest value over x is the answer's `probability`. ε is 1e-4 of the variance of the losses:
+    without it, differences too small to matter would look certain.
 
     Args:
-        losses: One for each step, in their order. Those that are not finite are left out.
-        length_scale: Of the kernel, as a share of the steps so far.
+        losses: One loss for each step, in order. Losses that are not finite are left out.
+        length_scale: Length scale of the kernel, as a share of the steps so far.
         max_points: See `fit_loss_curve`.
 
     Returns:
-        The probability, and the position of the minimum. While the loss falls the probability
-        is near 0.5, that of the last x before 1. It is not corrected for being the largest of
-        many: losses that stay flat exceed 0.95 now and then.
+        The probability, and the position of the minimum. While the loss falls the probability is
+        near 0.5, the value at the last x before 1. The probability is not corrected for being the
+        largest of many: flat losses exceed 0.95 now and then.
 
     Raises:
         ValueError: If no loss is finite.
@@ -130,8 +130,8 @@ def fit_loss_curve(
     length scale such a stretch is a point, and its mean as good as its losses.
 
     Args:
-        losses: One for each step, in their order. Those that are not finite are left out.
-        length_scale: Of the kernel, as a share of the steps so far.
+        losses: One loss for each step, in order. Losses that are not finite are left out.
+        length_scale: Length scale of the kernel, as a share of the steps so far.
         max_points: The most points; the time grows as their cube.
 
     Raises:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WarmUpThenCosine:
-    """The learning rate of one parameter group, a function of the step and of when it switched.
+    """The learning rate of one parameter group, from the step and the step of the switch.
 
         warm-up     w(t) = min_lr·(max_lr/min_lr)^(t/T_w)         T_w = max_warmup_fraction·T
         decay       w(t*)·(1 + cos(π·(t - t₀)/(T - t₀)))/2        T = total_steps
 
-    The decay starts from the learning rate of some step t* of the warm-up. Its cosine begins
-    where the warm-up was left (t₀ = switch_step), or at t₀ = (1 - cooldown_fraction)·T and stays
-    at w(t*) until then.
+    The decay starts from the learning rate of some step t* of the warm-up. Its cosine begins where
+    the warm-up was left (t₀ = switch_step). With a `cooldown_fraction` it begins at t₀ = (1 -
+    cooldown_fraction)·T, and the learning rate stays at w(t*) until then.
 
     Args:
         total_steps: T, the optimizer steps of the whole run.
@@ -26,7 +26,7 @@ class WarmUpThenCosine:
         cooldown_fraction: The share of `total_steps`, at their end, that the cosine takes.
 
     Raises:
-        ValueError: If one is out of its range.
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> schedule = WarmUpThenCosine(total_steps=100, min_lr=0.01, max_lr=1.0)
@@ -53,8 +53,9 @@ class WarmUpThenCosine:
             )
         if not 0 < self.min_lr < self.max_lr < math.inf:
             raise ValueError(
-                f"`max_lr` must be finite and exceed `min_lr`, which must be positive, got"
-                f" {self.max_lr!r} and {self.min_lr!r}. They replace the optimizer's."
+                "`max_lr` must be finite and exceed `min_lr`, which must be positive, got"
+                f" {self.max_lr!r} and {self.min_lr!r}. Both replace the learning rates of the"
+                " optimizer."
             )
         if not 0 < self.max_warmup_fraction < 1:
             raise ValueError(
@@ -66,9 +67,9 @@ class WarmUpThenCosine:
             and not 0 < self.cooldown_fraction <= 1 - self.max_warmup_fraction
         ):
             raise ValueError(
-                "`cooldown_fraction` must be positive and leave the warm-up its"
-                f" {self.max_warmup_fraction!r}, got {self.cooldown_fraction!r}. Leave it out for"
-                " a cosine that begins where the warm-up ends."
+                "`cooldown_fraction` must be positive and leave room for the warm-up's share of"
+                f" {self.max_warmup_fraction!r}, got {self.cooldown_fraction!r}. Leave it out for a"
+                " cosine that begins where the warm-up ends."
             )
 
     @property

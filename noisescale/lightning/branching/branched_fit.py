@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fit of a copy of a module, from a checkpoint on, until its loss is a given one."""
+"""One fit of a copy of a module, from a checkpoint on, until it reaches a given loss."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 PATIENCE = 3
-"""Times in a row that a loss is as high as none that is learned, before a branch is given up."""
+"""A branch is given up after this many losses in a row that show no learning."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What branches have in common."""
+    """What all branches of a run have in common."""
 
     module: pl.LightningModule
     data: Any
     held: DataLoader[Any]
-    """The examples that losses are taken over."""
+    """The examples on which losses are evaluated."""
     trainer_options: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Course:
-    """What came of a branch: the losses at its steps, from 0 on."""
+    """The course of a branch: its losses by step, from step 0 on."""
 
     steps: tuple[float, ...]
     losses: tuple[float, ...]
@@ -86,21 +86,21 @@ def branched_fit(
     settle: Callable[[torch.optim.Optimizer], None],
     learning_rate: Callable[[int], float],
 ) -> Course:
-    """Train from a checkpoint until the loss has been below the goal for a while.
+    """Train from a checkpoint until the loss is below the goal, and some steps more.
 
-    The module's own schedules of the learning rate are not followed, nor what it sets itself.
+    Learning-rate schedules and learning rates that the module sets are ignored.
 
     Args:
-        ground: What is trained, on what.
-        checkpoint: With the optimizer's state.
+        ground: The module and the data.
+        checkpoint: A checkpoint with the optimizer's state.
         device_batch_size: Examples in a micro-batch.
         accumulation: Micro-batches a step.
-        steps: The most that are taken.
-        seed: Of the order of the data, and of what is random in the module.
-        goal: Loss on the held examples.
-        first_look: The first step after which the loss is taken.
-        settle: Changes the settings that the optimizer has in the checkpoint.
-        learning_rate: From the branch's steps so far to a factor on those settings' learning rate.
+        steps: The most steps to take.
+        seed: Seed of the order of the data, and of randomness in the module.
+        goal: The loss to reach on the held examples.
+        first_look: The first step after which the loss is evaluated.
+        settle: A function that changes the optimizer's settings from the checkpoint.
+        learning_rate: A function from the branch's steps so far to a factor on the learning rate.
     """
     look = _Look(ground, checkpoint, goal, first_look, steps, settle, learning_rate)
     seed_all(seed)
@@ -143,7 +143,8 @@ class _Look(Callback):
         if len(trainer.optimizers) != len(self._checkpoint.optimizers):
             raise ValueError(
                 f"`checkpoint` must be of this module, got {len(self._checkpoint.optimizers)}"
-                f" optimizers in it for {len(trainer.optimizers)}. Name one of the same module."
+                f" optimizers in it, while the module has {len(trainer.optimizers)}. Name a"
+                " checkpoint of the same module."
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
             _load_state(optimizer, state, self._checkpoint)
@@ -169,8 +170,8 @@ class _Look(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == self._steps_before_epoch:
             raise ValueError(
-                "`data` must have a batch of examples at least, got a stream that ended before"
-                " the first one. Give more."
+                "`data` must have at least one batch of examples, got a stream that ended before"
+                " its first batch. Give more data."
             )
         self._steps_before_epoch = trainer.global_step
 
@@ -210,9 +211,9 @@ def _load_state(
     saved = {key for group in state["param_groups"] for key in group} - {"initial_lr"}
     if settings != saved:
         raise ValueError(
-            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path} of one with"
-            f" {', '.join(sorted(saved ^ settings))}, or without, unlike"
-            f" {type(optimizer).__name__}. Name one of the same module."
+            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path}, which differs"
+            f" from {type(optimizer).__name__} in the settings"
+            f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same module."
         )
     optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
 
@@ -221,7 +222,7 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
     """Put the weights of a checkpoint into a module.
 
     Raises:
-        ValueError: If they are of another one.
+        ValueError: If the weights are of another module.
     """
     try:
         module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
@@ -229,7 +230,7 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"`checkpoint` must be of this module, got {checkpoint.path}, whose weights do not fit:"
-            f" {reason[:300]}. Name one of the same module."
+            f" {reason[:300]}. Name a checkpoint of the same module."
         ) from error
 
 
@@ -255,7 +256,8 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
             part.training = training
     if not counted:
         raise ValueError(
-            "`training_step` must return a loss for branches, got none on any batch. Return it."
+            "`training_step` must return a loss for branches, got none on any batch. Return the"
+            " loss."
         )
     return float(trainer.strategy.broadcast(total / counted))
 

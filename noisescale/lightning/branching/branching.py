@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branch a run at larger batch sizes, until each branch has the loss that the run itself had."""
+"""Branch a run at larger batch sizes, until each branch reaches the run's own later loss."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 MOST_STEPS = 1.5
-"""A branch at a larger batch size is given up after so many times the steps of the run."""
+"""A branch at a larger batch size is given up after this many times the steps of the run."""
 
 MOST_STEPS_ALIKE = 3.0
-"""So is one at the run's own, which has the whole scatter of small batches."""
+"""As `MOST_STEPS`, for branches at the run's own batch size, whose steps scatter most."""
 
 
 def train_branches(
@@ -53,21 +53,21 @@ def train_branches(
     on_branch: Callable[[Branch], None] = lambda _: None,
     **trainer_options: Any,
 ) -> BranchedRun:
-    """Train what is missing of the branches, and keep each in a file as soon as it is there.
+    """Train the branches that are missing, and save each in a file as soon as it is done.
 
     Args:
         branching: From `plan_branches`.
         module: The LightningModule of the run, as it was made; a copy is trained.
-        data: What it trains on, see `profile_step_times`.
-        output: A JSON file. Branches that are in it already are not trained again.
-        loss_examples: Over which losses are taken, the same ones every time.
+        data: The training data, see `profile_step_times`.
+        output: A JSON file. Branches that it already holds are not trained again.
+        loss_examples: Number of examples on which losses are evaluated, the same ones every time.
         on_course: Called when the losses of the run's checkpoints are known.
-        on_start: Called with the plan and the order of a branch that begins.
-        on_branch: Called with a branch that ended.
-        trainer_options: For the Trainer.
+        on_start: Called with the plan and the order of a branch when it begins.
+        on_branch: Called with a branch when it ends.
+        trainer_options: Arguments of the Trainer.
 
     Raises:
-        ValueError: If the file is of other branches, the checkpoints are not the module's, or the
+        ValueError: If the file holds other branches, the checkpoints are not the module's, or the
             run's loss did not fall.
     """
     if not module.automatic_optimization:
@@ -79,8 +79,8 @@ def train_branches(
         raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
     if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
         raise ValueError(
-            "`strategy` must start the command once more for each device, got"
-            f" {trainer_options['strategy']!r}, which starts functions of it. Give ddp."
+            "`strategy` must start the whole command again for each device, got"
+            f" {trainer_options['strategy']!r}, which starts only a function of it. Give ddp."
         )
     history = branching.history
     own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
@@ -211,8 +211,8 @@ def _known_or_new(
         then = (int(known.start), int(known.until), known.rule, known.loss_examples)
         if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
             raise ValueError(
-                f"`output` must be of the same branches, got {printable(output)}, of steps"
-                f" {then[0]} to {then[1]} by the {then[2]!r} rule and {then[3]} examples (now"
+                f"`output` must hold branches of the same settings, got {printable(output)} with"
+                f" steps {then[0]} to {then[1]}, rule {then[2]!r} and {then[3]} examples (now"
                 f" {now[0]} to {now[1]}, {now[2]!r}, {now[3]}). Name another file."
             )
         return known
@@ -231,8 +231,8 @@ def _known_or_new(
     )
     if not branched.falls:
         raise ValueError(
-            f"`until` must be of a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
-            f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, over"
+            f"`until` must have a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
+            f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, on"
             f" {loss_examples} examples. Branch over more of the run."
         )
     _keep(branched, output)

@@ -23,7 +23,7 @@ class Checkpoint:
     step: int
     """Optimizer steps that had been taken."""
     weights: dict[str, Any]
-    """That are trained, not their averages where WeightAveraging has put those beside them."""
+    """The trained weights, even if WeightAveraging has stored averages beside them."""
     optimizers: list[dict[str, Any]]
 
     @classmethod
@@ -31,18 +31,19 @@ class Checkpoint:
         """Read a file that Lightning's ModelCheckpoint wrote.
 
         Args:
-            path: Of the file.
-            to_train: Whether a training goes on from there, which needs the optimizer's state.
-            name: Of the argument, for errors.
+            path: The file.
+            to_train: Whether training continues from the checkpoint, which needs the optimizer's
+                state.
+            name: Name of the argument, for errors.
 
         Raises:
-            ValueError: If it is none, or lacks what is needed.
-            OSError: If it cannot be read.
+            ValueError: If the file is not a checkpoint, or lacks what is needed.
+            OSError: If the file cannot be read.
         """
         if not path.is_file():
             raise FileNotFoundError(
-                f"`{name}` must be a file, got {printable(path)}, which is none."
-                " Name one that ModelCheckpoint wrote."
+                f"`{name}` must be a file, got {printable(path)}, which is not one. Name a file"
+                " that ModelCheckpoint wrote."
             )
         try:
             read = torch.load(path, map_location="cpu", weights_only=False)
@@ -56,27 +57,27 @@ class Checkpoint:
             raise
         except Exception as error:
             raise ValueError(
-                f"`{name}` must be a checkpoint of Lightning, got {printable(path)}, of which"
-                f" {type(error).__name__} says {printable(error)}."
-                " Name one that ModelCheckpoint wrote."
+                f"`{name}` must be a checkpoint of Lightning, got {printable(path)}, which failed"
+                f" to load with {type(error).__name__}: {printable(error)}. Name a file that"
+                " ModelCheckpoint wrote."
             ) from error
         if to_train and not found.goes_on:
             raise ValueError(
-                f"`{name}` must hold the optimizer's state, got {printable(path)} without:"
-                " branches would begin with a transient of their own. Save one with"
+                f"`{name}` must hold the optimizer's state, got {printable(path)} without it:"
+                " branches would begin with a transient of their own. Save a checkpoint with"
                 " `ModelCheckpoint(save_weights_only=False)`, after the first step."
             )
         return found
 
     @property
     def learning_rate(self) -> float:
-        """The largest of the parameter groups; NaN without an optimizer's state."""
+        """The largest learning rate of the parameter groups; NaN without an optimizer's state."""
         groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
         return max((float(group["lr"]) for group in groups), default=math.nan)
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has what its optimizer keeps; plain SGD keeps nothing."""
+        """Whether training can continue: the optimizer's state is here, or SGD needs none."""
         groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
         keeps = any(group.get("momentum") or "betas" in group for group in groups)
         return bool(groups) and (not keeps or all(state.get("state") for state in self.optimizers))
@@ -85,7 +86,7 @@ class Checkpoint:
 def steps_in(folder: Path) -> dict[Path, int]:
     """Return the checkpoints in a folder and the optimizer steps that each had taken.
 
-    By their names, where these say it. What cannot be read is none.
+    The steps are read from the file names if these hold them. Unreadable files are left out.
     """
     found = {}
     for path in sorted(folder.glob("*.ckpt")):

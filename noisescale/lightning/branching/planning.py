@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide what is branched, and refuse what cannot be, before anything is trained."""
+"""Plan the branches, and refuse bad arguments, before anything is trained."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from noisescale.printable import printable
 from noisescale.scheduling.learning_rate import factors_for
 
 MOST_CHECKPOINTS = 8
-"""Of the run between the checkpoint and the end, whose losses are taken."""
+"""Most checkpoints between the first and the last whose losses are evaluated."""
 
 SAME_SIZE = 1.1
-"""The largest batch size over the smallest, of a run along which it does not change."""
+"""The largest batch size over the smallest, in a run whose batch size counts as constant."""
 
 MORE_STEPS = 1.05
 """From one evaluation of a branch's loss to the next."""
 
 BEYOND = 1.15
-"""A branch goes on for so many times the steps at which its loss first was below the goal."""
+"""A branch goes on for this many times the steps at which its loss was first below the goal."""
 
 FORWARD = 1 / 3
-"""What an example costs without its gradient: the backward pass takes twice the forward pass."""
+"""Cost of an example without its gradient: the backward pass takes twice the forward pass."""
 
 POWERS = (1.0, 0.5, 0.25, 0.0)
-"""Of a rule's factor on the learning rate: tried while branches diverge, or get there sooner."""
+"""Powers of a rule's factor on the learning rate, tried while branches diverge or get faster."""
 
 ALIKE = 1.1
-"""Factors on the learning rate as near as that are one."""
+"""Factors on the learning rate that differ by less count as one."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
 
 
 @dataclass(frozen=True)
 class Branching:
-    """What is to be branched: see `plan_branches`."""
+    """A plan of branches, made by `plan_branches`."""
 
     history: History
     checkpoint: Checkpoint
@@ -56,7 +56,7 @@ class Branching:
     """Other checkpoints of the run whose losses are taken; the last is the run's end."""
     end: int
     learning_rates: tuple[Array, Array]
-    """Steps of the run, and its learning rate there over that of the checkpoint."""
+    """Steps of the run, and its learning rate at each over the checkpoint's learning rate."""
     batch_size: float
     plans: tuple[Plan, ...]
     orders: int
@@ -66,16 +66,16 @@ class Branching:
 
     @property
     def steps(self) -> int:
-        """Of the run, from the checkpoint to the end."""
+        """Steps of the run from the checkpoint to the end."""
         return self.end - self.checkpoint.step
 
     def learning_rate_at(self, steps: float) -> float:
-        """Return the run's learning rate so many steps on, over that of the checkpoint."""
+        """Return the run's learning rate some steps after the checkpoint, over the checkpoint's."""
         at = self.checkpoint.step + min(steps, self.steps)
         return float(np.interp(at, *self.learning_rates))
 
     def factors(self, batch_size: float) -> list[float]:
-        """Return what the run's learning rate may be multiplied by: the rule's first."""
+        """Return the factors on the run's learning rate to try, the rule's own first."""
         found = [self.factor(batch_size)]
         for power in POWERS[1:]:
             factor = found[0] ** power
@@ -84,7 +84,7 @@ class Branching:
         return found
 
     def factor(self, batch_size: float) -> float:
-        """Return what the rule multiplies the run's learning rate by."""
+        """Return the rule's factor on the run's learning rate."""
         found = self.by_noise_scale
         return factors_for(
             self.rule,  # type: ignore[arg-type]  # one of RULES
@@ -94,7 +94,7 @@ class Branching:
         ).learning_rate
 
     def steps_at(self, batch_size: float) -> Bounded:
-        """Return the steps that a branch is expected to take, as far off as the theory has been."""
+        """Return the expected steps of a branch, with bounds from the errors of the theory."""
         band = theory_band(
             self.history.optimizer or OptimizerKind.OTHER, decayed=has_decayed(self.history)
         ).factor
@@ -117,10 +117,10 @@ class Branching:
         return max(1, math.floor(min(self.steps_at(batch_size).low, soonest) / 3))
 
     def device_hours(self, loss_examples: int) -> Bounded:
-        """Return what all branches cost, at the run's own seconds an example; unknown without.
+        """Return the device-hours of all branches at the run's speed; NaN if that is not known.
 
         Args:
-            loss_examples: That each evaluation of the loss takes.
+            loss_examples: Examples in each evaluation of the loss.
         """
         seconds, steps = self.history["seconds_per_step"], Segments.of(self.history).steps
         timed = seconds > 0
@@ -168,38 +168,39 @@ def plan_branches(
     devices: int = 1,
     max_device_batch_size: int | None = None,
 ) -> Branching:
-    """Decide what is trained, and say what is wrong with what was given, before anything is.
+    """Check the arguments and plan the branches, before anything is trained.
 
     Args:
-        history: Of the run.
-        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state, or a folder of
-            such files, of which the one nearest to the middle of the run is taken.
-        until: A later one, whose loss branches are to reach. Default: the latest beside the first.
-        batch_sizes: Of the branches: "4x" is four times the run's, a number counts examples. One at
-            the run's own tells whether branches do what the run did.
-        orders: Branches of each batch size, each with its own order of the data.
-        rule: Of the learning rate, see `factors_for`. "auto" is the square root for Adam and its
-            kin. For SGD it is linear with the gain of a step, (1 + b/B0)/(1 + b/B), which is B/B0
-            far below the noise scale b; that alone where the noise scale is not resolved.
-        devices: That branches are trained on.
-        max_device_batch_size: The most examples of a device at once. Default: the run's own.
+        history: The history of the run.
+        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state; or a folder of
+            such files, of which the one nearest to the middle of the run is used.
+        until: A later checkpoint, whose loss branches are to reach. Default: the latest one in the
+            folder of `checkpoint`.
+        batch_sizes: Batch sizes of the branches: "4x" is four times the run's, a number counts
+            examples. A branch at the run's own batch size checks that branches do what the run did.
+        orders: Number of branches at each batch size, each with its own order of the data.
+        rule: Rule for the learning rate, see `factors_for`. "auto" is the square root for Adam and
+            its kin. For SGD it is the gain of a step, (1 + b/B0)/(1 + b/B), which is B/B0 far below
+            the noise scale b; and B/B0 if the noise scale is not resolved.
+        devices: Number of devices that branches are trained on.
+        max_device_batch_size: The most examples on a device at once. Default: the run's own.
 
     Raises:
-        ValueError: If something of that cannot be.
+        ValueError: If an argument is wrong, or does not fit the run.
         OSError: If a checkpoint cannot be read.
     """
     if not isinstance(history, History):
         history = History.from_columns(dict(history))
     last = float(history["step"][-1])
     if rule not in RULES:
-        raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Take auto.")
+        raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Give auto.")
     for name, given, usual in (("orders", orders, "3"), ("devices", devices, "1")):
         if given < 1:
             raise ValueError(f"`{name}` must be at least 1, got {given}. Give {usual}.")
     if max_device_batch_size is not None and max_device_batch_size < 1:
         raise ValueError(
-            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}."
-            " Leave it out: it is then the run's own."
+            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}. Leave it out"
+            " for the run's own."
         )
     if checkpoint.is_dir():
         checkpoint = _middle(checkpoint, last)
@@ -209,8 +210,8 @@ def plan_branches(
         within = [path for path, step in ends.items() if first.step < step <= last]
         if not within:
             raise ValueError(
-                f"`until` must be a later checkpoint of the run, got none beside {first.path.name}"
-                f" (step {first.step}) up to step {last:,.0f}. Name one."
+                "`until` must be a later checkpoint of the run, got no other one beside"
+                f" {first.path.name} (step {first.step}) up to step {last:,.0f}. Name one."
             )
         until = max(within, key=lambda path: ends[path])
     last_one = Checkpoint.read(until, name="until")
@@ -218,7 +219,7 @@ def plan_branches(
     if not first.step < end <= last:
         raise ValueError(
             f"`until` must be later than `checkpoint`, within the run of {last:,.0f} steps, got"
-            f" step {end} after step {first.step}. Name another."
+            f" step {end}, while `checkpoint` is at step {first.step}. Name another checkpoint."
         )
     between = sorted(
         (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
@@ -231,7 +232,7 @@ def plan_branches(
         raise ValueError(
             "`run` must have one batch size from `checkpoint` to `until`, got"
             f" {span.batch_size.min():,.4g} to {span.batch_size.max():,.4g}. Name checkpoints"
-            " between which it did not change."
+            " between which the batch size did not change."
         )
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
     learning_rates = _learning_rates(history, first, last_one)
@@ -241,7 +242,7 @@ def plan_branches(
     plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
     if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
         raise ValueError(
-            f"`batch_sizes` must have another than the run's own, {size:.4g}, got"
+            f"`batch_sizes` must have one that differs from the run's own, {size:.4g}, got"
             f" {', '.join(map(str, batch_sizes))}. Give 4x,16x."
         )
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
@@ -261,15 +262,15 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
     if not start > 0:
         raise ValueError(
             f"`checkpoint` must be at a positive learning rate, got {start:g} in"
-            f" {printable(first.path)}. Name a later one."
+            f" {printable(first.path)}. Name a later checkpoint."
         )
     within = (history["step"] > first.step) & (history["step"] < last.step)
     recorded = history["learning_rate"]
     within &= np.isfinite(recorded)
     if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
         raise ValueError(
-            f"`run` must have recorded its learning rate, which went from {start:g} to {end:g},"
-            " got none: its logs are older. Train it again."
+            f"`run` must have recorded its learning rate, which went from {start:g} to {end:g}, got"
+            " none: an older version wrote the logs. Train the run again."
         )
     steps = [float(first.step), *history["step"][within], float(last.step)]
     rates = [start, *recorded[within], end]
@@ -287,8 +288,8 @@ def _batch_size(given: str | float, own: float) -> float:
         size = math.nan
     if not 1 <= size < math.inf:
         raise ValueError(
-            f"`batch_sizes` must be numbers of examples, or times the run's own, got {given!r}."
-            " Give for instance 4x,16x."
+            "`batch_sizes` must be numbers of examples, or multiples of the run's own, got"
+            f" {given!r}. Give for instance 4x,16x."
         )
     return size
 
@@ -304,8 +305,8 @@ def _middle(folder: Path, last: float) -> Path:
     found = {path: step for path, step in steps_in(folder).items() if 0 < step < last}
     if not found:
         raise ValueError(
-            f"`checkpoint` must be a checkpoint within the run, or a folder of some, got"
-            f" {printable(folder)} without. Save them with"
+            "`checkpoint` must be a checkpoint within the run, or a folder of such checkpoints, got"
+            f" {printable(folder)} without any. Save them with"
             " `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`."
         )
     return min(found, key=lambda path: abs(found[path] - last / 2))

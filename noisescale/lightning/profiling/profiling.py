@@ -31,30 +31,30 @@ def profile_step_times(
     on_stop: Callable[[str], None] = rank_zero_info,
     **trainer_options: Any,
 ) -> list[StepTiming]:
-    """Time optimizer steps at several device batch sizes, by short fits of copies of the module.
+    """Time optimizer steps at several device batch sizes, in short fits of copies of a module.
 
     Each fit takes real steps, without logging, checkpoints, validation and callbacks. The first
-    are left out; the others are timed in blocks, and the device is waited for at the ends of the
-    blocks alone. The module, the data and the random number generators are left as they were.
+    steps are left out. The others are timed in blocks; the host waits for the device only at the
+    ends of blocks. The module, the data and the random number generators are left as they were.
 
-    Where a device runs out of memory the ladder ends, and what was timed before is returned. With
-    several devices the others would wait for the one that failed for ever, so the error goes on:
-    find the largest device batch size on one device first.
+    If the device runs out of memory, the ladder ends, and the timings so far are returned. With
+    several devices the error is raised, as the other devices would wait for the failed one for
+    ever: find the largest device batch size on one device first.
 
     Args:
         module: Any LightningModule, of `lightning.pytorch` or `pytorch_lightning`.
-        data: A Dataset, a DataLoader or a LightningDataModule that makes one. Its batch size is
-            replaced, and so are its samplers: examples are drawn at random, with replacement.
-        device_batch_sizes: Examples in a micro-batch on one device. By default powers of two,
-            until memory is out, examples a second grow no more, or all data are in one batch.
-        accumulation: Micro-batches a step, each of which is timed at every batch size. By default
-            1 and 2, which tells what a step costs but once; 1 with manual optimization.
+        data: A Dataset, a DataLoader or a LightningDataModule that makes one. Its batch size and
+            its samplers are replaced: examples are drawn at random, with replacement.
+        device_batch_sizes: Examples in a micro-batch on one device. By default powers of two, until
+            memory runs out, the examples per second stop growing, or all data are in one batch.
+        accumulation: Numbers of micro-batches in a step, each timed at every batch size. By default
+            1 and 2, which show what a step costs once; 1 with manual optimization.
         steps: Optimizer steps to time.
-        warm_up: Optimizer steps before them.
-        on_timing: Called with each timing as soon as it is there.
+        warm_up: Optimizer steps before the timed ones.
+        on_timing: Called with each timing as soon as it is measured.
         on_stop: Called with a sentence that says why the ladder ended.
-        trainer_options: For the Trainer: `accelerator`, `devices` (1 by default), `num_nodes`,
-            `strategy`, `precision`, `gradient_clip_val` and so on.
+        trainer_options: Arguments of the Trainer: `accelerator`, `devices` (1 by default),
+            `num_nodes`, `strategy`, `precision`, `gradient_clip_val` and so on.
 
     Returns:
         A timing of each configuration, for `fit_step_time`. The seconds are those of rank 0.
@@ -105,7 +105,7 @@ def profile_step_times(
 
 
 def examples_per_second(timing: StepTiming) -> float:
-    """Of all devices together.
+    """Return the examples per second of all devices together.
 
     Example:
         >>> examples_per_second(StepTiming(8, 2, devices=4, nodes=1, seconds=0.5))
@@ -122,7 +122,9 @@ def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[
         yield size
         speeds.append(max(examples_per_second(t) for t in timings if t.device_batch_size == size))
         if len(speeds) > 2 and max(speeds[-2:]) <= ENOUGH_GROWTH * speeds[-3]:
-            why.append(f"Beyond a device batch size of {size} examples a second grow no more.")
+            why.append(
+                f"Beyond a device batch size of {size} the examples per second grow no more."
+            )
             return
         size *= 2
     why.append(f"A device batch size of {size} would be more than all data ({most:g} examples).")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 BLOCKS = 5
-"""Stretches that are timed by themselves. Their median is taken, so that a hiccup is left out."""
+"""Blocks of steps that are timed separately. The median leaves out hiccups."""
 
 _METRIC = "profiled_seconds"
 
@@ -40,15 +40,15 @@ def timed_fit(
     warm_up: int,
     trainer_options: dict[str, Any],
 ) -> StepTiming | None:
-    """Return how long a step takes; None where memory is not enough for it.
+    """Return the seconds a step takes; None if memory runs out.
 
     Args:
-        module: A copy of it is trained.
+        module: The module; a copy of it is trained.
         data: As for `batches_of`.
         size: Examples in a micro-batch, on one device.
         accumulation: Micro-batches in a step.
         steps: Optimizer steps to time.
-        warm_up: Optimizer steps before them.
+        warm_up: Optimizer steps before the timed ones.
         trainer_options: See `profile_step_times`.
     """
     ours: dict[str, Any] = {
@@ -77,7 +77,7 @@ def timed_fit(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Lightning's lines for every Trainer are of no use here, nor is its advice on loaders."""
+    """Silence Lightning's lines about each Trainer, and its advice on loaders."""
     packages = "lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"
     loggers = [logging.getLogger(name) for name in packages]
     levels = [logger.level for logger in loggers]
@@ -93,7 +93,7 @@ def quiet() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the host, had no more memory to give."""
+    """Whether an error says that the device or the host ran out of memory."""
     return (
         isinstance(error, MemoryError | torch.OutOfMemoryError)
         or is_oom_error(error)
@@ -135,6 +135,6 @@ def _seconds(trainer: pl.Trainer) -> float:
     if math.isnan(seconds):
         raise ValueError(
             f"`data` must last for {trainer.limit_train_batches} batches, got"
-            f" {trainer.fit_loop.total_batch_idx + 1}. Take fewer `steps`, or more data."
+            f" {trainer.fit_loop.total_batch_idx + 1}. Take fewer `steps`, or give more data."
         )
     return seconds

@@ -7,13 +7,13 @@ from typing import Any
 
 
 class Accumulation(int):
-    """How many batches a step takes, counted from the batch that the window begins with.
+    """The number of batches in a step, counted from the batch that the window begins with.
 
     Lightning asks two things of `trainer.accumulate_grad_batches` by the remainder of a batch
     counter: whether gradients begin anew (`batch_idx % n == 0`) and whether the optimizer steps
-    (`(batch_idx + 1) % n == 0`). With a plain number that holds only for windows that begin at a
-    multiple of it; a change elsewhere applies gradients twice or drops them. This number takes
-    the remainder from the window's own beginning, for windows of any length anywhere.
+    (`(batch_idx + 1) % n == 0`). With a plain number this works only for windows that begin at a
+    multiple of it: a change elsewhere applies gradients twice or drops them. This number takes the
+    remainder from the beginning of the window, so windows of any length can begin anywhere.
 
     Example:
         >>> three_from_five = Accumulation(3, begin=5)
@@ -26,7 +26,7 @@ class Accumulation(int):
     begin: int
 
     def __new__(cls, length: int, begin: int = 0) -> Accumulation:
-        """Attach the beginning."""
+        """Make a number of batches with the window's first batch."""
         made = super().__new__(cls, length)
         made.begin = begin
         return made

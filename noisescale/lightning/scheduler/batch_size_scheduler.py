@@ -36,15 +36,15 @@ class BatchSizeScheduler(trainer_access.Callback):
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[BatchSizeScheduler()])
 
-    Batches of the loader stay what they are; a step takes more or fewer of them. Between two
-    steps the policy is asked, at the same step on all ranks, what batch size goes with the noise
-    scale of the last steps, and moves only where its interval says so, see `Gate`. With
-    `max_device_batch_size` the loader's batches change too, from one epoch to the next.
+    The loader's batches stay as they are; a step takes more or fewer of them. Between two steps, at
+    the same step on all ranks, the policy chooses a batch size from the noise scale of the last
+    steps. The batch size changes only if the interval of the noise scale calls for it, see `Gate`.
+    With `max_device_batch_size` the loader's batches change too, from one epoch to the next.
 
-    Every window of batches is exact, however its length changes: no gradient is used twice, none
-    is lost, and the mean is over as many batches as there are, also in the short last window of
-    an epoch. A loader without a length shows its end only with its last batch: the gradient of
-    that window is then rescaled before it is clipped.
+    Every window of batches is exact, however its length changes: no gradient is used twice, none is
+    lost, and the mean is over the batches that are in it, also in the short last window of an
+    epoch. If the loader has no length, its end is known only at its last batch: then the gradient
+    of the last window is rescaled before it is clipped.
 
     At Lightning's log steps every logger gets these keys:
 
@@ -53,46 +53,49 @@ class BatchSizeScheduler(trainer_access.Callback):
     | `batch_size/wanted` | global batch that the policy asked for last, in examples |
     | `batch_size/given` | global batch that the steps have |
     | `batch_size/lr_factor` | factor on the learning rate that the run's own schedule gives |
-    | `batch_size/noise_scale` | that of the last steps, which is decided on; where resolved |
+    | `batch_size/noise_scale` | noise scale of the last steps, for decisions; only if resolved |
 
-    and every move goes to the console and, as text `batch_size/moves`, to TensorBoard.
-    `trainer.callback_metrics` has them where epochs and validations end, too; NaN is not known.
+    Every move is printed on the console and written to TensorBoard as the text `batch_size/moves`.
+    `trainer.callback_metrics` also has the metrics at the ends of epochs and validations. NaN means
+    that a metric is not known.
 
-    Learning-rate schedules never see the factor: it is applied while the optimizer steps.
+    Learning-rate schedules never see the factor: it is applied only while the optimizer steps.
 
-    A function of your own is a policy, too. Set `needs_noise_scale = True` on it (or on its class)
-    to have the noise scale measured and to be asked every `decide_every_n_steps`. Without that it
-    is asked at every step, before each of which ranks and device are waited for; and it is given
-    a noise scale only where a monitor is among the callbacks, else one that is not resolved. So
-    is a function for `lr_scaling`, which is given b = 0 where nothing is measured.
+    A function of your own can be the policy, too. Set `needs_noise_scale = True` on it (or on its
+    class): then the noise scale is measured, and the function is called every
+    `decide_every_n_steps`. Without this attribute it is called at every step, and each step waits
+    for the ranks and the device. It then gets a noise scale only if a monitor is among the
+    callbacks, and otherwise one that is not resolved. A function for `lr_scaling` gets b = 0 if
+    nothing is measured.
 
     Args:
-        policy: "tradeoff": √(r·B_simple), with r the run's critical batch size so far; "ratio":
+        policy: "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
             B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
-            that; "seesaw", "smith": grow where your schedule lowers the learning rate. Or a
-            mapping from steps to global batch sizes, or a function from (noise scale, plan,
-            progress) to one.
+            twice the batch; "seesaw", "smith": grow when your schedule lowers the learning rate. Or
+            a mapping from steps to global batch sizes, or a function from (noise scale, plan,
+            progress) to a global batch size.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
-        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; none where
-            the loader has no length.
+        max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; no maximum
+            if the loader has no length.
         lr_scaling: "sqrt" or "capped_sqrt" (for Adam), "adascale" (for SGD), "linear", "malladi",
-            "saturating", "none" or a function, see `factors_for`. "auto": under a policy that goes
-            by the noise scale "adascale" for SGD and "capped_sqrt" for others; what "seesaw" and
-            "smith" are made of, for them; else "sqrt".
-        monitor: The monitor that measures. Default: the one among the Trainer's callbacks (of
-            several the one without a name, else the first), or a new one.
+            "saturating", "none" or a function, see `factors_for`. "auto": for policies that use the
+            noise scale, "adascale" with SGD and "capped_sqrt" with other optimizers; for "seesaw"
+            and "smith", the published rule; else "sqrt".
+        monitor: The monitor that measures. Default: the monitor among the Trainer's callbacks (of
+            several, the one without a name, else the first), or a new one.
         max_device_batch_size: Largest batch of the loader, in rows on one device. Default: the
-            loader's batches stay.
-        progress: What your learning-rate schedules by steps are stepped by. "run": the share of
-            the run that is over, by examples where epochs end it and by optimizer steps where
-            `max_steps` does, so that one sized by `trainer.estimated_stepping_batches` ends with
-            the run; where nothing is known to end it, as "examples". "examples": steps of the
-            first batch size. "steps": optimizer steps, as Lightning does. "gain": AdaScale's
-            scale-invariant steps. Default: "gain" where you pass `lr_scaling="adascale"`, else
-            "run"; a run that is resumed goes on by what it went by.
-        confidence: Of the interval that moves are gated on.
-        decide_every_n_steps: Steps between decisions on the noise scale, each of which waits for
-            the device once. Schedules are kept to the step whatever it is.
+            loader's batches stay as they are.
+        progress: The clock of your learning-rate schedules that count steps. "run": the share of
+            the run that is over; a schedule sized by `trainer.estimated_stepping_batches` then ends
+            with the run. The share is counted in examples if epochs end the run, in optimizer steps
+            if `max_steps` does. If the end is not known, "run" is the same as "examples".
+            "examples": steps of the first batch size. "steps": optimizer steps, as Lightning
+            counts. "gain": AdaScale's scale-invariant steps. Default: "gain" if you pass
+            `lr_scaling="adascale"`, else "run". A resumed run keeps its clock.
+        confidence: Coverage of the noise scale's interval, which allows or holds back a move.
+        decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
+            the device once. Schedules by steps change the batch size at the exact step, whatever
+            this is.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets
@@ -153,12 +156,12 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     @property
     def moves(self) -> list[Move]:
-        """The changes of the batch size in this fit, the last thousand of them."""
+        """The last thousand changes of the batch size in this fit."""
         return [] if self._fit is None else list(self._fit.controller.moves)
 
     @property
     def plan(self) -> Plan | None:
-        """How a step is made up now; None before training."""
+        """How a step is made up now (`Plan`); None before training."""
         return None if self._fit is None else self._fit.controller.plan
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -302,9 +305,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             if fit.schedules.drifts(trainer) and not self._warned:
                 self._warned = True
                 trainer_access.rank_zero_warn(
-                    "The learning-rate schedule counts optimizer steps, of which there are now"
-                    ' more or fewer than it was made for. Pass `progress="run"` to'
-                    " BatchSizeScheduler to keep it on track."
+                    "The learning-rate schedule counts optimizer steps, and the run now has more or"
+                    ' fewer of them than the schedule was made for. Pass `progress="run"` to'
+                    " BatchSizeScheduler: then the schedule ends with the run."
                 )
 
     def _log(self, trainer: pl.Trainer, fit: ScheduledFit, step: int) -> None:
@@ -312,7 +315,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         fit.note_logged(step)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
-                with self._guard(f"{type(logger).__name__} was not given the batch size"):
+                with self._guard(f"The batch size was not logged to {type(logger).__name__}"):
                     logger.log_metrics(metrics, step=step)
         self._publish(trainer)
 

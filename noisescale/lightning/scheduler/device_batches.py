@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training batches of another size than the user's loader makes, from the next epoch on."""
+"""Change the size of the training batches that the user's loader makes, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resized(loader: DataLoader[Any], size: int) -> DataLoader[Any]:
 
 
 class ResizedLoaders:
-    """Where a Trainer gets its training loaders from, with their batch size replaced.
+    """The source of a Trainer's training loaders, with their batch size replaced.
 
     Args:
         trainer: About to fit.
@@ -44,7 +44,7 @@ class ResizedLoaders:
         self._trainer = trainer
         self._source: Any = trainer.fit_loop._data_source
         self.size: int | None = None
-        """Rows of a batch, on one device; None: as the user's loaders have it."""
+        """Rows of a batch on one device; None: the batch size of the user's loaders."""
         # In place of Lightning's own source, of which it asks no more than is answered below.
         trainer.fit_loop._data_source = self  # type: ignore[assignment]
 
@@ -65,13 +65,13 @@ class ResizedLoaders:
         self._trainer.fit_loop._combined_loader = None  # so that Lightning asks anew
 
     def close(self) -> None:
-        """Leave the Trainer with the user's loaders."""
+        """Give the Trainer the user's loaders back."""
         # Declared as Lightning's own, see above.
         if self._trainer.fit_loop._data_source is self:  # type: ignore[comparison-overlap]
             self._trainer.fit_loop._data_source = self._source
 
     def __getattr__(self, name: str) -> Any:
-        """Be what the user's source is in everything else that Lightning asks."""
+        """Pass all other attributes on to the user's source."""
         return getattr(self._source, name)
 
     def _resized(self, loader: Any) -> Any:

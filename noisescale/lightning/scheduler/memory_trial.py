@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a larger micro-batch fits into memory: one forward and backward that leave no trace."""
+"""Try whether a larger micro-batch fits into memory, in one pass that leaves no trace."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
     """Try a larger micro-batch on every rank; all ranks have to call it.
 
-    What is tried is a copy of the module that shares the parameters' memory and nothing else:
-    buffers, metrics and counters are copied, `self.log` is off, random generators are put back,
-    and gradients are those of the copy. They need the memory that the step's own take, which are
-    still there, so that the trial is a little stricter than training. The Trainer has loggers
-    that log nothing, and what `training_step` may set of it is put back, see `_as_it_was`.
+    The trial runs on a copy of the module that shares only the parameters' memory: buffers, metrics
+    and counters are copied, `self.log` is off, random generators are restored, and the gradients
+    belong to the copy. These gradients need memory beside the step's own, so the trial is a little
+    stricter than training. The Trainer's loggers log nothing meanwhile, and what `training_step`
+    may change in the Trainer is restored, see `_as_it_was`.
 
-    Whatever is raised is told as a reason against the larger batch, and training goes on. A
-    module that cannot be copied, because it has a lock or an open file say, cannot be tried.
+    Any error is reported as the reason against the larger batch, and training goes on. A module
+    that cannot be copied (because it holds a lock or an open file, say) cannot be tried.
 
-    Out of its reach is what lies outside of module and Trainer: a forward hook that is a plain
-    function sees one more batch, and so does a file that it writes. A collective in
-    `training_step` would wait for ever for a rank whose memory runs out before it; batch norms
-    that synchronize are tried without.
+    The trial cannot hide itself outside of the module and the Trainer: a forward hook that is a
+    plain function sees one batch more, and may write it to a file. A collective in `training_step`
+    would wait for ever for a rank whose memory runs out before it. So synchronized batch norms are
+    tried as local ones.
 
     Args:
         trainer: Between two epochs.
-        batch: One that was trained on. Its rows are repeated.
+        batch: A batch that was trained on. Its rows are repeated.
         growth: How many times as many rows to try.
 
     Returns:
-        None if it fits on all ranks, else why it does not on this one.
+        None if the batch fits on all ranks, else the reason why it does not fit on this rank.
     """
     failure = None
     with trainer_access.isolate_rng():  # without a `finally`, so nothing may leave it raised
@@ -52,7 +52,7 @@ def fits(trainer: pl.Trainer, batch: Any, growth: float) -> str | None:
             rows: set[int] = set()
             apply_to_collection(batch, Tensor, lambda t: rows.update(t.shape[:1]))
             if of_batch is None or of_batch not in rows:  # a list of examples, for one
-                raise ValueError(f"no tensor has the batch's {of_batch} examples for its rows")
+                raise ValueError(f"no tensor in the batch has its {of_batch} examples as rows")
             _forward_and_backward(
                 trainer, apply_to_collection(batch, Tensor, _repeated, of_batch, growth)
             )

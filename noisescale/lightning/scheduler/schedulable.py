@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Trainers the batch size can be changed under."""
+"""Refuse Trainers under which the batch size cannot change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_schedulable(trainer: pl.Trainer, scheduler: Any) -> None:
-    """Raise where steps of another size would be wrong; the strategy has to be set up.
+    """Raise if steps of another size would be wrong; call it after strategy setup.
 
     Raises:
         MisconfigurationException: The message names the setting and the remedy.
@@ -59,7 +59,7 @@ def check_schedulable(trainer: pl.Trainer, scheduler: Any) -> None:
 
 
 def check_may_resize(trainer: pl.Trainer) -> None:
-    """Raise where the loader's batches cannot become larger or smaller.
+    """Raise if the loader's batches cannot become larger or smaller.
 
     Raises:
         MisconfigurationException: The message names the setting and the remedy.
@@ -70,14 +70,14 @@ def check_may_resize(trainer: pl.Trainer) -> None:
             "max_device_batch_size",
             "a number under ModelParallelStrategy",
             "a larger micro-batch cannot be tried on sharded parameters",
-            "Leave it out: only the number of micro-batches changes then.",
+            "Leave it out: then only the number of micro-batches changes.",
         )
     every, by_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
     if isinstance(every, int) and not isinstance(every, bool) and by_epochs:
         _refuse(
             "val_check_interval",
             str(every),
-            "an epoch may come to have fewer batches",
+            "an epoch may later have fewer batches than that",
             "Give a part of an epoch, such as 0.5, or set `check_val_every_n_epoch=None`.",
         )
 

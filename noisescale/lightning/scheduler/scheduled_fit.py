@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fit whose steps change in size: what it takes over of its Trainer, and how far it is."""
+"""One fit whose steps change in size: its changes to the Trainer, and its progress."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 _EPOCH_SHARE = 10
-"""Without `max_batch_size`, at least so many steps are left in an epoch (Smith et al. 2018)."""
+"""Without `max_batch_size`, an epoch keeps at least this many steps (Smith et al. 2018)."""
 
 _SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows")
-"""What a fit goes on from. How schedules go, `went_by` tells also where it was not saved."""
+"""Keys of a saved fit. The clock of the schedules may be missing: `went_by` finds it then."""
 
 
 def check_saved(saved: Any) -> None:
-    """Raise a ValueError where a state of the callback lacks something; empty is a new run."""
+    """Raise a ValueError if a state of the callback is incomplete; an empty one is a new run."""
     if saved != {}:
         checked_state("BatchSizeScheduler", saved, _SAVED)
         needed = ("plan", "steps", "base_batch_size", "clock")
@@ -44,7 +44,7 @@ def check_saved(saved: Any) -> None:
 
 
 class Takeover:
-    """What a fit takes over of its Trainer, until it ends.
+    """The changes that a fit makes to its Trainer, until it ends.
 
     Args:
         trainer: About to fit.
@@ -60,11 +60,11 @@ class Takeover:
     ) -> None:
         self.saved = saved
         self.accumulation = int(trainer.accumulate_grad_batches)
-        """The Trainer's own."""
+        """The Trainer's own `accumulate_grad_batches`."""
         self.loaders: ResizedLoaders | None = None
-        """Where its batches come from, if they may change."""
+        """The source of its batches, if their size may change."""
         self.under_way = Accumulation(*saved.get("window", (1,)))
-        """The batches of the step that was under way."""
+        """The batches of the current step."""
         self._trainer: pl.Trainer | None = trainer
         if max_device_batch_size is not None:
             check_may_resize(trainer)
@@ -75,7 +75,7 @@ class Takeover:
             trainer.accumulate_grad_batches = self.under_way
 
     def close(self) -> None:
-        """Leave the Trainer as it was, once."""
+        """Restore the Trainer, once."""
         if self._trainer is not None:
             self._trainer.accumulate_grad_batches = self.accumulation
             self._trainer = None
@@ -84,14 +84,14 @@ class Takeover:
 
 
 class ScheduledFit:
-    """A fit from its first batch on. All ranks make it.
+    """A fit from its first batch on. All ranks have to create it.
 
     Args:
         trainer: At its first batch.
-        taken: What was taken over of it.
-        examples: Of that batch, on this rank.
+        taken: The changes to the Trainer.
+        examples: This rank's examples in the first batch.
         min_accumulation: Least micro-batches a step.
-        options: That the user chose.
+        options: The options that the user chose.
         progress: See `ClockedSchedules`.
 
     Raises:
@@ -148,7 +148,7 @@ class ScheduledFit:
             trainer, self.controller, progress, accumulation=taken.accumulation, saved=saved
         )
         self.logged_step = -1
-        """The step that was logged last, see `note_logged`."""
+        """The last step that was logged, see `note_logged`."""
         self._max_batch_size = max_batch_size  # None where an epoch has no known end
         self._loaders = taken.loaders
         self._rows = rows  # of a batch on one device, where the loader tells
@@ -163,14 +163,14 @@ class ScheduledFit:
         return self._begins_anew or batch_idx == 0 or ended
 
     def begin_step(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        """Let the step that begins with a batch take as many as the plan has, or are left."""
+        """Begin a step: it takes the plan's number of batches, or as many as are left."""
         remaining = trainer.num_training_batches - batch_idx
         length = int(min(self.controller.plan.accumulation, max(remaining, 1)))
         self._under_way = trainer.accumulate_grad_batches = Accumulation(length, begin=batch_idx)
         self._begins_anew = False
 
     def rescale_short_step(self, trainer: pl.Trainer, optimizer: Optimizer) -> None:
-        """Mend the mean of an epoch's last step, where the loader had no length to tell it by."""
+        """Correct the mean of an epoch's short last step, if the loader has no length."""
         length, taken = trainer.accumulate_grad_batches, _batches_taken(trainer)
         if taken < length:
             gradients = [
@@ -180,7 +180,7 @@ class ScheduledFit:
                 torch._foreach_mul_(gradients, length / taken)
 
     def count_step(self, trainer: pl.Trainer, batch: Any) -> None:
-        """Count the step that ended with a batch, and step the schedules that are due by it."""
+        """Count a step, and step the schedules that are due after it."""
         plan = self.controller.plan
         examples = plan.device_batch_size * _batches_taken(trainer) * plan.devices
         self.controller.step(examples)
@@ -190,20 +190,21 @@ class ScheduledFit:
             self._batch = batch, self._rows
 
     def note_logged(self, step: int) -> None:
-        """Remember that this step is the one that was logged last."""
+        """Remember that this step was logged."""
         self.logged_step = step
 
     def resize(self, trainer: pl.Trainer, average: GradientMoments | None) -> Move | str | None:
-        """Make up the wanted batch anew, with the loader's batches as large as they may be.
+        """Make a new plan for the wanted batch, with the loader's batches as large as allowed.
 
-        What does not fit halves the way from the most rows that do, so that a few epochs end it.
+        After a batch that does not fit, the next trial is half way between it and the largest one
+        that fits, so that a few epochs find the limit.
 
         Args:
             trainer: Between two epochs.
             average: Moments averaged over the run, for the learning rate.
 
         Returns:
-            The move, or why there is none; None if everything stays.
+            The move, or the reason why there is none; None if everything stays.
         """
         if self._loaders is None:
             return None
@@ -218,9 +219,9 @@ class ScheduledFit:
         if rows > self._largest_rows and (why := fits(trainer, batch, rows / of_batch)) is not None:
             controller.lower_max_device_batch_size((self._largest_rows + rows) // 2)
             return (
-                f"step {controller.steps}: a batch of {rows} rows on a device does not fit, batch"
-                f" size stays {controller.plan}, next time at most"
-                f" {controller.max_device_batch_size} rows: {why}"
+                f"step {controller.steps}: batch size stays {controller.plan}, as a batch of {rows}"
+                " rows on a device does not fit; the next trial has at most"
+                f" {controller.max_device_batch_size} rows. Reason: {why}"
             )
         self._largest_rows = max(self._largest_rows, rows)
         self._loaders.change(rows)
@@ -228,7 +229,7 @@ class ScheduledFit:
         return controller.adopt(plan, "micro-batches of another size", average)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a fit goes on from, in builtins."""
+        """Return the state to resume from, in builtins."""
         return {
             "controller": self.controller.state_dict(),
             "max_batch_size": self._max_batch_size,
@@ -240,7 +241,7 @@ class ScheduledFit:
         }
 
     def close(self) -> None:
-        """Leave optimizers and schedules as they were."""
+        """Restore the optimizers and the schedules."""
         self.controller.close()
         self.schedules.close()
         self._batch = None

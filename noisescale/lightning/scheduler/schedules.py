@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules that Lightning steps once an optimizer step, stepped by a clock."""
+"""Learning-rate schedules that count optimizer steps, stepped by a clock instead."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 ProgressBy = Literal["run", "steps", "examples", "gain"]
-"""What the clock counts, see `BatchSizeScheduler`."""
+"""Clocks for learning-rate schedules, see `BatchSizeScheduler`."""
 PROGRESS: tuple[ProgressBy, ...] = get_args(ProgressBy)
 
 
 class ClockedSchedules:
-    """Take over the schedules of a Trainer that count optimizer steps.
+    """Step the schedules of a Trainer that count optimizer steps, by a clock.
 
-    Those that count epochs stay as they are, and so do those that wait for a metric: their
+    Schedules that count epochs stay as they are. So do schedules that wait for a metric: their
     patience counts optimizer steps.
 
-    Lightning compares a schedule's `frequency` with the number of batches in the epoch. So it is
-    done here, with the batches that there would be at the first batch size.
+    Lightning compares a schedule's `frequency` with the number of batches in the epoch. This class
+    does the same with the number of batches at the first batch size.
 
     Args:
-        trainer: At its first batch, its optimizers set up.
-        controller: Of the run, its state loaded; its clock is used.
-        progress: What the clock counts, see `BatchSizeScheduler`.
+        trainer: A Trainer at its first batch, with its optimizers set up.
+        controller: The controller of the run, with its state loaded. Its clock is used.
+        progress: Kind of the clock, see `BatchSizeScheduler`.
         accumulation: The Trainer's own `accumulate_grad_batches`.
         saved: State of the callback to go on from; empty for a new run.
     """
@@ -74,10 +74,10 @@ class ClockedSchedules:
         self._epoch_began = trainer.global_step
 
     def advance(self, trainer: pl.Trainer, examples: float) -> None:
-        """Step each schedule as often as it is due, by the module's own hook.
+        """Step each schedule as often as it is due, through the module's own hook.
 
         Args:
-            trainer: It has just taken an optimizer step.
+            trainer: A Trainer that has just taken an optimizer step.
             examples: Of all devices in that step.
         """
         self._take_over(trainer)
@@ -114,13 +114,13 @@ class ClockedSchedules:
         return self.progress == "steps" and by_epochs and counts
 
     def close(self) -> None:
-        """Leave them to Lightning again."""
+        """Let Lightning step the schedules again."""
         for config, frequency in self._frequencies.values():
             config.frequency = frequency
         self._frequencies = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `went_by` and another one go on from, in builtins."""
+        """Return the state to resume from, in builtins."""
         return {
             "progress": self.progress,
             "accumulation": self._accumulation,
@@ -178,18 +178,18 @@ class ClockedSchedules:
         if not self._warned:
             self._warned = True
             trainer_access.rank_zero_warn(
-                "A learning-rate schedule that counts steps is at its end before the run is, at"
-                f" optimizer step {self._controller.steps}. It stays where it is, and the run goes"
-                ' on with its last learning rate. Pass `progress="run"` to BatchSizeScheduler for'
-                " schedules sized by `trainer.estimated_stepping_batches` to end with the run."
+                "A learning-rate schedule that counts steps ended before the run, at optimizer step"
+                f" {self._controller.steps}. The run goes on with the last learning rate. Pass"
+                ' `progress="run"` to BatchSizeScheduler: then schedules sized by'
+                " `trainer.estimated_stepping_batches` end with the run."
             )
 
 
 def went_by(saved: dict[str, Any]) -> ProgressBy | None:
-    """What the clock of a saved run counted; None for a new run.
+    """The kind of clock that a saved run had; None for a new run.
 
-    Checkpoints did not always say. Until then the clock of schedules by steps stood still, and
-    only one by examples knew how long an epoch is.
+    Old checkpoints do not name it. In those, the clock of schedules by optimizer steps stands
+    still, and only the clock by examples knows the length of an epoch.
     """
     if not saved or not saved["controller"]["steps"]:
         return None
@@ -203,12 +203,12 @@ def went_by(saved: dict[str, Any]) -> ProgressBy | None:
 
 
 def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:
-    """What schedules go by where nobody says: as the run went until now, if it is one.
+    """The default clock of the schedules: a resumed run keeps its clock.
 
     Args:
         saved: State of the callback to go on from; empty for a new run.
-        by_gain: Whether somebody says that the learning rate follows AdaScale's gain.
-        measured: Whether there is a noise scale, which a gain is made of.
+        by_gain: Whether the user chose that the learning rate follows AdaScale's gain.
+        measured: Whether there is a noise scale, from which the gain is computed.
     """
     default: ProgressBy = "gain" if by_gain else "run"
     went = went_by(saved)
@@ -217,7 +217,7 @@ def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) ->
 
 _BY_EXAMPLES = ("run", "examples")
 _NEVER = sys.maxsize
-"""A frequency that Lightning finds no batch due for."""
+"""A frequency at which Lightning never steps a schedule."""
 
 
 def _end_clock(clock: Any, trainer: pl.Trainer, steps_per_epoch: float) -> None:

@@ -224,7 +224,7 @@ def contrastive(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "reason", "remedy"),
     [
-        (penalized, "|g|² amiss in the proof, most of it in 0.weight (100%)", "`weight_decay`"),
+        (penalized, "|g|² in the proof, most of it in 0.weight (100%)", "`weight_decay`"),
         (two_views, "got none between the loss and the parameters", "(batch, rows, ...)"),
         (contrastive, "in which they do (Mm of shape (6, 6))", "Accumulate two or more"),
     ],
@@ -353,7 +353,10 @@ def test_out_of_memory_at_a_measured_step_is_told_once_and_training_goes_on() ->
 def test_batch_norm_is_refused_while_it_goes_by_the_batch(normalize: nn.Module) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 8), normalize, nn.Linear(8, 3))
-    with measured(model) as meter, pytest.raises(ValueError, match=r"got BatchNorm that goes by"):
+    with (
+        measured(model) as meter,
+        pytest.raises(ValueError, match=r"got a BatchNorm that normalizes over"),
+    ):
         steps(meter, model, [batch()])
     if normalize.running_mean is not None:
         normalize.eval()
@@ -389,7 +392,7 @@ def test_a_term_past_the_cut_is_looked_at_in_each_measured_step() -> None:
     with measured(model) as meter:
         steps(meter, model, [batch(0)], [batch(1)], loss=partial(penalized, by=0.0))
         assert meter.measured_steps == 2
-        with pytest.warns(UserWarning, match=r"of \|g\|² amiss in the proof"):
+        with pytest.warns(UserWarning, match=r"of \|g\|² in the proof"):
             steps(meter, model, [batch(2)], loss=partial(penalized, by=1.0))
         assert (meter.measured_steps, meter.skipped_steps) == (2, 1)
 
@@ -401,7 +404,7 @@ def test_batch_norm_that_is_thawed_in_a_run_is_refused_from_there_on() -> None:
     with measured(model) as meter:
         steps(meter, model, [batch(0)], [batch(1)])
         model[1].train()
-        with pytest.warns(UserWarning, match="got BatchNorm that goes by the batch"):
+        with pytest.warns(UserWarning, match="got a BatchNorm that normalizes over the batch"):
             steps(meter, model, *[[batch(seed)] for seed in range(2, 5)])
         assert (meter.measured_steps, meter.skipped_steps) == (2, 3)
         model[1].eval()

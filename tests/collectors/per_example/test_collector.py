@@ -257,10 +257,9 @@ def test_more_rows_than_examples_are_refused() -> None:
         step(model, collector, batches, sizes=[4])
 
     assert str(error.value) == (
-        "`local_batch_size` must be at least the rows of the batch where examples are the small"
+        "`local_batch_size` must be at least the rows of the batch if examples are the small"
         " batches, got 4 for 8 rows. If several rows come from one example, choose"
-        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
-        " devices."
+        ' small_batch="micro_batch" if two or more are accumulated, or "rank" on several devices.'
     )
 
 
@@ -285,9 +284,9 @@ def test_tied_weights_are_left_out_and_named() -> None:
         step(model, collector, [batch])
 
     assert [str(w.message) for w in caught] == [
-        "The noise scale of single examples is that of 24 parameters with 93% of all numbers."
-        " Left out: wpe.weight (in layers whose input has not one row for each of the batch);"
-        " wte.weight (shared by several modules)."
+        "The noise scale of single examples covers 24 parameters with 93% of all numbers. Left out:"
+        " wpe.weight (in layers whose input does not have the rows of the batch); wte.weight"
+        " (shared by several modules)."
     ]
     check(model, collector, [batch])
 
@@ -388,14 +387,14 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, str]] = {
     "functional reuse": (
         Reused,
         tokens(4),
-        "wte.weight (used otherwise than by their module's forward alone).",
+        "wte.weight (used outside of their module's forward).",
     ),
     "attention": (
         lambda: zoo.Attention(own=False),
         (tokens(4)[0], torch.arange(4) % 3),
-        "attention.out_proj.weight, attention.out_proj.bias (used otherwise than by their"
-        " module's forward alone); attention.in_proj_weight, attention.in_proj_bias (in layers"
-        " without a formula for one example's gradient).",
+        "attention.out_proj.weight, attention.out_proj.bias (used outside of their module's"
+        " forward); attention.in_proj_weight, attention.in_proj_bias (in layers without a formula"
+        " for one example's gradient).",
     ),
     "called twice": (
         CalledTwice,
@@ -405,7 +404,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, str]] = {
     "penalty": (
         Penalized,
         numbers(4, 6),
-        "first.weight (used otherwise than by their module's forward alone).",
+        "first.weight (used outside of their module's forward).",
     ),
     "parametrization": (
         parametrized,
@@ -416,17 +415,17 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], Batch, str]] = {
     "flattened": (
         Flattened,
         tokens(4),
-        "head.weight, head.bias (in layers whose input has not one row for each of the batch).",
+        "head.weight, head.bias (in layers whose input does not have the rows of the batch).",
     ),
     "positions as many as rows": (
         Transformer,
         tokens(5),
-        "wpe.weight (in layers whose input has not one row for each of the batch).",
+        "wpe.weight (in layers whose input does not have the rows of the batch).",
     ),
     "positions in a buffer": (
         Buffered,
         tokens(5),
-        "wpe.weight (in layers whose input has not one row for each of the batch).",
+        "wpe.weight (in layers whose input does not have the rows of the batch).",
     ),
     "unused": (
         zoo.PartlyUnused,
@@ -506,7 +505,7 @@ class ZeroHead(nn.Module):
         return self.head(F.linear(x, self.wte.weight) if self.reused else F.pad(x, (0, 3)))
 
 
-OTHERWISE = "(used otherwise than by their module's forward alone)"
+OTHERWISE = "(used outside of their module's forward)"
 ZERO_AT_FIRST: dict[str, tuple[Callable[[bool], nn.Module], Batch, dict[bool, str]]] = {
     "ReZero": (
         ReZero,
@@ -575,7 +574,7 @@ def test_steps_that_are_not_finite_are_none_of_those_looked_at() -> None:
         assert step(model, collector, [infinite])[0] is None
     model.gate.data.fill_(0.3)
 
-    with pytest.warns(UserWarning, match=r"Left out: inner\.weight \(used otherwise"):
+    with pytest.warns(UserWarning, match=r"Left out: inner\.weight \(used outside"):
         assert step(model, collector, [batch])[0] is None
     check(model, collector, [batch])
 
@@ -639,7 +638,7 @@ def test_a_batch_in_the_second_dimension_is_refused() -> None:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return model(batch[0].transpose(0, 1)).square().mean()
 
-    with pytest.raises(ValueError, match="not one row for each"):
+    with pytest.raises(ValueError, match="does not have the rows"):
         step(model, collector, [numbers(7, 4, 6)], loss=loss)
 
 
@@ -674,7 +673,7 @@ def test_layers_that_disagree_later_cost_those_steps_and_a_warning() -> None:
     model = Ambiguous()
     collector = probed(model, [tokens(5)])
 
-    with pytest.warns(UserWarning, match="Layers disagree on how many rows the batch has"):
+    with pytest.warns(UserWarning, match="Layers disagree on the number of rows in the batch"):
         small, _ = step(model, collector, [tokens(4)])
 
     assert small is None
@@ -711,11 +710,10 @@ def test_nothing_left_is_refused() -> None:
     with pytest.raises(ValueError, match="`model` must have") as error:
         collector_of(lstm)
     assert str(error.value) == (
-        "`model` must have parameters with a formula for one example's gradient where examples"
-        " are the small batches, got none: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0 (in"
-        " layers without a formula for one example's gradient). Choose"
-        ' small_batch="micro_batch" where two or more are accumulated, or "rank" on several'
-        " devices."
+        "`model` must have parameters with a formula for one example's gradient if examples are the"
+        " small batches, got none: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0 (in layers"
+        " without a formula for one example's gradient). Choose"
+        ' small_batch="micro_batch" if two or more are accumulated, or "rank" on several devices.'
     )
     collector = collector_of(twice)
     with pytest.raises(ValueError, match=r"got none: weight, bias \(in modules called more than"):
@@ -724,7 +722,7 @@ def test_nothing_left_is_refused() -> None:
         collector_of(mlp(), layers="normalization")
     assert str(error.value) == (
         "`layers` must find LayerNorm, RMSNorm or GroupNorm parameters that are trained, got none."
-        ' Choose layers="all", or small_batch="micro_batch" where two or more are accumulated, or'
+        ' Choose layers="all", or small_batch="micro_batch" if two or more are accumulated, or'
         ' "rank" on several devices.'
     )
 
@@ -742,9 +740,8 @@ def test_compiled_modules_are_refused() -> None:
         with pytest.raises(ValueError, match="compiled") as error:
             choose_collector(model, small_batch="example")
         assert str(error.value) == (
-            "`model` must not be compiled where examples are the small batches, got torch.compile"
-            f' on {name}. Leave it uncompiled, or choose small_batch="half",'
-            ' "micro_batch" or "rank".'
+            "`model` must not be compiled if examples are the small batches, got torch.compile on"
+            f' {name}. Leave it uncompiled, or choose small_batch="half", "micro_batch" or "rank".'
         )
 
 

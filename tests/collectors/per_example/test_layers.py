@@ -114,7 +114,7 @@ def test_a_wrong_formula_is_found_and_left_out_by_name() -> None:
     model = nn.Sequential(Half(5, 3))
     meter = NoiseScaleMeter(model, small_batch="example")
     meter.backward(model(torch.randn(6, 5)).square().mean(), 6)
-    with pytest.warns(UserWarning, match=r"Left out: 0\.weight \(used otherwise"):
+    with pytest.warns(UserWarning, match=r"Left out: 0\.weight \(used outside"):
         meter.step()
     meter.close()
 

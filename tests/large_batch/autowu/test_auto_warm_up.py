@@ -249,7 +249,7 @@ def test_a_step_may_count_as_more_than_an_epoch() -> None:
 def test_a_loss_that_is_never_observed_is_an_error() -> None:
     scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
     message = (
-        "`observe` must be called with the loss of each step, got none in 20 steps. Call"
+        "`observe` must be called with the loss of each step, got no loss in 20 steps. Call"
         " `scheduler.observe(loss)` where the loss is computed, in Lightning in `training_step`."
     )
 
@@ -264,13 +264,16 @@ def test_a_loss_that_is_never_observed_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"confidence": 1.0}, "`confidence` must lie between 0.5 and 1, got 1.0. AutoWU has 0.95."),
-        ({"patience": 0}, "`patience` must be 1 or more, got 0. AutoWU has 3."),
+        (
+            {"confidence": 1.0},
+            "`confidence` must lie between 0.5 and 1, got 1.0. AutoWU uses 0.95.",
+        ),
+        ({"patience": 0}, "`patience` must be 1 or more, got 0. AutoWU uses 3."),
         (
             {"steps_per_epoch": 20},
             "`steps_per_epoch` must be positive and fit into the 50 steps of the warm-up more than"
-            " 3 times, `patience`, got 20. Test more often than once an epoch: no other tests end"
-            " the warm-up.",
+            " 3 times (`patience`), got 20. Give fewer: the warm-up can end only at a test, and"
+            " there is one every `steps_per_epoch` steps.",
         ),
         (
             {"max_lr": [1.0, 2.0]},

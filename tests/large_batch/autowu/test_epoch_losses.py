@@ -116,7 +116,9 @@ def test_an_epoch_without_any_loss_is_an_error() -> None:
     losses = EpochLosses()
     losses.end_step()
 
-    with pytest.raises(RuntimeError, match=r"^`observe` must be called .*, got none in 1 steps\."):
+    with pytest.raises(
+        RuntimeError, match=r"^`observe` must be called .*, got no loss in 1 steps\."
+    ):
         losses.end_epoch()
 
 

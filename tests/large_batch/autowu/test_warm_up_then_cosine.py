@@ -71,7 +71,7 @@ def test_past_the_last_step_the_learning_rate_stays_zero(cooldown_fraction: floa
         (
             {"max_lr": 1e-6},
             "`max_lr` must be finite and exceed `min_lr`, which must be positive, got 1e-06 and"
-            " 1e-05. They replace the optimizer's.",
+            " 1e-05. Both replace the learning rates of the optimizer.",
         ),
         (
             {"max_warmup_fraction": 1.0},
@@ -80,8 +80,8 @@ def test_past_the_last_step_the_learning_rate_stays_zero(cooldown_fraction: floa
         ),
         (
             {"cooldown_fraction": 0.6},
-            "`cooldown_fraction` must be positive and leave the warm-up its 0.5, got 0.6. Leave it"
-            " out for a cosine that begins where the warm-up ends.",
+            "`cooldown_fraction` must be positive and leave room for the warm-up's share of 0.5,"
+            " got 0.6. Leave it out for a cosine that begins where the warm-up ends.",
         ),
     ],
 )

@@ -406,7 +406,7 @@ def test_what_is_in_the_file_is_not_trained_again(
 
     assert again.branches[0] == first.branches[0]
     assert [branch.order for branch in trained] == [0, 1]
-    with pytest.raises(ValueError, match="`output` must be of the same branches, got"):
+    with pytest.raises(ValueError, match="`output` must hold branches of the same settings, got"):
         train(rule="linear")
 
 
@@ -451,9 +451,9 @@ def test_modules_of_both_packages_are_branched(run: tuple[History, Path], tmp_pa
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"batch_sizes": ["0x"]}, "`batch_sizes` must be numbers of examples, or times"),
-        ({"batch_sizes": ["many"]}, "`batch_sizes` must be numbers of examples, or times"),
-        ({"batch_sizes": ["1x"]}, "`batch_sizes` must have another than the run's own, 8"),
+        ({"batch_sizes": ["0x"]}, "`batch_sizes` must be numbers of examples, or multiples"),
+        ({"batch_sizes": ["many"]}, "`batch_sizes` must be numbers of examples, or multiples"),
+        ({"batch_sizes": ["1x"]}, "`batch_sizes` must have one that differs from the run's own, 8"),
         ({"rule": "cubic"}, "`rule` must be one of auto, linear"),
         ({"orders": 0}, "`orders` must be at least 1, got 0"),
         ({"until": "epoch=0-step=20.ckpt"}, "`until` must be later than `checkpoint`"),

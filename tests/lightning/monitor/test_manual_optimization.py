@@ -287,7 +287,7 @@ def test_a_loss_that_is_anothers_and_clipping_by_hand_do_not_count(
 
 def test_several_passes_of_one_batch_are_told_and_not_measured() -> None:
     module = TwoLosses(of_one_batch=2)
-    with pytest.warns(UserWarning, match="Several backward passes of one step were of the same"):
+    with pytest.warns(UserWarning, match="Several backward passes of one step used the same"):
         fit(
             monitor := NoiseScaleMonitor(),
             ranks=1,
@@ -370,6 +370,6 @@ def test_a_discriminator_is_no_matter_of_single_examples() -> None:
 
     assert "got none: discriminator.0.weight" in str(error.value)
     assert str(error.value).endswith(
-        ' (in modules called more than once). Choose small_batch="micro_batch" where two or more'
-        ' are accumulated, or "rank" on several devices.'
+        ' (in modules called more than once). Choose small_batch="micro_batch" if two or more are'
+        ' accumulated, or "rank" on several devices.'
     )

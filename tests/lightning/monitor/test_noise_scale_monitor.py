@@ -295,7 +295,7 @@ def test_an_odd_batch_without_batch_size_fn_is_refused() -> None:
     monitor = NoiseScaleMonitor()
     with pytest.raises(Exception, match=r"`batch_size_fn` must be given .* of type list") as error:
         fit(monitor, train_loader=torch.utils.data.DataLoader(Odd(), batch_size=2))
-    assert "Pass a function from a batch to the number of examples this rank has in it." in str(
+    assert "Pass a function from a batch to the number of this rank's examples in it." in str(
         error.value
     )
 

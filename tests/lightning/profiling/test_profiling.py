@@ -89,7 +89,7 @@ def test_the_ladder_ends_where_examples_a_second_grow_no_more() -> None:
     )
 
     assert sizes(timings) == [1, 2, 4]
-    assert reasons == ["Beyond a device batch size of 4 examples a second grow no more."]
+    assert reasons == ["Beyond a device batch size of 4 the examples per second grow no more."]
 
 
 def test_a_step_takes_the_time_of_its_micro_batches() -> None:
@@ -255,7 +255,7 @@ def test_a_stream_is_taken_as_it_comes_and_has_to_last() -> None:
     assert SIZES == [8] * 6
     with pytest.raises(
         ValueError,
-        match=r"^`data` must last for 6 batches, got 3\. Take fewer `steps`, or more data\.$",
+        match=r"^`data` must last for 6 batches, got 3\. Take fewer `steps`, or give more data\.$",
     ):
         profile_step_times(slow(), Stream(30), [8], accumulation=[1], **QUICK)
 
@@ -313,12 +313,12 @@ def test_manual_optimization_is_timed_without_accumulation() -> None:
         (
             {"data": DataLoader(data(), batch_size=None)},
             "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
-            " batches. Give a data set of examples.",
+            " batches. Give a data set of single examples.",
         ),
         (
             {"data": Module(iter([]))},
-            "`train_dataloader` of the data module must return a DataLoader, or some in a list or"
-            " dict, got list_iterator. Give the Dataset instead.",
+            "`train_dataloader` of the data module must return a DataLoader, or a list or dict of"
+            " DataLoaders, got list_iterator. Give the Dataset instead.",
         ),
     ],
 )

@@ -315,7 +315,7 @@ def test_validation_after_so_many_batches_is_refused_where_there_may_be_fewer() 
 
     assert refusal(resizes, val_check_interval=4) == (
         "`val_check_interval` must be one that BatchSizeScheduler can work under, got 4: an epoch"
-        " may come to have fewer batches. Give a part of an epoch, such as 0.5, or set"
+        " may later have fewer batches than that. Give a part of an epoch, such as 0.5, or set"
         " `check_val_every_n_epoch=None`."
     )
 
@@ -334,9 +334,9 @@ def test_ranks_that_disagree_are_refused_on_all_of_them(wanted: tuple[float, flo
 
     least, most = ("4", "8") if wanted[1] == 8 else ("0", "4")
     assert set(on_ranks(2, as_torchrun(message))) == {
-        f"`policy` must give the same batch size on all ranks, got {least} to {most}. Let it depend"
-        " on what all ranks know: its three arguments, no random numbers, no clock, nothing of a"
-        " rank's own data."
+        f"`policy` must give the same batch size on all ranks, got {least} to {most}. Compute it"
+        " from its three arguments alone, which are equal on all ranks: not from random numbers, a"
+        " clock, or a rank's own data."
     }
 
 

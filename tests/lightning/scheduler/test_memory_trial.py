@@ -191,9 +191,9 @@ def test_what_does_not_fit_on_one_rank_is_adopted_on_none(
     assert first == second == ("32 = 2 x 8 micro-batches x 2 devices", [2] * 48)
     told = [line for line in capfd.readouterr().out.splitlines() if "does not fit" in line]
     assert told == [
-        f"BatchSizeScheduler: step {step}: a batch of {rows} rows on a device does not fit, batch"
-        f" size stays 32 = 2 x 8 micro-batches x 2 devices, next time at most {most} rows:"
-        " another device failed"
+        f"BatchSizeScheduler: step {step}: batch size stays 32 = 2 x 8 micro-batches x 2 devices,"
+        f" as a batch of {rows} rows on a device does not fit; the next trial has at most {most}"
+        " rows. Reason: another device failed"
         for step, rows, most in ((2, 16, 9), (4, 8, 5), (6, 4, 3))
     ]
 
@@ -220,9 +220,9 @@ def test_the_reason_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert lines == [
         "BatchSizeScheduler: step 0: batch size 2 -> 32 = 2 x 16 micro-batches x 1 device, lr x 4:"
         " scheduled from 0 steps on",
-        "BatchSizeScheduler: step 2: a batch of 16 rows on a device does not fit, batch size stays"
-        " 32 = 2 x 16 micro-batches x 1 device, next time at most 9 rows: RuntimeError: CUDA out of"
-        " memory. Tried to allocate 20 MiB",
+        "BatchSizeScheduler: step 2: batch size stays 32 = 2 x 16 micro-batches x 1 device, as a"
+        " batch of 16 rows on a device does not fit; the next trial has at most 9 rows. Reason:"
+        " RuntimeError: CUDA out of memory. Tried to allocate 20 MiB",
     ]
 
 

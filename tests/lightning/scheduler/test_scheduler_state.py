@@ -103,7 +103,7 @@ def test_from_examples_to_steps_a_run_goes_on_from_where_its_schedule_is(tmp_pat
     half = tmp_path / "half.ckpt"
     rates(scheduler(), epochs=2, save=half)
 
-    with pytest.warns(UserWarning, match="is at its end|counts optimizer steps"):
+    with pytest.warns(UserWarning, match="ended before the run|counts optimizer steps"):
         resumed = rates(
             scheduler(progress="steps", policy={0: 4, 2: 8, 9: 4}), epochs=EPOCHS, goes_on=half
         )
@@ -142,7 +142,7 @@ def test_what_a_checkpoint_lacks_is_named_with_the_remedy(
 ) -> None:
     half = tmp_path / "half.ckpt"
     rates(scheduler(), epochs=2, save=half)
-    remedy = "Resume from a whole checkpoint of BatchSize"
+    remedy = "Resume from a complete checkpoint of BatchSize"
 
     with pytest.raises(ValueError, match=f"^{re.escape(message)}.*{remedy}"):
         rates(scheduler(), goes_on=edited(half, edit))

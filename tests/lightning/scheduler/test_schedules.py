@@ -285,7 +285,7 @@ class Stops(L.Callback):
         trainer.should_stop = trainer.current_epoch + 1 == self._epochs
 
 
-IS_OVER = "is at its end before the run is"
+IS_OVER = "ended before the run"
 
 
 def test_by_gains_a_schedule_that_is_over_stays_at_its_end() -> None:

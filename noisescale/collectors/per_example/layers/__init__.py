@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of layer reads and gives: from its input and its output's gradient to formulas."""
+"""The formulas of each kind of layer, from its input and the gradient of its output."""
 
 from noisescale.collectors.per_example.layers.convolution import ConvLayer as ConvLayer
 from noisescale.collectors.per_example.layers.kinds import ALL as ALL

@@ -25,7 +25,7 @@ class ConvLayer(Layer):
     features_last = False
 
     def has_batch(self, d: Tensor) -> bool:
-        """(channels, pixels) alone has none."""
+        """Whether the output has a batch; (channels, pixels) alone has none."""
         return d.dim() == self.module.weight.dim()
 
     def temporaries(self, x: Tensor | None, d: Tensor) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of layer a module is.
+"""Find the formulas for a module.
 
-A module counts as of a kind where its forward is that of the registered class, subclass or not.
+A module belongs to a kind if its forward is the forward of the registered class; it may be of a
+subclass.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ ALL: Kinds = {
 def register_layer(
     module: type[nn.Module], layer: type[Layer], *, normalization: bool = False
 ) -> None:
-    """Have `small_batch="example"` measure modules of a class of your own.
+    """Let `small_batch="example"` measure modules of your own class.
 
-    Monitors and meters that are made afterwards know it. The first measured step compares what
-    `layer` gives with the gradient of autograd: a parameter that disagrees is left out by name.
+    Monitors and meters that are made afterwards use it. The first measured step compares the
+    gradients by `layer` with autograd's gradients. A parameter whose gradients differ is left out,
+    and a warning names it.
 
     Args:
-        module: The class. Its parameters `weight` and `bias` are measured, and no others. A
-            subclass counts as well, unless it has another `forward`.
-        layer: A subclass of `Layer` with the formulas. They are given the first argument of
-            `forward` and the gradient of what it returned, both with the batch in front.
-        normalization: Whether `layers="normalization"` asks for it, too.
+        module: The class. Only its parameters `weight` and `bias` are measured. Subclasses with the
+            same `forward` are measured too.
+        layer: A subclass of `Layer` with the formulas. They get the first argument of `forward` and
+            the gradient of its output, both with the batch as the first dimension.
+        normalization: Whether `layers="normalization"` includes it.
 
     Raises:
-        TypeError: If these are not such classes.
+        TypeError: If an argument is not such a class.
 
     Example:
         A linear map whose weight has the shape (inputs, outputs), as that of GPT-2's `Conv1D`:
@@ -90,7 +92,7 @@ def register_layer(
 
 
 def kind_of(module: nn.Module, kinds: Kinds = ALL) -> type[Layer] | None:
-    """Return what has formulas for a module; None if nothing has."""
+    """Return the kind of layer with the formulas for a module; None if there is none."""
     base: Any
     for base in type(module).__mro__:
         kind = kinds.get(base)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer: how its forward uses its weight and its bias, with the batch in front."""
+"""Layer: the base class of the formulas for one kind of layer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Layer(ABC):
 
     Args:
         module: The module.
-        indices: From the names of its measured parameters to what the collector calls them.
+        indices: A mapping from the names of its measured parameters to the collector's indices.
     """
 
     bytes_on_cpu: int | None = None
-    """What a chunk may take there; None: as much as elsewhere."""
+    """The memory of a chunk on this device; None: the default."""
 
     features_last = True
-    """Whether the last dimension of the output has the features, and those before it positions."""
+    """Whether the output ends with features, and the dimensions before them are positions."""
 
     def __init__(self, module: Any, indices: dict[str, int]) -> None:
         self.module = module
@@ -58,11 +58,11 @@ class Layer(ABC):
 
         Args:
             x: The module's input, shape (b, ...), in at least 32 bits.
-            d: The gradient of its output, likewise.
+            d: The gradient of its output, in at least 32 bits.
         """
 
     def weight_by(self, statistics: Statistics, x: Tensor, d: Tensor) -> ExampleGradient:
-        """Do so with what `statistics` gave."""
+        """Describe the gradients of the weight, with the result of `statistics`."""
         return self.weight(x, d)
 
     def bias(self, d: Tensor) -> ExampleGradient:
@@ -70,7 +70,7 @@ class Layer(ABC):
         return Summed(positions_in_the_middle(d))
 
     def statistics(self, output: Tensor) -> Statistics | None:
-        """What the forward pass has computed that spares computing it again; None: nothing."""
+        """What the forward pass has already computed and the formulas can use; None: nothing."""
         return None
 
     def in_chunks(
@@ -79,10 +79,10 @@ class Layer(ABC):
         """Yield the gradients of some examples at a time, in at least 32 bits.
 
         Args:
-            x: The module's input, shape (b, ...); None will do where no weight is asked for.
+            x: The module's input, shape (b, ...); may be None if `names` has no weight.
             d: The gradient of its output.
-            names: Which parameters.
-            statistics: What `statistics` gave of the output.
+            names: Names of the parameters.
+            statistics: The result of `statistics` for the output.
         """
         # Squares overflow 16 bits. Wider than its output an input is under autocast only.
         dtype = torch.promote_types(d.dtype, torch.float32)
