@@ -260,7 +260,7 @@ class LoggedMeter:
         return math.nan
 
     def _is_in_force(self) -> bool:
-        """Whether the averages are of now: they have taken in a step since the last row."""
+        """Whether the averages are up to date: a step was added since the last row."""
         if not self.advanced:
             return self._in_force
         if self.meter.measured_steps > self._measured_by_last_row:

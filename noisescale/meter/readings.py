@@ -265,7 +265,7 @@ class MeterReadings:
             counts.skipped_steps += 1
 
     def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
-        """Whether it tells the noise; where the user can do something about it, warn."""
+        """Whether a step shows the noise; warn if it does not and the user can change that."""
         if not norms.comparable:
             if norms.alone and self._estimates.whole.estimate().steps == 0:
                 self._warn(self._nothing_to_compare)

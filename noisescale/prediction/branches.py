@@ -26,13 +26,13 @@ FORMAT = "noisescale branches 2"
 """What the first key of a file says."""
 
 UNLIKE = 1.5
-"""Branches at the run's own batch size are no copies of it from so many times its steps on."""
+"""Branches at the run's own batch size that take this many times its steps are no copies of it."""
 
 LEAST_ALIKE = 2
-"""Branches at the run's own batch size, from which on it is they that count."""
+"""From this many branches at the run's own batch size on, they replace the run itself."""
 
 LEAST_STEPS = 0.5
-"""A branch that was at the loss from the start on took so many."""
+"""Steps that count for a branch that was at the loss from the start."""
 
 SAME_SIZE = 0.02
 """Of the run's batch size: its mean may be a little smaller, by the last batch of each epoch."""

@@ -16,7 +16,7 @@ from noisescale.plan import Plan, mean_plan
 from noisescale.step_time import StepTimeModel, StepTiming
 
 FAR = 8.0
-"""A batch size more than so many times the run's largest, or below its smallest, is far away."""
+"""A batch size this many times above the run's largest, or below its smallest, is far off."""
 
 ONE_SIZE = 1.25
 """The largest device batch over the smallest, of steps whose times are taken together."""

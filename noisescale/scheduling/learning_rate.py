@@ -16,7 +16,7 @@ _Name = Literal[
 NAMES: tuple[str, ...] = get_args(_Name)
 
 BY_NOISE_SCALE = ("capped_sqrt", "adascale", "saturating")
-"""Those that go by the noise scale."""
+"""Rules that use the noise scale."""
 
 LearningRateRule = Callable[[float, float, float], float]
 """From batch size, base batch size and noise scale of the run to a factor on the learning rate."""

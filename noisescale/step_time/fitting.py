@@ -53,7 +53,7 @@ def assume_step_time(timing: StepTiming) -> FittedStepTime:
 def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
     """Fit a model of the time of a step to measured configurations.
 
-    The model is that of Pollux: with b examples on each of W devices and K micro-batches
+    The model is Pollux's. With b examples on each of W devices and K micro-batches
 
         T_grad  = a_c + b_c·b                         gradients of a micro-batch
         T_sync  = a + c·max(W - 2, 0)                 0 for one device; others across nodes
@@ -122,7 +122,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
 def _fit(
     plans: Plans, logs: Array, told: list[int], hinted: list[int], assumed: Array, start: Array
 ) -> tuple[Array, float]:
-    """The unit and the parameters that fit best, those not told as assumed; squared errors."""
+    """Best-fitting unit and parameters, with undetermined ones as assumed; squared errors."""
     free = [*told, *hinted]
 
     def complete(values: Array) -> Array:

@@ -196,7 +196,7 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
 
 
 def _residuals(parameters: Array, log_batch: Array, log_steps: Array) -> Array:
-    """log(steps) less that of the law; parameters log S_min, log E_min and, maybe, log α."""
+    """log(steps) minus the law's; parameters log S_min, log E_min and, maybe, log α."""
     alpha = np.exp(parameters[2]) if len(parameters) > 2 else 1.0
     excess = parameters[1] - parameters[0] - log_batch  # log of B_crit/B
     return np.asarray(log_steps - parameters[0] - np.logaddexp(0, alpha * excess) / alpha)

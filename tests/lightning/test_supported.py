@@ -140,8 +140,8 @@ def test_sharding_is_refused_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(units, "TAKES_A_REDUCE_SCATTER", False)
     message = (
         "`model` must be trained by DistributedDataParallel before torch 2.9, got one sharded by"
-        f" `fully_shard` in torch {torch.__version__}: there FSDP2 does not show unsharded"
-        " gradients. Update torch, or leave the noise scale out."
+        f" `fully_shard` in torch {torch.__version__}: in that version FSDP2 does not show"
+        " unsharded gradients. Update torch, or leave the noise scale out."
     )
     with pytest.raises(AssertionError, match=re.escape(message)):
         fit_sharded(NoiseScaleMonitor(), model=classifier(sharded=True), results=lambda *_: None)

@@ -84,7 +84,7 @@ def test_a_run_is_answered_with_what_the_package_predicts(
 
     expected = predict(read_run(logs / "one"), price_per_device_hour=2, hour_worth=30)
     lines = dict(answer["headline"])
-    assert f"{expected.recommended_batch_size:.0f} examples" in lines["Cheapest, with waiting"]
+    assert f"{expected.recommended_batch_size:.0f} examples" in lines["Cheapest with waiting"]
     assert "192 examples (95 % interval 154 to 250)" in lines["Critical batch size"]
     assert [figure["id"] for figure in answer["figures"]] == ["front", "noise-scale", "speed-up"]
     assert "cost with waiting" in answer["tables"][0]["headings"]

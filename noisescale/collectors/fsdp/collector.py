@@ -208,7 +208,7 @@ class FsdpCollector(Collector):
 
     @keeps_errors
     def _add(self, factor: float, pieces: list[Piece]) -> None:
-        """Add the norms of a buffer: `factor` makes them those of what p.grad is the mean of."""
+        """Add the norms of a buffer, times `factor`: p.grad is the mean of these gradients."""
         for captured, norms in zip(self._step.captured, self.norms.of(pieces), strict=True):
             captured.extend(norms if factor == 1 else scaled(norms, factor))
         if self.device.type != "cpu":

@@ -37,7 +37,7 @@ class ModuleCalls(HookErrors):
         return self._remove is not None
 
     def switch(self, on: bool) -> None:
-        """Start or stop to record calls."""
+        """Start or stop recording calls."""
         if on == self.on:
             return
         self._depth = 0

@@ -59,8 +59,8 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
        difference for which rows are laid out in two dimensions.
     2. A softmax, a spread or a log-sum-exp over rows.
     3. A function that is not linear of what rows were summed or averaged to: products and quotients
-       (Dice, correlations), powers (of a gradient, say). A root of one number is let be: it changes
-       the gradient's length alone, by few parts in a batch.
+       (Dice, correlations), powers (of a gradient, say). A root of one number is allowed: it
+       changes only the gradient's length, and little in a batch.
     """
     for edge in cut.region.stops:
         if maker := _maker_of_similarities(graph, edge.output, rows):

@@ -70,11 +70,11 @@ def find_cut(
 ) -> Cut:
     """Return the cut, which separates all parameters from the loss if there is such a cut.
 
-    In the order of preference: edges into outputs of modules, those that no other module called
-    first; then, where that leaves out parameters, edges into what comes nearest to the loss and has
-    the rows of the batch in front. What has a row and a column for each example (similarities) is
-    cut only where there is no way to cut above it, and k rows an example only behind a view that
-    made them.
+    The search prefers edges into outputs of modules, first of modules that no other module called.
+    If that leaves out parameters, it takes edges into the tensors nearest to the loss whose first
+    dimension is the rows of the batch. A tensor with a row and a column for each example
+    (similarities) is cut only if no cut above it exists, and one with k rows for each example only
+    behind the view that made them.
 
     Args:
         graph: The graph of the loss.
@@ -202,7 +202,7 @@ class _Search:
         return Cut(edges, sorted(set(past.values())), region), met
 
     def _trained(self, region: Region) -> dict[Node, int]:
-        """The trained parameters in a region: those that no stop was before."""
+        """The trained parameters in a region, which no stop separates from the loss."""
         return {
             node: self._parameters[id(node.variable)]
             for node in region.nodes

@@ -27,7 +27,7 @@ from noisescale.collectors.halves.upset import (
 )
 from noisescale.guard import RefusalError, WarnOnce
 
-INSTEAD = " Accumulate two or more micro-batches, or use several devices: both have no such limit."
+INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
 """The end of every refusal."""
 
 _MOST_PATTERNS = 16
@@ -52,13 +52,13 @@ class _Proving(NamedTuple):
     left_out: tuple[int, ...]
     """Parameters that are not measured, by index."""
     once: bool
-    """Whether the kind alone tells that it holds again: no other is reached past the cut."""
+    """Whether the kind ensures that the cut holds again: no other parameter is reached past it."""
 
 
 class ProvedCuts:
     """The proved cuts of a model's graphs.
 
-    Arguments are those of `HalvesCollector`; `names` is its `cut`.
+    The arguments are as in `HalvesCollector`; `names` is its `cut`.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class SavedTensors:
 
 
 _noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Tensors whose gradients their user asked to keep: nothing tells which of a graph these are."""
+"""Tensors whose gradients the user asked to keep; a graph does not show which these are."""
 
 _watchers = 0
 

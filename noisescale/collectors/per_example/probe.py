@@ -220,10 +220,11 @@ def batch_rows(size: float, seen: Sequence[Seen]) -> int | None:
         size: This rank's examples in the pass, or its tokens.
         seen: The outputs.
 
-    It is `size` if that is one of them; unless (rows, t, ...) with rows · t = size is there too,
-    which tells that tokens are counted and that who has `size` rows was flattened. If tokens are
-    counted it is the most common one that is not above `size`, or else the most common, which
-    `layout` then refuses. Outputs whose second dimension is `size` have the batch there.
+    The result is `size` if an output has `size` rows. But if there is also an output (rows, t, ...)
+    with rows · t = size, tokens are counted, and outputs of `size` rows were flattened. If tokens
+    are counted, the result is the most common number of rows that is not above `size`, or else the
+    most common number, which `layout` then refuses. Outputs whose second dimension is `size` have
+    the batch there.
     """
     data = [s for s in seen if not s.constant]
     firsts = {s.shape[0] for s in data}

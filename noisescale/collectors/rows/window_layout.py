@@ -20,12 +20,12 @@ Weight = float | Tensor
 
 
 class WindowLayout(NamedTuple):
-    """What turns one rank's captured squared norms into those of mean gradients.
+    """Factors from one rank's captured squared norms to the squared norms of mean gradients.
 
-    A rank's gradient is the mean of its parts' (its micro-batches, its examples, or itself), and
-    the step's gradient is the mean of the ranks'. Where passes weigh differently, with weights u,
-    the step's gradient is Σu·g/Σu over all passes of all ranks, and what is captured of a part is
-    W·u·g/Σu; ranks sum the weights too, so that they need be known up to a factor only.
+    A rank's gradient is the mean over its parts (its micro-batches, its examples, or itself), and
+    the step's gradient is the mean over the ranks. If passes have weights u, the step's gradient is
+    Σu·g/Σu over all passes of all ranks, and the captured gradient of a part is W·u·g/Σu. Ranks sum
+    the weights too, so only the ratios of weights matter.
     """
 
     small_scale: float

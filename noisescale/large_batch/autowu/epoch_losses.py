@@ -95,6 +95,6 @@ class EpochLosses:
 
 
 def _on_one_device(losses: list[Tensor]) -> Tensor:
-    """Stack them: steps without a loss and those of a checkpoint are on the CPU, others not."""
+    """Stack losses on one device: steps without a loss or from a checkpoint are on the CPU."""
     device = next((loss.device for loss in losses if loss.device.type != "cpu"), "cpu")
     return torch.stack([loss.to(device) for loss in losses]) if losses else torch.empty(0)

@@ -147,7 +147,7 @@ class ClockedSchedules:
             clock.go_on(taken, steps_per_epoch=math.inf)
 
     def _take_over(self, trainer: pl.Trainer) -> None:
-        """Also those that came later: averaging of weights brings one of its own."""
+        """Take over all schedules, also later ones: averaging of weights adds one."""
         for config in trainer.lr_scheduler_configs:
             if id(config) not in self._frequencies and config.interval == "step":
                 self._frequencies[id(config)] = config, config.frequency
@@ -161,7 +161,7 @@ class ClockedSchedules:
         return step - epoch_began
 
     def _is_due(self, config: Any, of_epoch: int, batches: float) -> bool:
-        """Whether Lightning would step a schedule at this step of an epoch of so many batches."""
+        """Whether Lightning would step a schedule at this step of an epoch."""
         _, frequency = self._frequencies[id(config)]
         return int(min(of_epoch * self._accumulation, batches)) % frequency == 0
 

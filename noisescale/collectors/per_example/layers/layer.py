@@ -30,7 +30,7 @@ class Layer(ABC):
     """
 
     bytes_on_cpu: int | None = None
-    """The memory of a chunk on this device; None: the default."""
+    """The most bytes that a chunk may take on CPU; None: the default."""
 
     features_last = True
     """Whether the output ends with features, and the dimensions before them are positions."""
