@@ -235,6 +235,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """Micro-batches that a step needs to be measured; 2 where one process compares them."""
         return 1 if self._first is None else self._first.meter.least_micro_batches
 
+    @property
+    def compares_halves(self) -> bool:
+        """Whether halves of a batch are what was asked for, or single examples."""
+        return self._options.small_batch in ("half", "example")
+
     def examples_in(self, batch: Any) -> float:
         """What `batch_size_fn` counts in a batch."""
         size = (self._batch_size_fn or self._fit.counter)(batch)

@@ -283,8 +283,11 @@ class BatchSizeScheduler(trainer_access.Callback):
             check_resizable(loaders.flattened)
         least, examples = 1, self._examples_in(trainer, batch)
         if self._needs_monitor and self._monitor is not None:
-            one_has_halves = trainer.world_size > 1 or examples > 1
-            needed = max(self._monitor.least_micro_batches, 1 if one_has_halves else 2)
+            # A run that accumulates in one process is measured by its micro-batches, and keeps two:
+            # whether halves of a batch would do, one process finds out at a step without others.
+            halves = self._monitor.compares_halves and examples > 1
+            needed = 1 if trainer.world_size > 1 or halves else 2
+            needed = max(self._monitor.least_micro_batches, needed)
             least = min(needed, taken.accumulation)
         by_gain = self._options.lr_scaling == "adascale"
         progress = self._progress or default_progress(

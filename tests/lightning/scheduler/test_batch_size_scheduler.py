@@ -535,7 +535,7 @@ def test_examples_of_a_short_last_window_are_counted_as_they_are() -> None:
 @pytest.mark.filterwarnings("ignore:A batch of 1 has no halves to compare")
 @pytest.mark.filterwarnings("ignore:A step of one micro-batch in one process")
 def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
-    """By halves one will do, if it has rows for two."""
+    """Halves that nobody asked for may be refused: by then one micro-batch is all there is."""
 
     class Wants(Asks):
         needs_noise_scale = True
@@ -544,7 +544,8 @@ def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
         (Wants, "micro_batch", 2, 2),
         (Asks, "micro_batch", 2, 1),
         (Wants, "auto", 1, 2),
-        (Wants, "auto", 2, 1),
+        (Wants, "auto", 2, 2),
+        (Wants, "half", 2, 1),
     ):
         callback = BatchSizeScheduler(needs((1,)), max_batch_size=64)
         trainer(
