@@ -69,7 +69,7 @@ class History(Mapping[str, NDArray[np.float64]]):
       for each way of measuring, not timed |
     | `devices` | ranks that train together |
     | `accumulation` | micro-batches each of them had in that step |
-    | `coverage` | share of |g|² that is of measured parameters; NaN: all |
+    | `coverage` | share of ‖g‖² that is of measured parameters; NaN: all |
     | `learning_rate` | the largest of the optimizer's parameter groups |
     | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
 

@@ -36,59 +36,62 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[NoiseScaleCallback()])
 
-    Under DDP (`torchrun`, `accelerate launch`) each rank's gradient is compared with their
-    average, in one process that accumulates each micro-batch's with their sum, in one that does
-    not those of two halves of the batch; see `small_batch`. Training is bitwise the same without
-    it. At the Trainer's own log steps these keys join its loss in `trainer.state.log_history` and
-    in what reports (TensorBoard, Weights & Biases, ...). Values are finite. Those of the noise
-    scale appear once its interval has an upper end. The console shows the noise scale and its
-    interval alone, or the lower bound.
+    It compares gradients of small batches with the gradient of the step. Under DDP (`torchrun`,
+    `accelerate launch`) a small batch is one rank's. In one process that accumulates it is one
+    micro-batch. In one process that does not accumulate it is half of the batch. See
+    `small_batch`. The training is bitwise the same with and without the callback.
+
+    At the Trainer's own log steps these keys join its loss in `trainer.state.log_history` and in
+    every tracker of the Trainer (TensorBoard, Weights & Biases, ...). All values are finite. The
+    noise scale appears once its interval has an upper end. The console shows only the noise scale
+    and its interval, or the lower bound.
 
     | key | meaning |
     |---|---|
-    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
-    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/simple` | B_simple = tr(Σ)/‖G‖², in `unit` |
+    | `noise_scale/simple_low`, `noise_scale/simple_high` | the ends of its interval |
     | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
-    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
+    | `noise_scale/lower_bound` | the lower end of the interval, always |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of ‖G‖² and of tr(Σ) |
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/measured_steps` | measured steps so far that were not left out |
-    | `noise_scale/measuring_cost` | what measuring took so far, in plain steps; not timed |
-    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and its kin, 4: another |
-    | `noise_scale/parameters` | numbers that the optimizer trains |
+    | `noise_scale/measured_steps` | measured steps that count |
+    | `noise_scale/measuring_cost` | what measuring took, in steps without it; estimated |
+    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and variants, 4: another |
+    | `noise_scale/parameters` | how many numbers the optimizer trains |
     | `noise_scale/learning_rate` | the largest of its parameter groups |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
     | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
     `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
-    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
+    | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
+    | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+    `noise_scale/preconditioned_high` | the noise scale of g/(√v̂ + ε), with `preconditioned` |
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
-    loss by the labels of the whole step (`num_items_in_batch`), micro-batches and ranks are
-    weighed by theirs. A checkpoint has the averages in its `trainer_state.json`, and they go on
-    from there when training is resumed.
+    loss by the labels of the whole step (`num_items_in_batch`), each micro-batch and each rank is
+    weighted by its own labels. The averages are saved in `trainer_state.json` of a checkpoint, and
+    a resumed training continues them.
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
         every_n_steps: See `NoiseScaleMeter`.
         batch_size_fn: From the keyword arguments of the model's forward pass, as a dict, to the
-            examples this rank has in them, in `unit`; of the first pass where a loss takes
-            several. Default: the first dimension that its tensors share, or the length of a list
-            of examples; where both are possible a warning says which is taken. Flattened
-            sequences and tokens need one.
+            number of examples in them on this rank, in `unit`. A loss of several passes counts the
+            first. Default: the first dimension that the tensors share, or the length of a list of
+            examples. Where both are possible a warning says which is used. Flattened sequences and
+            tokens need a function.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, see `NoiseScaleMeter`.
+        groups: Groups of parameters that get a noise scale each, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
-        layers: Of which examples are compared, see `NoiseScaleMeter`.
-        preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
-            second pass over the gradients. It is not B_simple.
-        cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
+        layers: With single examples, which layers are compared, see `NoiseScaleMeter`.
+        preconditioned: Also measure the noise scale of g/(√v̂ + ε), for optimizers like Adam. It
+            takes a second pass over the gradients. It is not B_simple.
+        cut: Names of the submodules at whose outputs the halves of a batch are separated, see
+            `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
 
     Raises:

@@ -62,74 +62,76 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[NoiseScaleMonitor()])
 
-    Under DDP or FSDP2 each rank's gradient is compared with their average, in one process that
-    accumulates each micro-batch's with their sum, in one that does not those of two halves of the
-    batch; see `small_batch`. Training is bitwise what it is without it. At Lightning's own log
-    steps every logger gets these keys, finite values only. Those of a noise scale are logged only
-    where it is resolved, the lower bound always. Where every step since the last log was left out,
-    none of them is logged. `trainer.callback_metrics` has all of them, also where epochs and
-    validations end, for `ModelCheckpoint(monitor=...)` and the like; NaN is not known, or not yet.
-    `EarlyStopping` stops at NaN: pass it `check_finite=False`, or have it go by the lower bound.
+    It compares gradients of small batches with the gradient of the step. Under DDP or FSDP2 a small
+    batch is one rank's. In one process that accumulates it is one micro-batch. In one process that
+    does not accumulate it is half of the batch. See `small_batch`. The training is bitwise the same
+    with and without the monitor.
+
+    Every logger gets these keys at Lightning's own log steps. Values are finite. Noise-scale values
+    appear once their interval has an upper end; the lower bound is always logged.
+    `trainer.callback_metrics` has all keys, also where epochs and validations end, for
+    `ModelCheckpoint(monitor=...)`. A value that is not known is NaN there, at which `EarlyStopping`
+    stops: pass it `check_finite=False`, or let it use the lower bound.
 
     | key | meaning |
     |---|---|
-    | `noise_scale/simple` | B_simple = tr(Σ)/|G|², in `unit` |
-    | `noise_scale/simple_low`, `noise_scale/simple_high` | its confidence interval |
+    | `noise_scale/simple` | B_simple = tr(Σ)/‖G‖², in `unit` |
+    | `noise_scale/simple_low`, `noise_scale/simple_high` | the ends of its interval |
     | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
-    | `noise_scale/lower_bound` | what B_simple is at least: the low end, resolved or not |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of |G|² and of tr(Σ) |
+    | `noise_scale/lower_bound` | the lower end of the interval, always |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | averages of ‖G‖² and of tr(Σ) |
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without validation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/measured_steps` | measured steps so far that were not left out |
-    | `noise_scale/measuring_cost` | what measuring took so far, in plain steps; not timed |
-    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and its kin, 4: another |
-    | `noise_scale/parameters` | numbers that the optimizer trains |
+    | `noise_scale/measured_steps` | measured steps that count |
+    | `noise_scale/measuring_cost` | what measuring took, in steps without it; estimated |
+    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and variants, 4: another |
+    | `noise_scale/parameters` | how many numbers the optimizer trains |
     | `noise_scale/learning_rate` | the largest of its parameter groups |
     | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
     | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
     `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks, and micro-batches of each a step |
-    | `noise_scale/coverage` | share of |g|² measured, where examples of some layers are not |
-    | `noise_scale/group/<name>` | B_simple of a parameter group, where `groups` is given |
+    | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
+    | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
+    | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
     | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | not B_simple: that of g/(√v̂ + ε), where asked for |
+    `noise_scale/preconditioned_high` | the noise scale of g/(√v̂ + ε), with `preconditioned` |
 
-    Under manual optimization with several optimizers each is measured on its own parameters. The
-    keys above are the first one's; the others' begin with `noise_scale/optimizer_1/` and so on.
+    Several optimizers (manual optimization) are measured each on its own parameters. The keys of
+    the first are those above; the keys of the second begin with `noise_scale/optimizer_1/`.
 
-    The averaged gradient is taken in `on_before_optimizer_step`, before Lightning clips it; what
-    changes it earlier (in `on_after_backward`, say) spoils the comparison. Weight decay that is
-    decoupled from the gradient (AdamW) is not part of it. `ddp_fork` and `ddp_spawn` train in
-    other processes and hand back `callback_metrics` only: there, read results from those or from
-    a logger.
+    The averaged gradient is read in `on_before_optimizer_step`, before Lightning clips it. A
+    gradient that is changed earlier, in `on_after_backward`, spoils the comparison. Decoupled
+    weight decay (AdamW) is not part of the gradient. `ddp_fork` and `ddp_spawn` train in other
+    processes, which return `callback_metrics` alone: read the results there or in a logger.
 
     Args:
         window: Measured steps to average over, or "auto"; see `NoiseScaleEstimator`.
-        every_n_steps: Measure one optimizer step in so many; "auto": as often as `cost` pays for,
-            more often early on. Windows count measured steps.
-        batch_size_fn: From a batch to the examples this rank has in it, in `unit`. Default:
-            the first dimension that its tensors share, or the length of a list of examples; where
-            both are possible a warning says which is taken. Tokens need one, and so do batches
-            with several augmented copies of an example, which count once.
+        every_n_steps: Measure every n-th optimizer step. "auto" measures as often as `cost`
+            allows, more often early on. Windows count measured steps.
+        batch_size_fn: A function from a batch to the number of examples in it on this rank, in
+            `unit`. Default: the first dimension that the tensors share, or the length of a list of
+            examples. Where both are possible a warning says which is used. Tokens need a function,
+            and so do batches with several augmented copies of one example, which count once.
         unit: What `batch_size_fn` counts, for display.
-        groups: Parameter groups to measure apart, from the same pass: a dict from their names to
-            regular expressions of parameters' names, or a function; see `NoiseScaleMeter`.
+        groups: Groups of parameters that get a noise scale each, from the same pass: a dict from
+            names to regular expressions, or a function. See `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
-        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half",
-            "example", see `NoiseScaleMeter`; "auto" takes the first of them that there are several
-            of. Halves and examples cost some of a measured step's time.
-        layers: Of which examples are compared: "all", or those of "normalization" alone, which
-            cost next to nothing; they imply `small_batch="example"`.
-        preconditioned: Measure the noise scale of g/(√v̂ + ε) too, for optimizers like Adam. A
-            second pass over the gradients. It is not B_simple.
-        cut: Where halves of a batch are told apart, see `NoiseScaleMeter`: names of submodules.
-        cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
-        report: At the end of the fit print what other batch sizes and more devices would cost, and
-            save it with figures as `noise_scale.html` in the run's folder; see `predict`. W&B and
-            MLflow are given it too. The file needs plotly: `pip install "noisescale[report]"`.
-        name: What tells it from other monitors of one Trainer, in checkpoints, files and logs: its
-            keys begin with `noise_scale/<name>/`. One of them needs none.
+        small_batch: What is compared with the step's gradient: "rank", "micro_batch", "half" or
+            "example". "auto" uses the first of these that a step has several of. See
+            `NoiseScaleMeter`.
+        layers: With single examples, "all" layers, or those of "normalization" alone, which cost
+            almost nothing and imply `small_batch="example"`.
+        preconditioned: Also measure the noise scale of g/(√v̂ + ε), for optimizers like Adam. It
+            takes a second pass over the gradients. It is not B_simple.
+        cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
+            the modules that the training step calls. See `NoiseScaleMeter`.
+        cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
+        report: At the end of the fit, print what other batch sizes and more devices would cost, and
+            save it with figures as `noise_scale.html` in the run's folder. W&B and MLflow get the
+            page too. The page needs plotly: `pip install "noisescale[report]"`.
+        name: Separates several monitors of one Trainer, in checkpoints, files and logs. The keys
+            begin with `noise_scale/<name>/`. One monitor needs no name.
 
     Raises:
         ValueError: If an argument is out of its range.
