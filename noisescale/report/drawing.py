@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures share: colours, axes, bands, and the row behind a point."""
+"""What the figures share: axes, bands, and the row behind a point."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ import plotly.graph_objects as go
 from noisescale.prediction.costing import PredictedRow
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import plan
+from noisescale.report.colours import BAND, BLACK, FAINT, GREY, GRID, PAGE
 from noisescale.report.numbers import Duration, banded, count, plural
 
-# Okabe and Ito 2008, told apart with any colour vision. The yellow is too faint on white.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-GREY = "#6B6B6B"
-SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
-
-BAND = "rgba(0, 114, 178, 0.16)"
 
 DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
 
@@ -41,19 +35,23 @@ _AXIS = {
     "showline": True,
     "linecolor": BLACK,
     "ticks": "outside",
-    "gridcolor": "#E3E3E3",
+    "tickcolor": BLACK,
+    "gridcolor": GRID,
     "zeroline": False,
     "automargin": True,
 }
 
 
 def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> go.Figure:
-    """Return an empty figure whose title tells its finding, its caption underneath."""
+    """Return an empty figure with its finding as title, and its caption underneath.
+
+    The texts are also in `layout.meta`, for pages that write them above the figure themselves.
+    """
     titles, captions = textwrap.wrap(finding, 70), textwrap.wrap(caption, 100)
     title = {
         "text": f"<b>{'<br>'.join(titles)}</b>",
         "font": {"size": 16},
-        "subtitle": {"text": "<br>".join(captions), "font": {"size": 12, "color": "#444444"}},
+        "subtitle": {"text": "<br>".join(captions), "font": {"size": 12, "color": FAINT}},
         "automargin": False,
         **{"x": 0, "xref": "container", "xanchor": "left"},
         **{"y": 1, "yref": "container", "yanchor": "top"},
@@ -63,8 +61,9 @@ def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> 
     return go.Figure(
         layout={
             "template": "none",
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
+            "meta": {"finding": finding, "caption": caption},
+            "paper_bgcolor": PAGE,
+            "plot_bgcolor": PAGE,
             "font": {"family": _FONT, "size": 13, "color": BLACK},
             "title": title,
             "margin": {"l": 75, "r": 25, "t": top, "b": _AXIS_ROOM},

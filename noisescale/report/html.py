@@ -12,12 +12,12 @@ from pathlib import Path
 from string import Template
 
 import plotly
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from noisescale import __version__
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.figures import FIGURES, SETTINGS
+from noisescale.report.colours import DARK
+from noisescale.report.figures import SETTINGS, PlacedFigure, placed_figures
 from noisescale.report.numbers import count, plural
 from noisescale.report.tables import Cell, Line, Table, headline, tables
 
@@ -48,41 +48,55 @@ def write_html(p: PredictionRecord, path: Path) -> Path:
 
 def as_html(p: PredictionRecord) -> str:
     """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
-    drawn = {name: draw(p) for name, (_, draw) in FIGURES.items()}
+    figures = placed_figures(p)
     answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
     if p.recommended.devices != p.own_devices:
         answer += f" on {plural(p.recommended.devices, 'device')}"
-    template = Template(files("noisescale.report").joinpath("page.html").read_text("utf-8"))
+    template = Template(_file("page.html"))
     return template.substitute(
         title=escape(f"{answer}: what other batch sizes cost"),
         heading=escape(f"{answer} is recommended for this run"),
         answers=_answers(headline(p)),
-        figures="\n".join(_figure(name, figure) for name, figure in drawn.items()),
+        figures="\n".join(map(_figure, figures)),
         tables="\n".join(map(_table, tables(p))),
         warnings=f"<h2>Warnings</h2>\n{_list(p.warnings, 'warnings')}" if p.warnings else "",
         assumptions=_list(p.assumptions, "assumptions"),
         unit=escape(p.unit),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=get_plotlyjs(),
+        fitting=fitting_script(),
         settings=_script(dict(SETTINGS)),
-        data=_script({name: figure.to_plotly_json() for name, figure in drawn.items()}),
+        dark=_script(dict(DARK)),
+        data=_script({figure.id: figure.drawing for figure in figures}),
     )
 
 
+def fitting_script() -> str:
+    """Return the script that fits figures to a page's width and theme."""
+    return _file("figures.js")
+
+
+def _file(name: str) -> str:
+    return files("noisescale.report").joinpath(name).read_text("utf-8")
+
+
 def _answers(lines: Iterable[tuple[str, str]]) -> str:
-    said = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in lines)
-    return f"<dl>\n{said}\n</dl>"
+    """Lines whose name is indented belong to the line above them."""
+    said = []
+    for name, text in lines:
+        kind = ' class="sub"' if name.startswith(" ") else ""
+        said.append(f"<dt{kind}>{escape(name.strip())}</dt><dd{kind}>{escape(text)}</dd>")
+    return "\n".join(["<dl>", *said, "</dl>"])
 
 
-def _figure(name: str, figure: go.Figure) -> str:
-    """A place for a figure, and its finding for who cannot see it."""
-    title = figure.layout.title
-    # Both are made of escaped text and plotly's own tags.
-    finding = title.text.replace("<b>", "").replace("</b>", "").replace("<br>", " ")
+def _figure(figure: PlacedFigure) -> str:
+    """A place for a figure, and its finding for readers who cannot see it."""
+    finding = escape(figure.finding)
     return (
-        f'<h2 id="{name}-heading">{escape(FIGURES[name][0])}</h2>\n'
-        f'<figure aria-labelledby="{name}-heading">\n'
-        f'<div id="{name}" style="height: {figure.layout.height}px" role="img"'
+        f'<h2 id="{figure.id}-heading">{escape(figure.heading)}</h2>\n'
+        f'<figure aria-labelledby="{figure.id}-heading">\n'
+        f'<p class="finding">{finding}</p>\n<p class="caption">{escape(figure.caption)}</p>\n'
+        f'<div id="{figure.id}" style="height: {figure.height:g}px" role="img"'
         f' aria-label="{finding}. The tables below have its numbers."></div>\n</figure>'
     )
 

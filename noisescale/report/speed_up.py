@@ -20,12 +20,9 @@ from noisescale.report.answers import (
     time_ratio,
     timed,
 )
+from noisescale.report.colours import BLACK, BLUE, GREY, SHADES, VERMILLION
 from noisescale.report.drawing import (
-    BLACK,
-    BLUE,
     DOTTED,
-    GREY,
-    VERMILLION,
     draw_bounds,
     figure,
     hover,
@@ -38,7 +35,6 @@ PERFECT, MAXIMAL = 0.2, 5.0
 """Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""
 
 _REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
-_SHADES = ("#FFFFFF", "#F0F0F0", "#DCDCDC")
 
 
 def speed_up_figure(p: PredictionRecord) -> go.Figure:
@@ -153,7 +149,7 @@ def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float
         left, right = (min(max(edge, low), high) for edge in edges[k : k + 2])
         if left >= right:
             continue
-        drawn.add_vrect(x0=left, x1=right, fillcolor=_SHADES[k], layer="below", line_width=0)
+        drawn.add_vrect(x0=left, x1=right, fillcolor=SHADES[k], layer="below", line_width=0)
         if k:
             drawn.add_vline(x=left, line=DOTTED)
         drawn.add_annotation(

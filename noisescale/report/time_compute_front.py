@@ -22,15 +22,10 @@ from noisescale.report.answers import (
     same,
     timed,
 )
+from noisescale.report.colours import BLACK, BLUE, EDGE, GREY, ORANGE, SERIES, VERMILLION
 from noisescale.report.drawing import (
-    BLACK,
-    BLUE,
     DASHES,
-    GREY,
-    ORANGE,
-    SERIES,
     SYMBOLS,
-    VERMILLION,
     Point,
     coordinates,
     draw_bounds,
@@ -98,7 +93,7 @@ def _draw_band(
         bands = [p.law.steps(size) for size in sizes]
         low = [(s.low * size, s.low) for s, size in zip(bands, sizes, strict=True)]
         high = [(s.high * size, s.high) for s, size in zip(bands, sizes, strict=True)]
-    draw_bounds(drawn, p.resolved, low, high, line={"width": 1, "color": "#9CC3DE"})
+    draw_bounds(drawn, p.resolved, low, high, line={"width": 1, "color": EDGE})
 
 
 def _draw_law(drawn: go.Figure, p: PredictionRecord) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -9,7 +11,15 @@ import pytest
 from reported_runs import history
 
 from noisescale.predictor import Prediction, predict
-from noisescale.report.figures import FIGURES, front_figure, noise_scale_figure, speed_up_figure
+from noisescale.report.colours import DARK, SERIES
+from noisescale.report.figures import (
+    FIGURES,
+    front_figure,
+    noise_scale_figure,
+    placed,
+    speed_up_figure,
+)
+from noisescale.report.noise_of_runs import noise_of_runs_figure
 
 UNTIMED = math.nan
 
@@ -258,3 +268,85 @@ def test_a_run_that_is_mostly_not_resolved_has_no_median() -> None:
 
     assert "Noise scale 100 examples (median)" in titles[0]
     assert "Noise scale mostly not resolved, batch size 64" in titles[1]
+
+
+def colours_in(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set().union(*map(colours_in, value.values()))
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(colours_in, value))
+    return (
+        {value}
+        if isinstance(value, str) and re.match(r"#[0-9A-Fa-f]{6}$|rgba?\(", value)
+        else set()
+    )
+
+
+def test_every_colour_has_one_for_dark_pages() -> None:
+    runs = [history(), history(unresolved=40), history(seconds=math.nan)]
+    predicted = [predict(run) for run in runs]
+    drawn = [draw(p) for p in predicted for _, draw in FIGURES.values()]
+    drawn.append(noise_of_runs_figure([(str(k), p, k) for k, p in enumerate(predicted)]))
+
+    used = set().union(*(colours_in(figure.to_plotly_json()) for figure in drawn))
+
+    assert used <= set(DARK)
+    assert len(used) > 10
+
+
+def test_a_page_writes_the_title_itself() -> None:
+    drawn = front_figure(predict(history()))
+    height, legend = drawn.layout.height, drawn.layout.legend.y * drawn.layout.height
+
+    figure = placed("front", "Time against compute", drawn)
+
+    layout = figure.drawing["layout"]
+    assert figure.finding.startswith("Batch size 64 on 2 devices")
+    assert figure.caption.startswith("Each point is one batch size")
+    assert "title" not in layout
+    assert layout["height"] < height
+    assert layout["legend"]["y"] * layout["height"] == pytest.approx(legend)
+
+
+def test_several_runs_are_overlaid_in_colours_of_their_own() -> None:
+    runs = [("a", predict(history()), 0), ("b", predict(history(unresolved=15)), 1)]
+
+    figure = noise_of_runs_figure(runs)
+
+    listed = [t for t in figure.data if t.showlegend is not False]
+    assert [t.name for t in listed] == ["a", "b"]
+    assert [t.line.color for t in listed] == list(SERIES[:2])
+    assert {t.legendgroup for t in figure.data} == {"a", "b"}
+    (bound,) = (t for t in figure.data if "at least" in (t.hovertemplate or ""))
+    assert (bound.legendgroup, bound.line.dash) == ("b", "dot")
+    assert sum(t.fill == "toself" for t in figure.data) == 2
+    assert figure.layout.meta["finding"] == "The noise scale of 2 runs"
+
+
+def test_runs_can_be_compared_at_equal_examples() -> None:
+    p = predict(history())
+
+    figure = noise_of_runs_figure([("a", p, 0), ("b", p, 1)], across="examples")
+
+    assert figure.layout.xaxis.title.text == "examples processed"
+    line = next(t for t in figure.data if t.name == "a" and t.showlegend is not False)
+    assert line.x[-1] == p.history["examples"][-1]
+
+
+def test_many_runs_are_lines_without_areas_and_never_look_the_same() -> None:
+    p = predict(history())
+
+    figure = noise_of_runs_figure([(str(k), p, k) for k in range(12)])
+
+    assert not [t for t in figure.data if t.fill]
+    looks = {(t.line.color, t.line.dash) for t in figure.data if t.showlegend is not False}
+    assert len(looks) == 12
+
+
+def test_a_long_name_of_a_run_ends_in_what_sets_it_apart() -> None:
+    name = 100 * "x" + "<b>1"
+
+    figure = noise_of_runs_figure([(name, predict(history()), 0)])
+
+    (listed,) = (t for t in figure.data if t.showlegend is not False)
+    assert listed.name == f"...{36 * 'x'}&lt;b&gt;1"

@@ -53,7 +53,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "http" not in page.replace(get_plotlyjs(), "").replace("http-equiv", "")
     assert ("html", {"lang": "en"}) in outline.tags
     figures = [a for tag, a in outline.tags if a.get("role") == "img"]
-    assert [a["id"] for a in figures] == ["front", "noise-scale", "speed-up"]
+    assert [a["id"] for a in figures] == ["noise-scale", "front", "speed-up"]
     assert all(len(a["aria-label"] or "") > 40 for a in figures)
 
 
@@ -83,7 +83,7 @@ def test_headline_warnings_and_assumptions_are_read_in_order(tmp_path: Path) -> 
     page = page_of(p, tmp_path).replace(get_plotlyjs(), "")
 
     answers = ["<h1>Batch size 64 or more is recommended", "at least 80.0 examples"]
-    shown = ['id="front"', 'id="noise-scale"', 'id="speed-up"', "<table>"]
+    shown = ['id="noise-scale"', 'id="front"', 'id="speed-up"', "<table>"]
     doubts = ["Warnings", p.warnings[0]]
     limits = ["Assumptions", p.assumptions[0], "How to read this"]
     parts = [*answers, *doubts, *shown, *limits, "<footer>noisescale "]
@@ -206,8 +206,45 @@ def test_figures_fit_on_paper(browser: "Browser", tmp_path: Path) -> None:
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     printed = page.locator("#front .main-svg").first.bounding_box()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.wait_for_function("document.querySelector('#front .main-svg').clientWidth > 900")
+    page.locator("#front .main-svg[width='980']").first.wait_for()
 
     assert printed is not None
     assert printed["width"] == 660
+    page.close()
+
+
+def background_of(page: "Page", element: str) -> str:
+    return str(page.locator(element).first.evaluate("e => getComputedStyle(e).backgroundColor"))
+
+
+def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it_except_on_paper(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    page, noise = opened(browser, predict(history()).to_html(tmp_path / "report.html"), 1200)
+    figure = "#front .main-svg"
+    light = background_of(page, "body"), background_of(page, figure)
+
+    page.emulate_media(color_scheme="dark")
+    page.locator("#front .legendtext[style*='rgb(232, 234, 237)']").first.wait_for()
+    dark = background_of(page, "body"), background_of(page, figure)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    printed = background_of(page, figure)
+
+    assert light == ("rgb(255, 255, 255)", "rgb(255, 255, 255)")
+    assert dark == ("rgb(32, 33, 36)", "rgb(32, 33, 36)")
+    assert printed == "rgb(255, 255, 255)"
+    assert noise == []
+    page.close()
+
+
+def test_nothing_is_cut_on_a_phone(browser: "Browser", tmp_path: Path) -> None:
+    page, noise = opened(browser, predict(history()).to_html(tmp_path / "report.html"), 390)
+
+    check_fit(page, 390)
+    texts = page.locator("figure svg text").evaluate_all(
+        "all => all.map(e => [e.textContent, e.getBoundingClientRect()])"
+        ".filter(([text, {left, right}]) => text && (left < 0 || right > 390))"
+    )
+    assert texts == []
+    assert noise == []
     page.close()

@@ -61,17 +61,17 @@ def charts(
     def lines(*patterns: str) -> list[Any]:
         return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
-    page = {f"Simple noise scale and {interval}": band("simple")}
-    if groups:
-        page[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
-    if preconditioned:
-        page[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
-    page |= {
+    page = {
+        f"Simple noise scale and {interval}": band("simple"),
         f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
         "Efficiency: progress per example": lines("efficiency$"),
         "Signal: |G|²": lines("grad_sq_norm$"),
         "Noise: tr(Σ)": lines("noise_trace$"),
     }
+    if preconditioned:
+        page[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
+    if groups:
+        page[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
     return {f"Noise scale, {monitor}" if monitor else "Noise scale": page}
 
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Colours of the figures, on a light page and on a dark one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# Okabe and Ito 2008: readers with any colour vision see them as different. The yellow is too
+# faint on white.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+
+PAGE, GREY, FAINT, GRID = "#FFFFFF", "#6B6B6B", "#444444", "#E3E3E3"
+SHADES = (PAGE, "#F0F0F0", "#DCDCDC")
+"""Areas that lie beside each other in the background."""
+EDGE = "#9CC3DE"
+"""Around a band."""
+NOTHING = "rgba(0, 0, 0, 0)"
+
+BANDS = (
+    "rgba(0, 114, 178, 0.16)",
+    "rgba(213, 94, 0, 0.16)",
+    "rgba(0, 158, 115, 0.16)",
+    "rgba(204, 121, 167, 0.2)",
+    "rgba(230, 159, 0, 0.18)",
+    "rgba(86, 180, 233, 0.2)",
+)
+"""Around the lines of SERIES."""
+BAND = BANDS[0]
+
+DARK: Mapping[str, str] = MappingProxyType(
+    {
+        PAGE: "#202124",
+        BLACK: "#E8EAED",
+        GREY: "#A3A9B1",
+        FAINT: "#BDC1C6",
+        GRID: "#3C4043",
+        SHADES[1]: "#2C2E33",
+        SHADES[2]: "#3A3D44",
+        EDGE: "#3F6F91",
+        NOTHING: NOTHING,
+        BLUE: "#5CB2F0",
+        VERMILLION: "#FF8A4C",
+        GREEN: "#2BC79C",
+        PURPLE: "#E59CC6",
+        ORANGE: "#F2B534",
+        SKY: "#A6DBFA",
+        BANDS[0]: "rgba(92, 178, 240, 0.24)",
+        BANDS[1]: "rgba(255, 138, 76, 0.24)",
+        BANDS[2]: "rgba(43, 199, 156, 0.24)",
+        BANDS[3]: "rgba(229, 156, 198, 0.26)",
+        BANDS[4]: "rgba(242, 181, 52, 0.24)",
+        BANDS[5]: "rgba(166, 219, 250, 0.26)",
+    }
+)
+"""From each colour of a figure to the one that takes its place on a dark page."""

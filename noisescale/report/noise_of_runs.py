@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise scales of several runs in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+
+from noisescale.prediction.prediction import PredictionRecord
+from noisescale.report.colours import BANDS, SERIES
+from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, with_legend
+from noisescale.report.noise_curve import NoiseCurve
+from noisescale.report.numbers import plural
+
+MOST_BANDS = 4
+"""Of more runs the intervals would hide each other, and only the lines are drawn."""
+
+_AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
+
+_NAME = 40
+"""Characters of a run's name in the legend; of a longer one the end is kept."""
+
+
+def noise_of_runs_figure(
+    runs: Sequence[tuple[str, PredictionRecord, int]], across: str = "step"
+) -> go.Figure:
+    """Draw the noise scale of each run over the steps, or over the examples.
+
+    Args:
+        runs: The name of each run, what is predicted from it, and the number of its colour. At
+            least one.
+        across: "step" or "examples". Runs at different batch sizes compare at equal examples.
+    """
+    curves = [(name, NoiseCurve(p, across), colour) for name, p, colour in runs]
+    ends = [curve.range() for _, curve, _ in curves]
+    floor, top = min(low for low, _ in ends), max(high for _, high in ends)
+    unit = escape(", ".join(sorted({p.unit for _, p, _ in runs})))
+    drawn = figure(
+        f"The noise scale of {plural(len(runs), 'run')}",
+        _caption(curves),
+        {"title": {"text": _AXES[across].format(unit=unit)}, "rangemode": "tozero"},
+        log_axis(f"noise scale, batch size ({unit})", floor, top),
+    )
+    for name, curve, colour in curves:
+        _draw_run(drawn, name, curve, colour, (floor, top), banded=len(runs) <= MOST_BANDS)
+    return with_legend(drawn)
+
+
+def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
+    said = ["Thick lines: noise scale.", "Thin lines: batch size."]
+    if len(curves) <= MOST_BANDS:
+        said.insert(1, f"Areas: {100 * curves[0][1].p.confidence:g} % intervals.")
+    if any(not curve.resolved.all() for _, curve, _ in curves):
+        said.append("Dotted: the lower bound, where the noise scale is not resolved.")
+    return " ".join(said)
+
+
+def _draw_run(
+    drawn: go.Figure,
+    name: str,
+    curve: NoiseCurve,
+    number: int,
+    ends: tuple[float, float],
+    *,
+    banded: bool,
+) -> None:
+    """All traces of a run are shown and hidden together."""
+    shown = escape(name if len(name) <= _NAME else f"...{name[-_NAME:]}")
+    colour, dash = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
+    where = {"legendgroup": name, "name": shown}
+    at = {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
+    if banded and curve.resolved.any():
+        fill = {"fillcolor": BANDS[number % len(BANDS)], "legendgroup": name, "showlegend": False}
+        draw_area(drawn, shown, curve.band(*ends), **fill)
+    drawn.add_scatter(
+        **curve.batch_size(),
+        **where,
+        showlegend=False,
+        mode="lines",
+        line={"color": colour, "width": 1, "shape": "vh"},
+        hovertemplate=f"{shown}<br>{at}: batch size %{{y:,.4g}}<extra></extra>",
+    )
+    if not curve.resolved.all():
+        drawn.add_scatter(
+            **curve.values(curve.p.run.low, ~curve.resolved, curve.rows),
+            **where,
+            showlegend=False,
+            mode="lines",
+            line={"color": colour, "width": 1.5, "dash": "dot"},
+            hovertemplate=f"{shown}<br>{at}: noise scale at least %{{y:,.3g}}<extra></extra>",
+        )
+    drawn.add_scatter(
+        **curve.line(),
+        **where,
+        mode=curve.mode,
+        line={"color": colour, "dash": dash} | curve.shape | {"width": 2.5},
+        marker={"color": colour},
+        hovertemplate=f"{shown}<br>{at}: noise scale %{{y:,.3g}}<extra></extra>",
+    )
