@@ -55,7 +55,7 @@ class NoiseCurve:
     @property
     def mode(self) -> str:
         """Lines; a marker for a single point, which is no line."""
-        return "lines" if self.resolved.sum() > 1 else "markers"
+        return "markers" if self.resolved.sum() == 1 else "lines"
 
     def line(self) -> dict[str, list[float | None]]:
         """Return the resolved noise scale."""

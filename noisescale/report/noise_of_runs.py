@@ -12,7 +12,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.colours import BANDS, SERIES
 from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, with_legend
 from noisescale.report.noise_curve import NoiseCurve
-from noisescale.report.numbers import plural
+from noisescale.report.numbers import number
 
 MOST_BANDS = 4
 """Of more runs the intervals would hide each other, and only the lines are drawn."""
@@ -38,7 +38,7 @@ def noise_of_runs_figure(
     floor, top = min(low for low, _ in ends), max(high for _, high in ends)
     unit = escape(", ".join(sorted({p.unit for _, p, _ in runs})))
     drawn = figure(
-        f"The noise scale of {plural(len(runs), 'run')}",
+        _finding(curves, unit),
         _caption(curves),
         {"title": {"text": _AXES[across].format(unit=unit)}, "rangemode": "tozero"},
         log_axis(f"noise scale, batch size ({unit})", floor, top),
@@ -46,6 +46,25 @@ def noise_of_runs_figure(
     for name, curve, colour in curves:
         _draw_run(drawn, name, curve, colour, (floor, top), banded=len(runs) <= MOST_BANDS)
     return with_legend(drawn)
+
+
+def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
+    """The least and the largest noise scale at the end of a run."""
+    ends = [
+        (curve.p.run.noise_scale[-1], _shown(name))
+        for name, curve, _ in curves
+        if curve.resolved[-1]
+    ]
+    if not ends:
+        return "The noise scale of no run is resolved at its end"
+    (least, low), (most, high) = min(ends), max(ends)
+    if low == high:
+        return f"At its end, {low} has a noise scale of {number(least)} {unit}"
+    return f"At the end, from {number(least)} ({low}) to {number(most)} {unit} ({high})"
+
+
+def _shown(name: str) -> str:
+    return escape(name if len(name) <= _NAME else f"...{name[-_NAME:]}")
 
 
 def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
@@ -61,18 +80,19 @@ def _draw_run(
     drawn: go.Figure,
     name: str,
     curve: NoiseCurve,
-    number: int,
+    colour_number: int,
     ends: tuple[float, float],
     *,
     banded: bool,
 ) -> None:
     """All traces of a run are shown and hidden together."""
-    shown = escape(name if len(name) <= _NAME else f"...{name[-_NAME:]}")
-    colour, dash = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
+    shown = _shown(name)
+    again, k = divmod(colour_number, len(SERIES))
+    colour, dash = SERIES[k], DASHES[again % len(DASHES)]
     where = {"legendgroup": name, "name": shown}
     at = {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
     if banded and curve.resolved.any():
-        fill = {"fillcolor": BANDS[number % len(BANDS)], "legendgroup": name, "showlegend": False}
+        fill = {"fillcolor": BANDS[k], "legendgroup": name, "showlegend": False}
         draw_area(drawn, shown, curve.band(*ends), **fill)
     drawn.add_scatter(
         **curve.batch_size(),

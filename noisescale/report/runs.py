@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +33,19 @@ class PredictedRun(NamedTuple):
 
 def runs_table(folder: Path, runs: Sequence[PredictedRun]) -> Table:
     """Return a line for each run of a folder, in their order."""
-    lines = [Line([Cell(_name(folder, each)), *_cells(each)], []) for each in runs]
     title = f"{plural(len(runs), 'run')} in {printable(folder)}, the newest at the end"
+    named = [(printable(each.run.relative_to(folder)), each) for each in runs]
+    return compared(title, [(name, each.found, each.word) for name, each in named])
+
+
+def compared(title: str, runs: Iterable[tuple[str, PredictionRecord | None, str]]) -> Table:
+    """Return a line for each run.
+
+    Args:
+        title: Of the table.
+        runs: The name of each run, what is predicted from it, and if nothing is, why in a word.
+    """
+    lines = [Line([Cell(name), *_cells(found, word)], []) for name, found, word in runs]
     return Table(title, [*HEADINGS, "recommended"], lines, [])
 
 
@@ -58,14 +69,9 @@ def runs_as_dicts(runs: Sequence[PredictedRun]) -> list[dict[str, Any]]:
     ]
 
 
-def _name(folder: Path, each: PredictedRun) -> str:
-    return printable(each.run.relative_to(folder))
-
-
-def _cells(each: PredictedRun) -> list[Cell]:
-    p = each.found
+def _cells(p: PredictionRecord | None, word: str) -> list[Cell]:
     if p is None:
-        return [*(Cell("") for _ in HEADINGS[1:]), Cell(each.word)]
+        return [*(Cell("") for _ in HEADINGS[1:]), Cell(word)]
     columns = ("noise_scale", "low", "high")
     last = Bounded(*(float(np.asarray(p.history[name])[-1]) for name in columns))
     at_least = "" if p.resolved else ">= "

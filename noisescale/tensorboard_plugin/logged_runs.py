@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import numpy as np
 from tensorboard import errors
@@ -19,6 +21,7 @@ from noisescale.history.metric_names import (
     prefix_of,
 )
 from noisescale.history.reading import history_from_scalars
+from noisescale.tensorboard_plugin.query import index
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000
@@ -26,6 +29,40 @@ MOST_POINTS = 1000
 
 TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS, *ABOUT_RUN)
 """What is read; columns that are logged under another name are just not found."""
+
+
+class Measured(NamedTuple):
+    """What a monitor measured of one optimizer in one run."""
+
+    run: str
+    monitor: str = ""
+    """Its name; empty: without one."""
+    optimizer: int = 0
+
+    @property
+    def id(self) -> str:
+        """The run as a query, without what is usual.
+
+        Example:
+            >>> Measured("a b").id, Measured("gan", optimizer=1).id
+            ('run=a+b', 'run=gan&optimizer=1')
+        """
+        return urlencode({name: value for name, value in self._asdict().items() if value})
+
+    @property
+    def name(self) -> str:
+        """The run as a reader knows it, with the monitor and the optimizer if there are several."""
+        number = f"optimizer {self.optimizer}" if self.optimizer else ""
+        return ", ".join(part for part in (self.run, self.monitor, number) if part)
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Measured:
+        """Read a query.
+
+        Raises:
+            ValueError: If the number of the optimizer is none.
+        """
+        return cls(query.get("run", ""), query.get("monitor", ""), index(query, "optimizer"))
 
 
 class LoggedRuns(NamedTuple):
@@ -40,16 +77,16 @@ class LoggedRuns(NamedTuple):
         without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.measured())
 
-    def measured(self) -> dict[str, dict[str, list[int]]]:
-        """Return the monitors in each run that has any, and the optimizers that each measured.
-
-        Monitors by their names ("": without one), optimizers by their numbers.
-        """
-        runs: dict[str, dict[str, list[int]]] = {}
-        for run, tags in self._tags(None).items():
-            for monitor, optimizer in sorted({who for t in tags if (who := measured_in(t))}):
-                runs.setdefault(run, {}).setdefault(monitor, []).append(optimizer)
-        return runs
+    def measured(self) -> list[Measured]:
+        """Return what was measured, sorted by runs, monitors and optimizers."""
+        return sorted(
+            {
+                Measured(run, *who)
+                for run, tags in self._tags(None).items()
+                for tag in tags
+                if (who := measured_in(tag))
+            }
+        )
 
     def _tags(self, wanted: list[str] | None) -> dict[str, Any]:
         """Those that there are of the wanted ones (None: all), in each run that has any."""
@@ -61,13 +98,14 @@ class LoggedRuns(NamedTuple):
         )
         return {run: tags for run, tags in found.items() if tags}
 
-    def history(self, run: str, optimizer: int, monitor: str = "") -> History:
-        """Return what was logged of one optimizer by the monitor of that name.
+    def history(self, measured: Measured) -> History:
+        """Return what was logged of one optimizer by one monitor.
 
         Raises:
             NotFoundError: If there is no such run, or nothing of that optimizer in it.
             ValueError: If no row of it is whole.
         """
+        run, monitor, optimizer = measured
         prefix = prefix_of(optimizer, monitor)
         tags = [before + prefix + tag for before in TRAINER_PREFIXES for tag in TAGS]
         found = self.provider.read_scalars(

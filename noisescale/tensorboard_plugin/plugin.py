@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's server: which runs there are, and what one of them predicts."""
+"""The tab's server: which runs there are, how they compare, and what one of them predicts."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
+from urllib.parse import parse_qsl
 
 import plotly
 from tensorboard import errors, plugin_util
@@ -17,15 +19,25 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
+from noisescale.history.run_error import word_for
 from noisescale.predictor import Prediction, predict
 from noisescale.renamed import renamed
-from noisescale.report.figures import FIGURES, SETTINGS
+from noisescale.report.colours import DARK, SERIES
+from noisescale.report.figures import SETTINGS, PlacedFigure, placed, placed_figures
+from noisescale.report.html import fitting_script
+from noisescale.report.noise_curve import ACROSS
+from noisescale.report.noise_of_runs import noise_of_runs_figure
+from noisescale.report.numbers import plural
 from noisescale.report.records import finite
+from noisescale.report.runs import compared
 from noisescale.report.tables import headline, tables
-from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
-from noisescale.tensorboard_plugin.query import index, number, numbers
+from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
+from noisescale.tensorboard_plugin.query import number, numbers
 
 Application = Callable[..., Any]
+
+MOST_RUNS = 30
+"""That are compared at once: each is predicted anew whenever the page looks for news."""
 
 
 class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
@@ -33,10 +45,12 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     | route | answers |
     |---|---|
-    | `/runs` | names of runs, the monitors in them, and the optimizers that each measured |
-    | `/prediction?run=&monitor=&optimizer=&devices=&price=&worth=&kappa=` | answers, figures, \
-    tables |
-    | `/plotly.js` | the script of the installed plotly package |
+    | `/runs` | runs with their ids, names and colours; one for each monitor and optimizer |
+    | `/comparison?of=&of=&across=` | the noise scales of several runs, and a table of them |
+    | `/prediction?run=&monitor=&optimizer=` | answers, figures, tables of one run |
+    | `/figures.js`, `/plotly.js` | the report's script and that of the installed plotly package |
+
+    `of` is an id. Both may have `devices`, `price`, `worth`, `kappa`, as `predict` knows them.
 
     A bad value is answered by status 400 and `{"error": ...}`, one line with the remedy.
     """
@@ -50,13 +64,15 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def get_plugin_apps(self) -> dict[str, Application]:
         """Return the routes."""
         routes: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
-            "/index.js": partial(_static, "index.js", "text/javascript"),
-            "/figure.js": partial(_static, "figure.js", "text/javascript"),
-            "/style.css": partial(_static, "style.css", "text/css"),
+            "/figures.js": partial(_script, fitting_script),
             "/plotly.js": self._plotly,
             "/runs": self._runs,
-            "/prediction": self._prediction,
+            "/comparison": partial(_answered, self._comparison),
+            "/prediction": partial(_answered, self._prediction),
         }
+        for file in files("noisescale.tensorboard_plugin").joinpath("static").iterdir():
+            kind = {"js": "text/javascript", "css": "text/css"}[file.name.rpartition(".")[2]]
+            routes[f"/{file.name}"] = partial(_file, file, kind)
         return {path: wrappers.Request.application(answer) for path, answer in routes.items()}
 
     def is_active(self) -> bool:
@@ -84,40 +100,60 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         runs = self._runs_for(request).measured()
+        colours = [(light, DARK[light]) for light in SERIES]
         return _answer(
             [
-                {
-                    "name": run,
-                    "monitors": [
-                        {"name": monitor, "optimizers": optimizers}
-                        for monitor, optimizers in runs[run].items()
-                    ],
-                }
-                for run in sorted(runs)
+                {"id": run.id, "name": run.name, "colours": colours[k % len(colours)]}
+                for k, run in enumerate(runs)
             ]
         )
 
-    def _prediction(self, request: wrappers.Request) -> wrappers.Response:
-        try:
-            return _answer(_shown(self._predicted(request)))
-        except errors.PublicError as error:  # unknown, or TensorBoard cannot read it
-            return _answer({"error": str(error)}, status=error.http_code)
-        except ValueError as error:
-            return _answer({"error": str(error)}, status=400)
+    def _prediction(self, request: wrappers.Request) -> dict[str, Any]:
+        runs, measured = self._runs_for(request), Measured.of(request.args)
+        p = _predicted(runs, measured, request.args)
+        return _drawn(placed_figures(p)) | {
+            "name": measured.name,
+            "headline": headline(p),
+            "tables": [asdict(table) for table in tables(p)],
+            "warnings": p.warnings,
+            "assumptions": p.assumptions,
+            "last_step": float(p.history["step"][-1]),
+        }
 
-    def _predicted(self, request: wrappers.Request) -> Prediction:
-        asked = request.args
-        fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
-        with renamed(fields):
-            return predict(
-                self._runs_for(request).history(
-                    asked.get("run", ""), index(asked, "optimizer"), asked.get("monitor", "")
-                ),
-                devices=numbers(asked, "devices"),
-                price_per_device_hour=number(asked, "price"),
-                hour_worth=number(asked, "worth"),
-                calibration=number(asked, "kappa"),
+    def _comparison(self, request: wrappers.Request) -> dict[str, Any]:
+        """Runs of which nothing can be predicted say why; the others are compared."""
+        ids, across = request.args.getlist("of"), request.args.get("across", ACROSS[0])
+        if across not in ACROSS:
+            raise ValueError(f"`across` must be one of {', '.join(ACROSS)}, got {across!r}.")
+        if not 1 <= len(ids) <= MOST_RUNS:
+            raise ValueError(
+                f"`of` must be 1 to {MOST_RUNS} runs, got {len(ids)}. Choose fewer of them."
             )
+        runs = self._runs_for(request)
+        numbers_of = {run: k for k, run in enumerate(runs.measured())}
+        found: list[tuple[str, Prediction, int]] = []
+        lines: list[tuple[str, Prediction | None, str]] = []
+        reasons: list[str] = []
+        for measured in (Measured.of(dict(parse_qsl(text))) for text in ids):
+            try:
+                p = _predicted(runs, measured, request.args)
+            except (errors.PublicError, ValueError) as error:
+                reasons.append(str(error))
+                lines.append((measured.name, None, word_for(error)))
+                continue
+            found.append((measured.name, p, numbers_of.get(measured, len(numbers_of))))
+            lines.append((measured.name, p, ""))
+        if not found and len({*reasons}) == 1:
+            raise ValueError(reasons[0])
+        figures = []
+        if found:
+            drawn = noise_of_runs_figure(found, across)
+            figures.append(placed("noise-scales", "The noise scale along the runs", drawn))
+        failed = zip((name for name, p, _ in lines if p is None), reasons, strict=True)
+        return _drawn(figures) | {
+            "table": asdict(compared(f"{plural(len(lines), 'run')} beside each other", lines)),
+            "warnings": [f"{name}: {reason}" for name, reason in failed],
+        }
 
     def _runs_for(self, request: wrappers.Request) -> LoggedRuns:
         environ = request.environ
@@ -125,24 +161,44 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return LoggedRuns(self._provider, plugin_util.context(environ), experiment)
 
 
-def _shown(prediction: Prediction) -> dict[str, Any]:
+def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:
+    fields = {"price_per_device_hour": "price", "hour_worth": "worth", "history": "run"}
+    with renamed(fields):
+        return predict(
+            runs.history(measured),
+            devices=numbers(asked, "devices"),
+            price_per_device_hour=number(asked, "price"),
+            hour_worth=number(asked, "worth"),
+            calibration=number(asked, "kappa"),
+        )
+
+
+def _drawn(figures: Sequence[PlacedFigure]) -> dict[str, Any]:
+    """What the page needs to draw them."""
     return {
-        "headline": headline(prediction),
-        "figures": [
-            {"id": name, "title": title, **draw(prediction).to_plotly_json()}
-            for name, (title, draw) in FIGURES.items()
-        ],
+        "figures": [figure._asdict() for figure in figures],
         "settings": dict(SETTINGS),
-        "tables": [asdict(table) for table in tables(prediction)],
-        "warnings": prediction.warnings,
-        "assumptions": prediction.assumptions,
-        "last_step": float(prediction.history["step"][-1]),
+        "dark": dict(DARK),
     }
 
 
-def _static(name: str, kind: str, request: wrappers.Request) -> wrappers.Response:
-    content = files("noisescale.tensorboard_plugin").joinpath("static", name).read_bytes()
-    return _kept(_response(content, kind), request)
+def _answered(
+    question: Callable[[wrappers.Request], dict[str, Any]], request: wrappers.Request
+) -> wrappers.Response:
+    try:
+        return _answer(question(request))
+    except errors.PublicError as error:  # unknown, or TensorBoard cannot read it
+        return _answer({"error": str(error)}, status=error.http_code)
+    except ValueError as error:
+        return _answer({"error": str(error)}, status=400)
+
+
+def _file(file: Traversable, kind: str, request: wrappers.Request) -> wrappers.Response:
+    return _kept(_response(file.read_bytes(), kind), request)
+
+
+def _script(text: Callable[[], str], request: wrappers.Request) -> wrappers.Response:
+    return _kept(_response(text(), "text/javascript"), request)
 
 
 def _answer(content: Any, status: int = 200) -> wrappers.Response:

@@ -13,9 +13,11 @@ import pytest
 from logged_runs import log_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
+    from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, Route
 
 PREFIX = "/behind/a/proxy"
+ONE = "p.noise_scale.runs=run%3Done"
+"""In an address: only the run "one" is chosen."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def page(browser: "Browser", address: str) -> "Iterator[Page]":
 
     page.on("console", hear)
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(f"{address}#noise_scale")
+    page.goto(f"{address}#noise_scale&{ONE}")
     yield page
     page.close()
     provoked = ("status of 400", "ERR_FAILED")
@@ -81,10 +83,12 @@ def test_the_tab_lists_the_runs_and_draws_the_reports_figures(page: "Page") -> N
     frame = drawn(page)
 
     assert page.locator("text=Noise scale").first.is_visible()
-    assert frame.locator("select[name=run] option").all_inner_texts() == ["one", "unresolved"]
-    assert not frame.locator("select[name=monitor]").is_visible()
-    assert not frame.locator("select[name=optimizer]").is_visible()
+    assert frame.locator(".runs label").all_inner_texts() == ["one", "unresolved"]
+    assert frame.locator("label", has_text="1 of 2 shown").is_visible()
+    assert not frame.locator("select[name=detail]").is_visible()
     assert answers(frame)[2] == "192 examples (95 % interval 154 to 250)"
+    headings = frame.locator("section h2").all_inner_texts()
+    assert headings[:2] == ["The noise scale along the run", "Time against compute"]
     for figure, axis in (
         ("front", "time (seconds)"),
         ("noise-scale", "optimizer steps"),
@@ -93,6 +97,142 @@ def test_the_tab_lists_the_runs_and_draws_the_reports_figures(page: "Page") -> N
         assert axis in (frame.locator(f"#{figure} .infolayer").text_content() or "")
         assert frame.locator(f"#{figure} .scatterlayer .trace").count() >= 3
     assert frame.locator("tr.marked").first.inner_text().startswith("64")
+
+
+def test_several_runs_are_overlaid_and_beside_each_other(browser: "Browser", address: str) -> None:
+    page = browser.new_page(viewport={"width": 1200, "height": 1600})
+    page.goto(f"{address}#noise_scale")
+    frame = drawn(page)
+
+    overlaid = frame.locator("#noise-scales .legendtext").all_text_contents()
+    beside = frame.locator("table").first.locator("tbody tr").all_inner_texts()
+    frame.locator("select[name=across]").select_option("examples")
+    frame.locator("#noise-scales .xtitle", has_text="examples processed").wait_for()
+    frame.get_by_role("button", name="unresolved").click()
+    frame.locator("h1", has_text="unresolved").wait_for()
+    frame.locator("dd", has_text="at least 154 examples, not resolved").wait_for()
+
+    assert overlaid == ["one", "unresolved"]
+    assert [row.split()[:2] for row in beside] == [["one", "1,000"], ["unresolved", "1,000"]]
+    assert frame.locator("select[name=detail]").input_value() == "run=unresolved"
+    page.close()
+
+
+def test_runs_are_chosen_and_filtered_as_in_tensorboards_own_list(page: "Page") -> None:
+    frame = drawn(page)
+
+    frame.locator(".runs input").nth(1).check()
+    frame.locator("#noise-scales .main-svg").first.wait_for()
+    frame.locator("input[name=filter]").fill("unres|nothing")
+    frame.locator("dd", has_text="at least 154 examples").wait_for()
+    filtered = frame.locator(".runs label").all_inner_texts()
+    frame.locator("input[name=filter]").fill("(")
+    bad = frame.locator("input[name=filter]:invalid").count()
+    frame.locator("input[name=filter]").fill("")
+    frame.locator("input[name=all]").uncheck()
+    frame.locator("#status", has_text="No run is chosen.").wait_for()
+
+    assert filtered == ["unresolved"]
+    assert bad == 1
+    assert frame.locator("#results").inner_text() == ""
+
+
+def test_the_tab_starts_with_the_filter_of_tensorboards_time_series(
+    browser: "Browser", address: str
+) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}?runFilter=unres#noise_scale")
+    frame = drawn(page)
+
+    assert frame.locator("input[name=filter]").input_value() == "unres"
+    assert frame.locator(".runs label").all_inner_texts() == ["unresolved"]
+    page.close()
+
+
+def test_the_address_keeps_the_state_through_a_reload_and_other_tabs(page: "Page") -> None:
+    frame = drawn(page)
+
+    frame.locator(".runs input").nth(1).check()
+    frame.locator("select[name=detail]").select_option("run=unresolved")
+    frame.locator("input[name=price]").fill("2")
+    frame.locator("th", has_text="cost").first.wait_for()
+    page.locator("[role=tab]", has_text="Scalars").first.click()
+    page.locator("[role=tab]", has_text="Noise scale").first.click()
+    page.reload()
+    frame = drawn(page)
+
+    assert frame.locator("h1").inner_text() == "unresolved"
+    assert frame.locator("input[name=price]").input_value() == "2"
+    assert frame.locator("label", has_text="2 of 2 shown").is_visible()
+    assert frame.locator("th", has_text="cost").count() >= 1
+
+
+def test_an_address_that_is_pasted_is_followed(page: "Page") -> None:
+    frame = drawn(page)
+
+    page.evaluate("location.hash = 'noise_scale&p.noise_scale.kappa=2'")
+    frame.locator("dd", has_text="384 examples").wait_for()
+
+    assert frame.locator("input[name=kappa]").input_value() == "2"
+    assert frame.locator("label", has_text="2 of 2 shown").is_visible()
+
+
+def test_the_page_is_dark_with_tensorboard(page: "Page") -> None:
+    frame = drawn(page)
+    text, background = "getComputedStyle(e).color", "getComputedStyle(e).backgroundColor"
+
+    def look() -> list[str]:
+        figure = frame.locator("#front .main-svg").first.evaluate(f"e => {background}")
+        page_now = frame.locator("html").evaluate(f"e => {background}")
+        return [page_now, figure, frame.locator("dd").first.evaluate(f"e => {text}")]
+
+    light = look()
+    page.get_by_label("Menu for changing light or dark theme").click()
+    page.get_by_role("menuitem", name="Dark").click()
+    frame.locator("html[data-theme=dark]").wait_for()
+    frame.locator("#front .legendtext[style*='rgb(232, 234, 237)']").first.wait_for()
+
+    assert light == ["rgb(255, 255, 255)", "rgb(255, 255, 255)", "rgb(17, 17, 17)"]
+    assert look() == ["rgb(32, 33, 36)", "rgb(32, 33, 36)", "rgb(232, 234, 237)"]
+
+
+def test_the_page_says_that_it_is_loading(browser: "Browser", address: str) -> None:
+    page = browser.new_page()
+    held: list[Route] = []
+    for file in ("runs", "plotly.js"):
+        page.route(f"**/noise_scale/{file}", lambda route: held.append(route))
+    page.goto(f"{address}#noise_scale")
+    frame = page.frame_locator("iframe")
+
+    frame.locator("#status.busy", has_text="Loading the runs ...").wait_for(timeout=20_000)
+    page.unroute("**/noise_scale/runs")
+    held.pop(0).continue_()
+    frame.locator("dd").first.wait_for()
+    waiting = frame.locator("#front").evaluate("e => getComputedStyle(e, '::before').content")
+    held.pop(0).continue_()
+    drawn(page)
+
+    assert waiting == '"Loading the figure ..."'
+    assert frame.locator("#status").inner_text() == ""
+    page.close()
+
+
+def test_nothing_is_cut_on_a_phone(page: "Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    frame = drawn(page)
+
+    inside = frame.locator("figure svg text").evaluate_all(
+        "all => all.map(e => [e.textContent, e.getBoundingClientRect()])"
+        ".filter(([text, {left, right}]) => text && (left < 0 || right > 390)).length"
+    )
+    folded = frame.locator("form").is_visible()
+    frame.locator("summary", has_text="Runs and settings (1 of 2 shown)").click()
+
+    assert frame.locator("html").evaluate("page => page.scrollWidth") == 390
+    assert inside == 0
+    assert not folded
+    assert frame.locator("form").is_visible()
 
 
 def test_prices_redraw_at_once_and_a_bad_one_keeps_what_is_drawn(page: "Page") -> None:
@@ -114,12 +254,13 @@ def test_prices_redraw_at_once_and_a_bad_one_keeps_what_is_drawn(page: "Page") -
     assert frame.locator("#results.old").count() == 1
 
 
-def test_devices_and_another_run_are_chosen(page: "Page") -> None:
+def test_devices_and_another_run_are_answered(page: "Page") -> None:
     frame = drawn(page)
 
     frame.locator("input[name=devices]").fill("2, 6")
     frame.locator("tbody th", has_text="6").first.wait_for(timeout=5_000)
-    frame.locator("select[name=run]").select_option("unresolved")
+    frame.locator(".runs input").nth(1).check()
+    frame.locator("select[name=detail]").select_option("run=unresolved")
     frame.locator("dd", has_text="at least 154 examples, not resolved").wait_for(timeout=5_000)
 
     assert "1,024 or more" not in answers(frame)[0]
@@ -203,7 +344,7 @@ def test_a_folder_without_runs_says_how_to_get_one_and_shows_it_when_it_is_there
     page.close()
 
 
-def test_a_server_that_is_gone_is_told(page: "Page") -> None:
+def test_a_server_that_is_gone_is_named(page: "Page") -> None:
     frame = drawn(page)
     before = answers(frame)
 

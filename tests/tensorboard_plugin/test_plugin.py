@@ -61,14 +61,18 @@ def test_runs_with_the_monitor_are_listed_with_their_monitors_and_optimizers(
     plugin: NoiseScalePlugin,
 ) -> None:
     assert plugin.is_active()
-    assert json.loads(get(plugin, "/runs").data) == [
-        {"name": "gan/version_0", "monitors": [{"name": "", "optimizers": [0, 1]}]},
-        {"name": "one", "monitors": [{"name": "", "optimizers": [0]}]},
-        {"name": "transformers", "monitors": [{"name": "", "optimizers": [0]}]},
-        {"name": "two monitors", "monitors": [{"name": "wide", "optimizers": [0, 1]}]},
-        {"name": "unresolved", "monitors": [{"name": "", "optimizers": [0]}]},
-        {"name": "with adam", "monitors": [{"name": "", "optimizers": [0]}]},
+    runs = json.loads(get(plugin, "/runs").data)
+    assert [(run["id"], run["name"]) for run in runs] == [
+        ("run=gan%2Fversion_0", "gan/version_0"),
+        ("run=gan%2Fversion_0&optimizer=1", "gan/version_0, optimizer 1"),
+        ("run=one", "one"),
+        ("run=transformers", "transformers"),
+        ("run=two+monitors&monitor=wide", "two monitors, wide"),
+        ("run=two+monitors&monitor=wide&optimizer=1", "two monitors, wide, optimizer 1"),
+        ("run=unresolved", "unresolved"),
+        ("run=with+adam", "with adam"),
     ]
+    assert [run["colours"] for run in runs][:2] == [["#0072B2", "#5CB2F0"], ["#D55E00", "#FF8A4C"]]
 
 
 def test_a_monitor_with_a_name_alone_shows_the_tab(tmp_path: Path) -> None:
@@ -86,7 +90,9 @@ def test_a_run_is_answered_with_what_the_package_predicts(
     lines = dict(answer["headline"])
     assert f"{expected.recommended_batch_size:.0f} examples" in lines["Cheapest with waiting"]
     assert "192 examples (95 % interval 154 to 250)" in lines["Critical batch size"]
-    assert [figure["id"] for figure in answer["figures"]] == ["front", "noise-scale", "speed-up"]
+    assert [figure["id"] for figure in answer["figures"]] == ["noise-scale", "front", "speed-up"]
+    assert answer["figures"][1]["finding"].startswith("Batch size ")
+    assert answer["name"] == "one"
     assert "cost with waiting" in answer["tables"][0]["headings"]
     assert answer["assumptions"] == list(expected.assumptions)
     assert answer["last_step"] == 1000
@@ -108,6 +114,58 @@ def test_controls_change_the_answer(plugin: NoiseScalePlugin) -> None:
     )
     devices = json.loads(get(plugin, "/prediction", run="one", devices="1, 3").data)["tables"][1]
     assert [line["cells"][0][0] for line in devices["lines"]] == ["1", "3"]
+
+
+def compare(plugin: NoiseScalePlugin, *ids: str, **query: Any) -> dict[str, Any]:
+    asked = urlencode([*(("of", each) for each in ids), *query.items()])
+    response = Client(plugin.get_plugin_apps()["/comparison"]).get(f"/comparison?{asked}")
+    return dict(json.loads(response.data))
+
+
+def test_runs_are_compared_in_one_figure_and_one_table(plugin: NoiseScalePlugin) -> None:
+    answer = compare(plugin, "run=one", "run=gan%2Fversion_0&optimizer=1", across="examples")
+
+    (figure,) = answer["figures"]
+    lines = [t for t in figure["drawing"]["data"] if t.get("showlegend") is not False]
+    assert [t["name"] for t in lines] == ["one", "gan/version_0, optimizer 1"]
+    # A run has the colour that the list of runs has for it.
+    runs = {run["id"]: run["colours"][0] for run in json.loads(get(plugin, "/runs").data)}
+    assert [t["line"]["color"] for t in lines] == [
+        runs["run=one"],
+        runs["run=gan%2Fversion_0&optimizer=1"],
+    ]
+    assert figure["drawing"]["layout"]["xaxis"]["title"]["text"] == "examples processed"
+    cells = [[text for text, _ in line["cells"]] for line in answer["table"]["lines"]]
+    assert [row[0] for row in cells] == ["one", "gan/version_0, optimizer 1"]
+    assert [row[5] for row in cells] == ["192", "20.0"]
+    assert answer["warnings"] == []
+
+
+def test_a_run_without_an_answer_is_named_beside_those_that_are_compared(
+    plugin: NoiseScalePlugin,
+) -> None:
+    answer = compare(plugin, "run=gone", "run=one")
+
+    assert [line["cells"][0][0] for line in answer["table"]["lines"]] == ["gone", "one"]
+    assert answer["warnings"] == ["gone: Not found: `run` must have the noise scale, got 'gone'."]
+    assert len(answer["figures"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "query", "message"),
+    [
+        (["run=one"], {"price": "-2"}, "`price` must be positive and finite, got -2.0."),
+        (["run=one", "run=unresolved"], {"kappa": "x"}, "`kappa` must be a number, got 'x'."),
+        (["run=one"], {"across": "hours"}, "`across` must be one of step, examples, got 'hours'."),
+        ([], {}, "`of` must be 1 to 30 runs, got 0."),
+        (31 * ["run=one"], {}, "`of` must be 1 to 30 runs, got 31. Choose fewer of them."),
+        (["optimizer=x"], {}, "`optimizer` must be a whole number, 0 or more, got 'x'."),
+    ],
+)
+def test_a_bad_comparison_is_answered_with_one_line(
+    plugin: NoiseScalePlugin, ids: list[str], query: dict[str, str], message: str
+) -> None:
+    assert compare(plugin, *ids, **query)["error"].startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +268,7 @@ def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_
 
     figures = json.loads(get(plugin_of(tmp_path), "/prediction", run="long").data)["figures"]
 
-    (line,) = (t for t in figures[1]["data"] if t["name"] == "noise scale")
+    (line,) = (t for t in figures[0]["drawing"]["data"] if t["name"] == "noise scale")
     first_resolved = next(x for x, y in zip(line["x"], line["y"], strict=True) if y is not None)
     assert first_resolved == pytest.approx(rows / 10, abs=30)
     lacking = sum(y is None for x, y in zip(line["x"], line["y"], strict=True) if x > 400)
@@ -236,7 +294,9 @@ def test_plotlys_script_is_the_installed_one_compressed(plugin: NoiseScalePlugin
     assert len(response.data) < 2_000_000
 
 
-@pytest.mark.parametrize("route", ["/index.js", "/figure.js", "/style.css", "/plotly.js"])
+@pytest.mark.parametrize(
+    "route", ["/index.js", "/figure.js", "/figures.js", "/style.css", "/plotly.js"]
+)
 def test_what_a_browser_has_is_not_sent_again(plugin: NoiseScalePlugin, route: str) -> None:
     client = Client(plugin.get_plugin_apps()[route])
 
