@@ -83,7 +83,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             first. Default: the first dimension that the tensors share, or the length of a list of
             examples. Where both are possible a warning says which is used. Flattened sequences and
             tokens need a function.
-        unit: What `batch_size_fn` counts, for display.
+        unit: What `batch_size_fn` counts, for display. Default: "sequences" for a model of
+            transformers that takes token ids, else "examples".
         groups: Groups of parameters that get a noise scale each, see `NoiseScaleMeter`.
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
@@ -118,7 +119,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         window: int | Literal["auto"] = "auto",
         every_n_steps: int | Literal["auto"] = "auto",
         batch_size_fn: Callable[[dict[str, Any]], float] | None = None,
-        unit: str = "examples",
+        unit: str | None = None,
         groups: Groups | None = None,
         confidence: float = 0.95,
         *,
@@ -136,7 +137,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
-            unit=unit,
+            unit="examples" if unit is None else unit,
             groups=groups,
             confidence=confidence,
             small_batch=small_batch,
@@ -147,6 +148,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         )
         super().__init__(options)
         self._batch_size_fn = batch_size_fn
+        self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}
         self._hooks: list[RemovableHandle] = []
         self._called: nn.Module | None = None
@@ -173,6 +175,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         def measure(called: nn.Module) -> None:
             check_wrapper(called)
+            if self._guesses_unit:
+                self._options = replace(self._options, unit=self._guessed_unit(model))
             groups = assigned_groups(called, self._options.groups)
             options = replace(self._options, groups=groups)
             try:
@@ -201,6 +205,18 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     print_less(callbacks, self._guard)
 
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
+
+    def _guessed_unit(self, model: nn.Module) -> str:
+        """What the first dimension of the inputs counts, said where the Trainer says its batch size.
+
+        A training that is resumed keeps its unit.
+        """
+        unit = "sequences" if trainer_access.takes_token_ids(model) else "examples"
+        with self._guard("The noise scale may be counted in another unit than before"):
+            if self._loaded:
+                unit = self._loaded["meter"]["estimates"]["whole"]["unit"]
+        trainer_access.inform(f"  Noise scale is counted in {unit}")
+        return unit
 
     @beside_training
     def on_step_begin(self, *_: Any, **__: Any) -> None:

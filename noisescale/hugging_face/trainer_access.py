@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerState
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
 from noisescale.collectors.choosing import unwrapped
@@ -145,6 +146,20 @@ def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
         for holder in gc.get_referrers(callback)
         if isinstance(holder, list) and any(isinstance(c, DefaultFlowCallback) for c in holder)
     ]
+
+
+def takes_token_ids(model: nn.Module) -> bool:
+    """Whether the examples of a model of transformers are sequences of tokens, and nothing else."""
+    config = getattr(model, "config", None)
+    return getattr(model, "main_input_name", None) == "input_ids" and not hasattr(
+        config, "vision_config"
+    )
+
+
+def inform(message: str) -> None:
+    """Say something where the Trainer says how it trains: shown from verbosity "info" on."""
+    if PartialState().is_main_process:
+        get_logger("transformers.noisescale").info(message)
 
 
 def warn(message: str) -> None:

@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import json
+import logging
 import pickle
 import re
 import warnings
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     BatchEncoding,
+    PreTrainedConfig,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -487,6 +489,46 @@ def test_the_batch_size_is_that_of_the_users_function() -> None:
     run = fit(callback, gradient_accumulation_steps=2)
 
     assert logged(run)["noise_scale/batch_size"] == 2 * 4 * FEATURES
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "unit"),
+    [
+        (LANGUAGE, {}, "sequences"),
+        (LANGUAGE, {"unit": "texts"}, "texts"),
+        (LANGUAGE, {"batch_size_fn": lambda inputs: inputs["input_ids"].numel()}, "examples"),
+        ({}, {}, "examples"),
+    ],
+)
+def test_the_unit_is_guessed_from_what_the_model_takes(
+    workload: dict[str, Any], options: dict[str, Any], unit: str
+) -> None:
+    callback = NoiseScaleCallback(**options)
+
+    run = fit(callback, gradient_accumulation_steps=2, **workload)
+
+    assert run.noise_scale.unit == unit
+
+
+def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="transformers")
+
+    fit(NoiseScaleCallback(), gradient_accumulation_steps=2, **LANGUAGE)
+
+    assert "  Noise scale is counted in sequences" in [r.getMessage() for r in caplog.records]
+
+
+def test_a_model_of_texts_and_images_is_counted_in_examples() -> None:
+    model = nn.Linear(1, 1)
+    model.main_input_name, model.config = "input_ids", PreTrainedConfig()
+    text_alone = trainer_access.takes_token_ids(model)
+    model.config.vision_config = {}
+
+    assert text_alone
+    assert not trainer_access.takes_token_ids(model)
 
 
 def test_the_batch_size_cannot_always_be_inferred() -> None:
