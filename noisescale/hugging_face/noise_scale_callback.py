@@ -207,7 +207,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._hooks.append(trainer_access.on_first_training_pass(model, measure))
 
     def _guessed_unit(self, model: nn.Module) -> str:
-        """What the first dimension of the inputs counts, said where the Trainer says its batch size.
+        """What the first dimension of the inputs counts. It is said beside the batch size.
 
         A training that is resumed keeps its unit.
         """
