@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import Tensor
+
 from noisescale._moved import former_names
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
@@ -144,6 +146,7 @@ class LoggedMeter:
         self.timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
+        self._rate_in_step = math.nan  # which schedulers of the batch size scale in steps alone
         self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
 
@@ -165,7 +168,10 @@ class LoggedMeter:
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the current step, see `NoiseScaleMeter.step`."""
         self.meter.step(loss_divisor=loss_divisor)
-        self.timer.step(measured=self.meter.last_measured_step == self.meter.steps)
+        measured = self.meter.last_measured_step == self.meter.steps
+        self.timer.step(measured=measured)
+        if measured:
+            self._rate_in_step = self._learning_rate(of_tensors=False)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
@@ -195,6 +201,8 @@ class LoggedMeter:
                 if at_end:
                     examples = now.all["examples"] + self.meter.unmeasured_examples
                     now.all.update(step=float(self.meter.steps), examples=examples)
+                    if math.isfinite(self._rate_in_step):
+                        now.all.update(learning_rate=self._rate_in_step)
                 self._append_row(now)
             return now.named(self._prefix)
         return self._unknown()
@@ -254,9 +262,12 @@ class LoggedMeter:
         self._names = (*metrics,)
         return Metrics(metrics, unresolved, estimate)
 
-    def _learning_rate(self) -> float:
+    def _learning_rate(self, *, of_tensors: bool = True) -> float:
+        """The learning rate now. To read one that is a tensor may wait for the device."""
         with self.guard("The learning rate was not recorded with the run"):
-            return learning_rate_of(self._optimizer)
+            rates = (group["lr"] for group in self._optimizer.param_groups)
+            if of_tensors or not any(isinstance(rate, Tensor) for rate in rates):
+                return learning_rate_of(self._optimizer)
         return math.nan
 
     def _is_in_force(self) -> bool:

@@ -440,6 +440,26 @@ def test_the_noise_scale_that_is_decided_on_is_logged(tmp_path: Path) -> None:
     assert values[-1] == pytest.approx(monitor.recent_noise_scale.value)
 
 
+@pytest.mark.parametrize("every", [1, 1000])
+def test_every_row_of_a_run_has_the_learning_rate_of_its_steps_the_last_one_too(every: int) -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    trainer(
+        1,
+        strategy="auto",
+        callbacks=[BatchSizeScheduler({0: 8, 2: 16}, lr_scaling="linear"), monitor],
+        log_every_n_steps=every,
+        accumulate_grad_batches=2,
+        max_epochs=2,
+    ).fit(classifier(lr=0.01), loader(4, examples=320))
+
+    rates = monitor.history["learning_rate"]
+    assert rates[-1] == pytest.approx(0.02)
+    if every == 1:
+        assert rates[:2] == pytest.approx(0.01)
+        assert rates[2:] == pytest.approx(0.02)
+
+
 def test_a_monitor_is_put_in_where_the_policy_needs_one() -> None:
     def kinds(*callbacks: Any, **options: Any) -> list[str]:
         fitting = trainer(1, strategy="auto", callbacks=list(callbacks), max_epochs=1)
