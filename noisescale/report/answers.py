@@ -93,8 +93,16 @@ def measuring(p: PredictionRecord) -> tuple[float, float] | None:
 
 
 def doubled(p: PredictionRecord) -> Doubling:
-    """Put the run on twice its devices: twice the batch size, the same plan for each device."""
-    row = row_at(p, 2 * own_batch_size(p), 2 * p.own_devices)
+    """Put the run on twice its devices: twice the batch size, the same plan for each device.
+
+    A batch size that is the mean of several becomes one of equal micro-batches of whole examples.
+    """
+    each, most = own_batch_size(p) / p.own_devices, p.hardware.max_device_batch_size
+    if each % 1 and each > most:
+        each = most * round(each / most)
+    elif each % 1:
+        each = max(1.0, round(each))
+    row = row_at(p, each * 2 * p.own_devices, 2 * p.own_devices)
     time = time_ratio(p, row)
     return Doubling(row, time, time * 2.0)
 

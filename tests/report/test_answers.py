@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of what no other row beats."""
+"""What a reader asks first, and the front of what no other row beats."""
 
 import math
 from typing import Any, cast
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reported_runs import history
 
-from noisescale.report.answers import pareto
+from noisescale.predictor import predict
+from noisescale.report.answers import doubled, pareto
 
 PLACES = st.tuples(*[st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan, math.inf])] * 2)
 
@@ -25,3 +29,25 @@ def test_the_front_is_what_comparing_all_pairs_leaves(places: list[tuple[float, 
         if not any(u <= x and v <= y and (u, v) != (x, y) for u, v in known)
     ]
     assert list(front) == sorted(left)
+
+
+@pytest.mark.parametrize(
+    ("of_second_half", "device_batch_size", "accumulation"),
+    [
+        (64.0, 32, 1),
+        (60.0, 31, 1),  # a mean of 31 on each device
+        (63.0, 32, 1),  # 31.75
+        (131.0, 32, 2),  # 48.75 with 32 at most
+    ],
+)
+def test_twice_the_devices_have_whole_examples_on_each(
+    of_second_half: float, device_batch_size: int, accumulation: int
+) -> None:
+    run = history()
+    run["batch_size"] = np.where(np.arange(40) < 20, 64.0, of_second_half)
+    run["examples"] = np.cumsum(50 * run["batch_size"])
+
+    row = doubled(predict(run, max_device_batch_size=32)).row
+
+    found = (row.device_batch_size, row.accumulation, row.devices)
+    assert found == (device_batch_size, accumulation, 4)
