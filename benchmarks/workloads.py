@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parent / "examples"))  # the transformer is that of the example
-DATA = Path(os.environ.get("NOISESCALE_DATA", HERE.parents[1] / "shared/data"))
+DATA = Path(os.environ.get("NOISESCALE_DATA", HERE.parent / "data"))
 
 Batch = tuple[Tensor, Tensor]
 

@@ -15,7 +15,7 @@ from noisescale import fit_tradeoff
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 
-DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).parents[2] / "shared/data"))
+DATA = Path(os.environ.get("NOISESCALE_DATA", Path(__file__).parents[2] / "data"))
 
 # Zhang et al. 2024, arXiv:2410.21676, figures' data (MIT): steps of the 85M model to loss 3.42.
 SIZES_85M = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
