@@ -124,3 +124,21 @@ def test_bash_completes_commands_and_options(
     registered, *found = done.stdout.split("\n")
     assert registered == "complete -o default -F _noisescale_completion noisescale"
     assert [name for name in found if name not in ("", words[-1])] == completed
+
+
+def test_the_page_of_commands_has_every_option_with_its_help() -> None:
+    """After a change of the command line run `python docs/commands.py`."""
+    page = (Path(__file__).parents[2] / "docs/api/commands.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## `noisescale (\w+)`$", page, flags=re.MULTILINE)
+    documented = dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    assert documented.keys() == COMMANDS.keys()
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            if flag := next((opt for opt in parameter.opts if opt.startswith("--")), None):
+                (line,) = re.findall(
+                    rf"^\* `{flag}(?: <\w+>)?`: (.*)$", documented[name], re.MULTILINE
+                )
+                assert line.startswith(parameter.help)
+            else:
+                assert parameter.help in documented[name]
