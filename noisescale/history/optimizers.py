@@ -25,8 +25,8 @@ class OptimizerKind(IntEnum):
         return {
             OptimizerKind.SGD: "SGD",
             OptimizerKind.MOMENTUM: "SGD with momentum",
-            OptimizerKind.ADAM: "Adam and its kin",
-            OptimizerKind.OTHER: "an optimizer that is neither SGD nor Adam's kin",
+            OptimizerKind.ADAM: "Adam and its variants",
+            OptimizerKind.OTHER: "an optimizer that is neither SGD nor a variant of Adam",
         }[self]
 
     @classmethod

@@ -176,17 +176,17 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     kind = getattr(p.history, "optimizer", None)
     of = "this optimizer" if kind is None else kind.title
     of += " at a falling learning rate" if has_decayed(p.history) else ""
-    yield "  theory", f"under {of} B_crit was {band.low:g} to {band.high:g} x the noise scale"
+    yield "  theory", f"B_crit was {band.low:g} to {band.high:g} x the noise scale under {of}"
     yield "  to be surer", advice_on(own_batch_size(p), p.critical_batch_size.value)
 
 
 def _at_the_end(p: PredictionRecord) -> str:
-    """The noise scale that a progress bar showed last, which is not that of the run."""
+    """The noise scale that a progress bar showed last: that of the end, not of the whole run."""
     logged = np.asarray(p.history.get("noise_scale", ()), dtype=np.float64)
     high = np.asarray(p.history.get("high", ()), dtype=np.float64)
     if not (len(logged) and np.isfinite(logged[-1]) and np.isfinite(high[-1])):
         return ""
-    return f" over the run. The progress bar's {number(logged[-1])} is that of its end"
+    return f" over the whole run. The progress bar shows the end of the run: {number(logged[-1])}"
 
 
 def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
