@@ -94,7 +94,7 @@ def _checked(
             if len(cells) not in (0, width):
                 raise ValueError(
                     f"`{printable(path)}` must have {width} cells in each line, got"
-                    f" {len(cells)} in line {line}. Mend or remove that line: it"
+                    f" {len(cells)} in line {line}. Fix or remove that line: it"
                     " may have a comma within a number, be damaged, or still be written."
                 )
             if cells:

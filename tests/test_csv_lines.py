@@ -24,12 +24,12 @@ def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
     [
         (
             b"batch_size,steps\n8,1,350\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Fix or remove that line: it"
             " may have a comma within a number, be damaged, or still be written.",
         ),
         (
             b"batch_size,steps\n8,1350\n16\n",
-            "`{path}` must have 2 cells in each line, got 1 in line 3. Mend or remove that line: it"
+            "`{path}` must have 2 cells in each line, got 1 in line 3. Fix or remove that line: it"
             " may have a comma within a number, be damaged, or still be written.",
         ),
         (

@@ -174,7 +174,7 @@ def _number(value: Summary.Value, path: Path, step: int) -> float:
         raise ValueError(
             f"`{printable(value.tag)}` must be finite, got {number} at step {step} of"
             f" {printable(path)}."
-            " NoiseScaleMonitor never logs that: mend what wrote it."
+            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it."
         )
     return number
 

@@ -314,7 +314,7 @@ def _cell(text: str, path: Path, line: int, name: str) -> float:
     if not math.isfinite(value):
         raise ValueError(
             f"`{printable(name)}` must be finite, got {text!r} in line {line} of {printable(path)}."
-            " NoiseScaleMonitor never logs that: mend what wrote it."
+            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it."
         )
     return value
 

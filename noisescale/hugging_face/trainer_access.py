@@ -171,7 +171,8 @@ def warn(message: str) -> None:
 @cache
 def _warn_that_labels_are_hidden() -> None:
     warn(
-        "The loss is computed outside the model, from labels that NoiseScaleCallback does not see:"
-        " it takes all micro-batches to have equally many. Where they do not, B_simple reads too"
-        " high by the relative variance of their number times a micro-batch."
+        "The loss is computed outside the model, from labels that NoiseScaleCallback does not see."
+        " The callback assumes that all micro-batches have the same number of labels. If they do"
+        " not, B_simple reads too high: by the relative variance of that number, times the size of"
+        " a micro-batch."
     )

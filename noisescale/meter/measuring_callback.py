@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from noisescale.batches.shared_examples import SharedExamples
+from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, RefusalError
 from noisescale.history.history import History
@@ -125,10 +126,11 @@ class MeasuringCallback(ABC):
 
     def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
         """Warn where one process trains. `reason`: why halves of a batch are not compared."""
+        why = str(reason).removesuffix(INSTEAD)  # the remedy follows, in the trainer's words
         self._tell(
             f"{type(self).__name__} has nothing to measure: one process trains, with one gradient a"
-            f" step, and the halves of a batch cannot be compared. {reason} Training goes on"
-            f" without it. Accumulate two or more micro-batches a step {self._HOW_TO_HAVE_SEVERAL}"
+            f" step, and the halves of a batch cannot be compared. {why} The training goes on"
+            f" unmeasured. Accumulate two or more micro-batches a step {self._HOW_TO_HAVE_SEVERAL}"
         )
 
     def _interrupt(self) -> None:

@@ -263,9 +263,9 @@ class BranchedRun:
             )
         if self.half is None:
             found.append(
-                "It is not known whether the jump of batch size and learning rate still affects"
-                " B_crit: the run has no usable checkpoint near the middle of the branches. Save"
-                " more checkpoints."
+                "It is not known whether the sudden change of batch size and learning rate still"
+                " affects B_crit. That needs a checkpoint of the run near the middle of its steps"
+                " that the branches cover. Save checkpoints more often."
             )
             return tuple(found)
         try:
@@ -276,8 +276,8 @@ class BranchedRun:
             found.append(
                 f"Up to step {self.half[0]:,.0f} the branches give a B_crit of {early.value:.3g}"
                 f" ({early.low:.3g} to {early.high:.3g}), up to step {self.end:,.0f} one of"
-                f" {late.value:.3g}: the jump of batch size and learning rate still affects it."
-                " Branch over more of the run."
+                f" {late.value:.3g}: the sudden change of batch size and learning rate still"
+                " affects it. Branch over more of the run."
             )
         return tuple(found)
 
@@ -297,8 +297,9 @@ class BranchedRun:
             if size > self.batch_size and steps < own * self.batch_size / size / UNLIKE:
                 yield (
                     f"At {size / self.batch_size:.3g} times the batch size {own:,.0f} steps became"
-                    f" {steps:,.0f}, fewer than perfect scaling allows: the run's own learning rate"
-                    " was too small, or the branches lack something that the run had."
+                    f" {steps:,.0f}, a larger gain than any batch size can give. Either the run's"
+                    " own learning rate was too small, or the branches lack something that the run"
+                    " had."
                 )
 
     def _doubts_on_learning_rates(self) -> Iterator[str]:

@@ -274,7 +274,7 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         (
             broken,
             f"`noise_scale/batch_size` must be finite, got nan at step 0 of {broken}."
-            " NoiseScaleMonitor never logs that: mend what wrote it.",
+            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it.",
         ),
         (
             tmp_path / "nothing",
@@ -299,13 +299,13 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         ),
         (
             "step,noise_scale/step\n0,1,2\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. Mend or remove that line: it"
+            "`{path}` must have 2 cells in each line, got 3 in line 2. Fix or remove that line: it"
             " may have a comma within a number, be damaged, or still be written.",
         ),
         (
             "step,noise_scale/step\n0,nan\n",
             "`noise_scale/step` must be finite, got 'nan' in line 2 of {path}. NoiseScaleMonitor"
-            " never logs that: mend what wrote it.",
+            " never logs such a value. Correct the program that wrote it.",
         ),
     ],
 )

@@ -477,7 +477,7 @@ def test_labels_that_are_hidden_are_told_of() -> None:
     options = {"gradient_accumulation_steps": 2, "extras": {"compute_loss_func": loss}}
     trainer_access._warn_that_labels_are_hidden.cache_clear()
 
-    with pytest.warns(UserWarning, match="it takes all micro-batches to have equally many"):
+    with pytest.warns(UserWarning, match="all micro-batches have the same number of labels"):
         run = fit(NoiseScaleCallback(), **LANGUAGE, **options)
 
     assert run.noise_scale.noise_trace > 0

@@ -43,9 +43,9 @@ def meters_for(
         try:
             if options.small_batch == "example" and is_compiled(trainer.lightning_module):
                 raise ValueError(
-                    "`model` must not be compiled where examples are the small batches, got one"
-                    ' made by torch.compile. Leave it uncompiled, or choose `small_batch="rank"`'
-                    ' or "micro_batch".'
+                    "`model` must not be compiled if single examples are compared, got one that"
+                    " torch.compile made. Leave it uncompiled, or choose"
+                    ' `small_batch="rank"` or "micro_batch".'
                 )
             meter = NoiseScaleMeter.from_options(
                 model,
@@ -61,9 +61,9 @@ def meters_for(
         meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name)))
     if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
-            "NoiseScaleMonitor compares the halves of a batch: one process trains and does not"
-            " accumulate. A measured step has one backward pass more, so that few are measured."
-            " `Trainer(accumulate_grad_batches=2)` needs none."
+            "NoiseScaleMonitor compares the two halves of a batch, because one process trains and"
+            " does not accumulate. A measured step has one more backward pass, so few steps are"
+            " measured. With `Trainer(accumulate_grad_batches=2)` no step needs that pass."
         )
     return meters
 

@@ -273,9 +273,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit.trained = ids_of_trained(trainer)
         if not self._fit.trained:
             self._tell(
-                "NoiseScaleMonitor has nothing to measure: no parameter that an optimizer has"
-                " requires a gradient. Training goes on without it. Unfreeze some before training"
-                " starts, or leave it out."
+                "NoiseScaleMonitor has nothing to measure: no parameter of an optimizer requires a"
+                " gradient. The training goes on without the monitor. Unfreeze parameters before"
+                " the training starts, or remove the monitor."
             )
             return
         options = with_assigned_groups(self._options, trainer)
@@ -289,7 +289,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             logged.meter.pause()  # from batch to batch, see `on_train_batch_end`
             if self._follow is not None:
                 logged.meter.follow(self._follow)
-        with self._guard("The averages of before were not restored, they begin anew"):
+        with self._guard("The saved averages were not restored and start again"):
             for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
                 logged.resume(saved)
         if trainer.world_size > 1:
@@ -385,7 +385,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._interrupt()
         # A run that is killed and goes on from here does not log again what was before.
         for logger in trainer.loggers:
-            with self._guard(f"{type(logger).__name__} did not save what it was given"):
+            with self._guard(f"{type(logger).__name__} did not save its last values"):
                 logger.save()
 
     @beside_training
@@ -470,9 +470,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
             self._tell(
-                "Parameters have been unfrozen since the fit started: NoiseScaleMonitor goes on"
-                " measuring those that were trained then. Resume from a checkpoint to measure"
-                " all of them."
+                "Parameters were unfrozen after the fit started. NoiseScaleMonitor measures only"
+                " those that were trained at its start. Resume from a checkpoint to measure all"
+                " of them."
             )
         self._look_for_shared_examples(batch)
 

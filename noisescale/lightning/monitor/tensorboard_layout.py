@@ -110,7 +110,9 @@ def _merging(
         finally:
             del file_writer.add_summary
         summary = written[-1]
-        with guard("The charts of the noise scale are not in a layout that was written later"):
+        with guard(
+            "The last layout of charts that was written does not have those of the noise scale"
+        ):
             summary = _summary_of(_merged(_layout_in(summary), ours))
         file_writer.add_summary(summary)
 
@@ -129,7 +131,7 @@ def _on_disk(writer: SummaryWriter, guard: Guard) -> layout_pb2.Layout:
     for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
         if not path.is_file():  # opening a pipe would wait for ever
             continue
-        with guard("Charts of an event file that cannot be read are not kept"):
+        with guard("Charts of an earlier event file were lost: the file cannot be read"):
             for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
                 if metadata.CONFIG_SUMMARY_TAG.encode() in record:
                     layout = _layout_in(Event.FromString(record).summary)
