@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a newcomer reads and runs: links, commands, code blocks, the benchmarks."""
 
+import ast
 import inspect
+import logging
 import re
 import textwrap
 import tomllib
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
 from fits import needs_measurable_shards
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from scripts import ROOT, printed, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,6 +31,7 @@ pytestmark = pytest.mark.timeout(300)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
 MEASURING = (ROOT / "docs/measuring.md").read_text()
+TROUBLESHOOTING = (ROOT / "docs/troubleshooting.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -111,6 +119,61 @@ def test_the_code_on_the_pages_runs(
     Monitor.history = history
     for block in blocks:
         exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
+
+
+def messages_of_the_package() -> Iterator[str]:
+    """Every string in the sources but docstrings; "..." stands for the values in it."""
+    for source in Path(noisescale.__file__).parent.rglob("*.py"):
+        tree = ast.parse(source.read_text())
+        left_out: set[ast.AST] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr):
+                left_out.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                left_out.update(node.values)
+                parts = [getattr(part, "value", None) for part in node.values]
+                yield "".join(part if isinstance(part, str) else "..." for part in parts)
+            elif isinstance(value := getattr(node, "value", None), str) and node not in left_out:
+                yield value
+
+
+def test_troubleshooting_quotes_messages_that_the_package_has() -> None:
+    """In lines that begin with "> "; "..." stands for what differs from case to case."""
+    messages = [" ".join(message.split()) for message in messages_of_the_package()]
+
+    quotes = re.findall(r"^> (.+(?:\n> .+)*)", TROUBLESHOOTING, re.MULTILINE)
+
+    assert len(quotes) > 20
+    for quote in quotes:
+        words = " ".join(quote.replace("\n> ", " ").split())
+        assert len(words) > 20, quote
+        pattern = ".*".join(re.escape(part.strip()) for part in words.split("..."))
+        assert any(re.search(pattern, message) for message in messages), quote
+
+
+def test_the_code_on_troubleshooting_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("noisescale.guard"), "level", logging.NOTSET)
+    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)
+    names: dict[str, Any] = {
+        "EarlyStopping": EarlyStopping,
+        "Trainer": Trainer,
+        **{name: getattr(noisescale, name) for name in noisescale.__all__},
+    }
+    blocks = re.findall(r"```python\n(.*?)```", TROUBLESHOOTING, re.DOTALL)
+    assert len(blocks) > 5
+
+    for block in blocks:
+        exec(block, names)
+
+    assert names["monitor"].examples_in({"input_ids": torch.zeros(4, 7)}) == 4
+    model: Any = nn.Linear(4, 1)
+    model.no_sync = nullcontext
+    meter = noisescale.NoiseScaleMeter(model)
+    batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(2)]
+    for _ in range(4):
+        model.zero_grad()
+        names["window"](model, meter, batches, nn.MSELoss())
+    assert (meter.measured_steps, meter.accumulation) == (4, 2)
 
 
 def test_every_measured_truth_is_a_whole_row() -> None:

@@ -79,6 +79,8 @@ SWEEP = """batch_size,steps
 256,131
 """
 
+SCHEDULE = "python examples/digits_ddp.py --schedule --batch-size 2 | grep BatchSizeScheduler"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -95,11 +97,17 @@ def main() -> None:
             (folder / "train.py").write_text(TRAIN)
             run([sys.executable, "train.py", "run_at_64", "64", "0.8", "300"], folder)
             run([sys.executable, "train.py", "run_at_1024", "1024", "1.6", "200"], folder)
-        terminal("predict", ["predict", "run", "--html", "report.html"], folder)
-        second = ["--second-run", "run_at_1024", "--goal", "accuracy>=0.93"]
-        terminal("second_run", ["predict", "run_at_64", *second], folder)
-        terminal("fit", ["fit", "sweep.csv"], folder)
-        terminal("profile", ["profile", "train.py:make", "--accelerator", "cpu"], folder)
+        terminal("predict", "noisescale predict run --html report.html", folder)
+        second = "--second-run run_at_1024 --goal 'accuracy>=0.93'"
+        terminal("second_run", f"noisescale predict run_at_64 {second}", folder)
+        terminal("fit", "noisescale fit sweep.csv", folder)
+        terminal("profile", "noisescale profile train.py:make --accelerator cpu", folder)
+        scheduled = folder / "scheduled"  # apart from the logs that TensorBoard shows
+        scheduled.mkdir(exist_ok=True)
+        if not (scheduled / "examples").exists():
+            (scheduled / "examples").symlink_to(ROOT / "examples")
+        # Without colours it draws its progress bar once, not over and over.
+        terminal("schedule", SCHEDULE, scheduled, colours=False)
         with browser(arguments.browser) as page:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
@@ -113,16 +121,17 @@ def main() -> None:
                 page.screenshot(path=PICTURES / "custom_scalars.png")
 
 
-def terminal(name: str, words: Sequence[str], folder: Path) -> None:
-    """Save what a command prints, as a picture of a terminal."""
-    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH)}
-    environment |= {"PYTHONPATH": str(ROOT / "examples")}
+def terminal(name: str, command: str, folder: Path, *, colours: bool = True) -> None:
+    """Save what a command of the shell prints, as a picture of a terminal."""
+    environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "examples")}
+    environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"FORCE_COLOR": "1"} if colours else {}
     done = subprocess.run(
-        [BIN / "noisescale", *words], cwd=folder, env=environment, capture_output=True, check=True
+        command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True
     )
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(Text.from_ansi(done.stdout.decode()))
-    picture = console.export_svg(title=f"noisescale {' '.join(words)}")
+    picture = console.export_svg(title=command)
     # The fonts of the reader's system: nothing is loaded from elsewhere.
     picture = re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
     (PICTURES / f"terminal_{name}.svg").write_text(picture.replace("Fira Code, ", ""))
