@@ -154,8 +154,8 @@ class HalvesCollector(MicroBatchCollector):
 
     def reset(self) -> None:
         """Begin another step."""
-        if reached := self.reached:
-            self._lone_steps = self._lone_steps + 1 if sum(reached) == 1 else 0
+        if passes := sum(self.reached):  # none where only another optimizer's loss was seen
+            self._lone_steps = self._lone_steps + 1 if passes == 1 else 0
         self._halves = None
         self._cuts.forget()
         super().reset()

@@ -122,6 +122,8 @@ class ProvedCuts:
             return self._search(loss, gradient, rows)
         finally:
             self._calls.forget()
+            # This may be another optimizer's loss, and the one to cut follows in the same step.
+            self._calls.switch(watched and self._searching)
 
     def _search(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
         """Find a cut, and begin its proof: the training's own pass has to agree."""
@@ -137,8 +139,8 @@ class ProvedCuts:
                 f"`model` must pass on a tensor whose first dimension is the {rows} rows of the"
                 " batch, got none between the loss and the parameters: the halves of the batch"
                 " cannot be separated. If an example has several rows, return them as (batch, rows,"
-                " ...). If the size that is counted is not the number of rows, pass `rows`."
-                + INSTEAD
+                " ...). If the size that is counted is not the number of rows, pass `rows` to the"
+                " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
         if meeting := self._where_rows_act_on_each_other(graph, cut, rows):
             self._refused.add(kind)

@@ -106,6 +106,34 @@ def test_each_network_of_a_gan_is_measured_on_its_own_gradient(
                 assert got.big_sq_norm == pytest.approx(want.big_sq_norm, rel=2e-6)
 
 
+@pytest.mark.parametrize("toggles", [True, False])
+@pytest.mark.parametrize("detaches", [True, False])
+def test_one_process_compares_halves_of_each_network_of_a_gan(
+    toggles: bool, detaches: bool, recorded: list[StepNorms]
+) -> None:
+    """Also where each network sees passes of the other's loss, which reach it or do not."""
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+    gan = Gan(toggles, detaches)
+
+    fit(
+        monitor,
+        model=gan,
+        train_loader=loader(BATCH_SIZE),
+        strategy="auto",
+        ranks=1,
+        log_every_n_steps=1,
+    )
+
+    assert [logged.meter.skipped_steps for logged in monitor._meters] == [0, 0]
+    for first, name in enumerate(("discriminator", "generator")):
+        for step, (x, _) in zip(recorded[first::2], loader(BATCH_SIZE), strict=True):
+            gan.zero_grad()
+            gan.losses(x)[name]().backward()
+            whole = sum(p.grad.square().sum().item() for p in getattr(gan, name).parameters())
+            assert step.big_sq_norm == pytest.approx(whole, rel=1e-5)
+            assert step.small_sq_norm > step.big_sq_norm
+
+
 def test_gradients_that_are_zeroed_in_place_count_as_a_mix() -> None:
     """Without reading the device nobody can tell zeros from gradients: told, not measured."""
 
