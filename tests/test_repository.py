@@ -3,7 +3,6 @@
 
 import ast
 import inspect
-import logging
 import re
 import textwrap
 import tomllib
@@ -14,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config
 from fits import needs_measurable_shards
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from ranks import in_a_fork
 from scripts import ROOT, printed, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -151,9 +150,11 @@ def test_troubleshooting_quotes_messages_that_the_package_has() -> None:
         assert any(re.search(pattern, message) for message in messages), quote
 
 
-def test_the_code_on_troubleshooting_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("noisescale.guard"), "level", logging.NOTSET)
-    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)
+def test_the_code_on_troubleshooting_runs() -> None:
+    in_a_fork(run_the_code_on_troubleshooting)()  # it changes settings of torch and of logging
+
+
+def run_the_code_on_troubleshooting() -> None:
     names: dict[str, Any] = {
         "EarlyStopping": EarlyStopping,
         "Trainer": Trainer,
