@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of CSV files, and what can be wrong with any such file."""
+"""Read the lines of CSV files, and refuse damaged files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from noisescale.printable import printable
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of each line that is not blank, the names of columns first.
+    """Yield the number and the cells of each line that is not blank. The first has the names.
 
     Raises:
-        ValueError: If the file is no text, two columns have one name, or a line has not as many
-            cells as the first.
-        OSError: If it cannot be read.
+        ValueError: If the file is not text, two columns have the same name, or a line has more or
+            fewer cells than the first line.
+        OSError: If the file cannot be read.
     """
     if path.is_dir():
         raise ValueError(
-            f"`{printable(path)}` must be a CSV file, got a folder. Name the file in it."
+            f"`{printable(path)}` must be a CSV file, got a folder. Name a file in the folder."
         )
     if not path.exists():
         raise FileNotFoundError(
-            f"`{printable(path)}` must be a CSV file, got nothing there. Check the path."
+            f"`{printable(path)}` must be a CSV file, got a path that does not exist. Check it."
         )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -33,7 +33,7 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 class GrowingCsv:
-    """A CSV file that is being written: whole lines alone, each of them once."""
+    """A CSV file that is still being written. Each whole line is read once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,14 +44,14 @@ class GrowingCsv:
 
     @property
     def unread(self) -> int:
-        """Bytes after the last whole line that was read."""
+        """The number of bytes after the last whole line that was read."""
         return self.path.stat().st_size - self._end
 
     def replaced(self) -> bool:
-        """Return whether the file is another one by now, or was written anew.
+        """Return whether the file was replaced, or written again from its beginning.
 
         Raises:
-            OSError: If it is gone.
+            OSError: If the file does not exist any more.
         """
         found = self.path.stat()
         if found.st_ino != self._inode or found.st_size < self._end:
@@ -60,7 +60,7 @@ class GrowingCsv:
             return file.read(len(self._start)) != self._start
 
     def added(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the number and the cells of the lines since those that were yielded before.
+        """Yield the number and the cells of each line that was added since the last call.
 
         Raises:
             ValueError: See `csv_lines`.
@@ -83,7 +83,7 @@ class GrowingCsv:
 def _checked(
     path: Path, text: Iterable[str], width: int = 0, before: int = 0
 ) -> Iterator[tuple[int, list[str]]]:
-    """Number and cells of lines that come after others, `before` them, of `width` cells each."""
+    """Yield the number and the cells of lines. `before` lines of `width` cells came before."""
     reader = csv.reader(text)
     try:
         for cells in reader:
@@ -94,15 +94,15 @@ def _checked(
             if len(cells) not in (0, width):
                 raise ValueError(
                     f"`{printable(path)}` must have {width} cells in each line, got"
-                    f" {len(cells)} in line {line}. Fix or remove that line: it"
-                    " may have a comma within a number, be damaged, or still be written."
+                    f" {len(cells)} in line {line}. The line may have a comma within a number, be"
+                    " damaged, or not be complete yet. Correct or remove it."
                 )
             if cells:
                 yield line, cells
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
-            f" {before + reader.line_num}. Name another file, or save it as CSV."
+            f" {before + reader.line_num}. Name another file, or save this one as CSV."
         ) from error
 
 
@@ -113,5 +113,5 @@ def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:
         if name and len(places) > 1:
             raise ValueError(
                 f"`{printable(path)}` must name each column once, got {name!r} in columns"
-                f" {', '.join(places[:-1])} and {places[-1]}. Remove or rename all but one of them."
+                f" {', '.join(places[:-1])} and {places[-1]}. Remove or rename all but one column."
             )

@@ -24,28 +24,29 @@ def test_lines_have_the_numbers_an_editor_shows_whatever_the_file_begins_with(
     [
         (
             b"batch_size,steps\n8,1,350\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. Fix or remove that line: it"
-            " may have a comma within a number, be damaged, or still be written.",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. The line may have a comma"
+            " within a number, be damaged, or not be complete yet. Correct or remove it.",
         ),
         (
             b"batch_size,steps\n8,1350\n16\n",
-            "`{path}` must have 2 cells in each line, got 1 in line 3. Fix or remove that line: it"
-            " may have a comma within a number, be damaged, or still be written.",
+            "`{path}` must have 2 cells in each line, got 1 in line 3. The line may have a comma"
+            " within a number, be damaged, or not be complete yet. Correct or remove it.",
         ),
         (
             b"\x89PNG\r\n",
             "`{path}` must be a CSV file in UTF-8, got 'utf-8' codec can't decode byte 0x89 in"
-            " position 0: invalid start byte after line 0. Name another file, or save it as CSV.",
+            " position 0: invalid start byte after line 0. Name another file, or save this one as"
+            " CSV.",
         ),
         (
             b"batch_size,steps\n8," + 200_000 * b"9",
             "`{path}` must be a CSV file in UTF-8, got field larger than field limit (131072) after"
-            " line 2. Name another file, or save it as CSV.",
+            " line 2. Name another file, or save this one as CSV.",
         ),
         (
             b"steps,batch_size,steps,steps\n1,8,2,3\n",
             "`{path}` must name each column once, got 'steps' in columns 1, 3 and 4. Remove or"
-            " rename all but one of them.",
+            " rename all but one column.",
         ),
     ],
     ids=["more cells", "fewer cells", "no text", "one endless cell", "one name for three columns"],

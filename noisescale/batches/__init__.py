@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many examples a batch holds, and whether ranks share them."""
+"""How many examples a batch holds, and whether ranks train on the same examples."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counting of batches that the callbacks of all trainers share."""
+"""Counting the examples of batches, for the callbacks of all trainers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from noisescale.checks import is_real
 
 
 class BatchCounter(ABC):
-    """Count the examples in the batches of one run; warn once where their number is in doubt.
+    """Count the examples in the batches of one run. Warn once if a number is in doubt.
 
     Args:
-        name: Of the callback that counts, for the warning.
+        name: The name of the callback, for the warning.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,10 +23,10 @@ class BatchCounter(ABC):
         self._warned = False
 
     def __call__(self, batch: Any) -> int:
-        """Return the examples that this rank has in a batch.
+        """Return the number of examples in a batch of this rank.
 
         Raises:
-            Exception: As `uncountable` returns it, if there is nothing to count.
+            Exception: The error that `uncountable` returns, if there is nothing to count.
         """
         why: Exception | None = None
         try:
@@ -39,7 +39,7 @@ class BatchCounter(ABC):
             self._warned = True
             examples = "1 example" if count.examples == 1 else f"{count.examples} examples"
             self.warn(
-                f"{count.doubt} {self._name} counts {examples}. If that is not so, pass"
+                f"{count.doubt} {self._name} counts {examples}. If this number is wrong, pass"
                 " `batch_size_fn`."
             )
         return count.examples
@@ -50,23 +50,23 @@ class BatchCounter(ABC):
 
     @abstractmethod
     def uncountable(self, batch: Any) -> Exception:
-        """Return the error of a batch in which there is nothing to count."""
+        """Return the error to raise for a batch in which there is nothing to count."""
 
     @abstractmethod
     def warn(self, message: str) -> None:
-        """Warn as the trainer does."""
+        """Issue a warning in the trainer's own way."""
 
 
 def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:
-    """Raise unless it is a number of examples; `name` is where it comes from."""
+    """Raise unless `value` is a number of examples. `name` is its name in the message."""
     if not is_real(value):
         raise TypeError(
-            f"{name} must be a number, got an object of type {type(value).__name__}. Take"
-            " `int(...)` of a tensor, on the host: of one on the device it would wait for it at"
-            " every step."
+            f"{name} must be a number, got an object of type {type(value).__name__}. Convert a"
+            " tensor with `int(...)`. The tensor should be on the host: a tensor on the device"
+            " would make every step wait for the device."
         )
     if not 0 <= value < math.inf:
         raise ValueError(
             f"{name} must be a number of examples, got {value!r}."
-            " Pass how many examples of this rank are in the loss."
+            " Pass the number of this rank's examples in the loss."
         )

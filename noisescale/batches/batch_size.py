@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many examples a batch holds, whatever it is made of."""
+"""How many examples a batch holds, from its structure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 _MOST_FIELDS = 8
-"""More tensors than this in a list are hardly the fields of one batch."""
+"""A list of more tensors than this is hardly a list of the fields of one batch."""
 
 _MOST_CHANNELS = 4
-"""Tensors with a first dimension up to this and two more may each be an image."""
+"""A tensor with three dimensions may be an image if its first one is at most this."""
 
 _TEXT_OR_NUMBER = (int, float, str, bytes)
-"""What most values in nested lists are (polygons, tokens): there is nothing within to count."""
+"""The types of most values in nested lists (polygons, tokens). They contain no tensors."""
 
 _WITH_NOTHING_WITHIN = {int, float, str, bytes, bool, type(None)}
 
@@ -29,16 +29,16 @@ class Count(NamedTuple):
     """How many examples a batch holds."""
 
     examples: int | None
-    """None: there is nothing to count."""
+    """None if there is nothing to count."""
     doubt: str | None = None
-    """Why it may be another number, in a whole sentence; None: there is no doubt."""
+    """Why the number may be wrong, in whole sentences; None if there is no doubt."""
 
 
 class _Part(NamedTuple):
-    """A tensor (or what counts like one) of a batch."""
+    """A tensor of a batch, or an object that is counted like a tensor."""
 
     size: int
-    """First dimension, sequences of a packed one, graphs of a batch of graphs."""
+    """The first dimension, or the number of packed sequences, or of graphs."""
     shape: tuple[int, ...]
     """Shape after the first dimension."""
 
@@ -46,23 +46,26 @@ class _Part(NamedTuple):
 def examples_in(batch: Any) -> Count:
     """Count the examples in a batch by its structure. Reads shapes, never values.
 
-    1. A tensor has its first dimension of them, a PackedSequence its sequences, and an object
-       with `num_graphs` (PyTorch Geometric) its graphs.
-    2. Mappings, dataclasses and named tuples are records of fields, and so is a list or tuple:
-       the examples are the first dimension that its tensors share.
-    3. A list counts its length where it plainly is a list of examples: its tensors are of one
-       rank and differ in their first dimension (where they are few, they may be fields, too: in
-       doubt); it is a list of records, as detection models take them; or it stands beside lists
-       of its own length, each of one kind of elements, as `tuple(zip(*batch))` makes them. (A
-       list of tuples, one of each example, is the same list the other way round.)
+    1. The number of examples in a tensor is its first dimension. In a PackedSequence it is the
+       number of sequences. In an object with `num_graphs` (PyTorch Geometric) it is the number of
+       graphs.
+    2. Mappings, dataclasses, named tuples, lists and tuples are records of fields. The number of
+       examples is the first dimension that their tensors share.
+    3. The number of examples in a list is its length if it is plainly a list of examples:
+       - its tensors have equally many dimensions and differ in the first one (if they are few, they
+         may also be fields: the number is in doubt);
+       - it is a list of records, as detection models take them;
+       - it stands beside lists of the same length, each with one kind of elements, as
+         `tuple(zip(*batch))` makes them. (A list of tuples, one for each example, has the same
+         elements in another order.)
 
-    Scalars, text, None and numbers have no first dimension and do not count.
+    Scalars, text, None and numbers have no first dimension and are not counted.
 
     Args:
-        batch: What a data loader gives.
+        batch: A batch of a data loader.
 
     Returns:
-        The number, with a doubt where the structure allows for another one.
+        The number, with a doubt if the structure allows for another number.
 
     Example:
         >>> import torch
@@ -91,7 +94,7 @@ def examples_in(batch: Any) -> Count:
 
 
 def rows_in(batch: Any, count: Callable[[Any], Count] = examples_in) -> int | None:
-    """The first dimension that the tensors of a batch share; None where they share none."""
+    """Return the first dimension that the tensors of a batch share; None if they share none."""
     try:
         return count(batch).examples
     except Exception:  # containers that users make themselves may raise anything
@@ -101,14 +104,14 @@ def rows_in(batch: Any, count: Callable[[Any], Count] = examples_in) -> int | No
 def examples_of_loaders(iterables: Any, batch: Any) -> Count:
     """Count the examples of a step that takes one batch from each of several data loaders.
 
-    All of them take part in the loss, and how it weighs them is not known. Where every loader's
-    batch holds the same number, that is the number of examples; where they differ the first
-    one's is taken, in doubt. Loaders that have run out (None) do not count.
+    All batches contribute to the loss; their weights in it are not known. If all batches hold the
+    same number of examples, that is the result. If the numbers differ, the result is the number in
+    the first batch, in doubt. Loaders that have run out (None) are not counted.
 
     Args:
         iterables: The loaders, in a mapping or a sequence.
-        batch: A batch of each of them, in the same structure. Any other batch is counted as the
-            batch of one loader.
+        batch: One batch of each loader, in the same structure. A batch with another structure is
+            counted as the batch of one loader.
 
     Example:
         >>> import torch
@@ -129,7 +132,7 @@ def examples_of_loaders(iterables: Any, batch: Any) -> Count:
 
 
 def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
-    """The examples in a record of tensors, or in a plain list of them."""
+    """Count the examples in a record of tensors, or in a plain list of tensors."""
     if not parts:
         return Count(None)
     shared = _agree(parts)
@@ -146,21 +149,24 @@ def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
             return Count(length)
         return Count(
             length,
-            f"A batch is a list of {length} tensors that differ in their first dimension: one"
-            " tensor an example, or fields of one batch.",
+            f"A batch is a list of {length} tensors that differ in their first dimension. Each"
+            " tensor may be one example, or one field of the batch.",
         )
     # Two tensors are an input and its target: also in a short last batch, of 3 examples, say.
     if not (length > 2 and _may_be_images(parts)) and (few or len(shapes) > 1):
         return Count(size)
-    doubt = f"A batch is a list of {length} tensors with the same first dimension, {size}:"
+    doubt = (
+        f"A batch is a list of {length} tensors with the same first dimension, {size}. Each tensor"
+        " may be"
+    )
     if few or len(shapes) == 1:
-        return Count(size, f"{doubt} fields of one batch, or one tensor an example.")
-    # So many images of several sizes.
-    return Count(length, f"{doubt} one tensor an example, or fields of one batch.")
+        return Count(size, f"{doubt} one field of the batch, or one example.")
+    # Many tensors of several shapes are images.
+    return Count(length, f"{doubt} one example, or one field of the batch.")
 
 
 def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
-    """The tensors' first dimension; a list has to have as many elements, or to share it."""
+    """Return the tensors' first dimension. Lists must have as many elements, or share it."""
     size = parts[0].size
     if not _agree(parts):
         return Count(size, _ONE_DIFFERS)
@@ -171,7 +177,7 @@ def _beside_tensors(parts: list[_Part], lists: list[Sequence[Any]]) -> Count:
 
 
 def _of_records(batch: Sequence[Any]) -> Count:
-    """The examples in a list of records of one kind: one of each example, or of each batch."""
+    """Count the examples in a list of records of one kind. A record is an example or a batch."""
     parts_of_each = [_parts(record) for record in batch]
     parts = [part for of_one in parts_of_each for part in of_one]
     if not parts:
@@ -184,22 +190,22 @@ def _of_records(batch: Sequence[Any]) -> Count:
             return Count(len(batch))
         doubt = (
             f"A batch is a list of {len(batch)} records whose tensors have the same first"
-            f" dimension, {parts[0].size}:"
+            f" dimension, {parts[0].size}. Each record may be"
         )
         if _may_be_images(parts):
-            return Count(len(batch), f"{doubt} one record an example, or batches.")
-        return Count(parts[0].size, f"{doubt} batches, or one record an example.")
+            return Count(len(batch), f"{doubt} one example, or a batch.")
+        return Count(parts[0].size, f"{doubt} a batch, or one example.")
     if len(by_rank) > 1 and all(map(_agree, parts_of_each)):
         return Count(
             len(batch),
-            f"A batch is a list of {len(batch)} records, each with a first dimension of its own:"
-            " one record an example, or batches.",
+            f"A batch is a list of {len(batch)} records, each with its own first dimension. Each"
+            " record may be one example, or a batch.",
         )
     return Count(len(batch))
 
 
 def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
-    """The examples in several lists: a list a field, a list an example, or lists of fields."""
+    """Count the examples in several lists. A list is a field, an example, or a list of fields."""
     parts_of_each = [_parts(listed) for listed in lists]
     parts = [part for of_one in parts_of_each for part in of_one]
     if not parts:
@@ -210,8 +216,8 @@ def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
     plain = all(isinstance(x, Tensor) and x.dim() for listed in lists for x in listed)
     like_examples = length > _MOST_FIELDS or any(map(_may_be_images, parts_of_each))
     doubt = (
-        f"A batch is {len(lists)} lists of {length} tensors: fields of one tensor an example, or"
-        " batches."
+        f"A batch is {len(lists)} lists of {length} tensors. Each tensor may be a field of one"
+        " example, or of a whole batch."
     )
     if plain and _agree(parts):
         if a_list_a_field and length > 1 and like_examples:
@@ -224,8 +230,8 @@ def _of_lists(lists: list[Sequence[Any]], *, alone: bool) -> Count:
         as_batches = plain and all(map(_agree, parts_of_each))
         return Count(
             len(lists),
-            f"A batch is {len(lists)} lists, each with a first dimension of its own: a list an"
-            " example, or batches."
+            f"A batch is {len(lists)} lists, each with its own first dimension. Each list may be"
+            " one example, or a batch."
             if as_batches
             else None,
         )
@@ -238,12 +244,12 @@ def _agree(parts: Sequence[_Part]) -> bool:
 
 
 def _may_be_images(parts: Sequence[_Part]) -> bool:
-    """Whether tensors of one first dimension may each be an image, of so many channels."""
+    """Whether tensors may each be an image. Their common first dimension would be its channels."""
     return parts[0].size <= _MOST_CHANNELS and all(len(part.shape) == 2 for part in parts)
 
 
 def _batch_of_each(iterables: Any, batch: Any) -> list[Any] | None:
-    """The batch of every loader; None where `batch` is not made up like the loaders."""
+    """Return the batch of each loader; None if `batch` has another structure than the loaders."""
     if isinstance(iterables, Mapping):
         if not (isinstance(batch, Mapping) and iterables.keys() == batch.keys()):
             return None
@@ -261,7 +267,7 @@ def _batch_of_each(iterables: Any, batch: Any) -> list[Any] | None:
 
 
 def _size(value: Any) -> int | None:
-    """The examples in what is one tensor, or counts like one."""
+    """Return the number of examples in a tensor, or in an object that is counted like one."""
     if isinstance(value, Tensor):
         return value.size(0) if value.dim() else None
     if isinstance(value, PackedSequence):
@@ -276,7 +282,7 @@ def _size(value: Any) -> int | None:
 
 
 def _parts(value: Any) -> list[_Part]:
-    """All that has a first dimension, however deep, in order."""
+    """Return everything with a first dimension, at any depth, in order."""
     found: list[_Part] = []
     _find_parts(value, found)
     return found
@@ -300,14 +306,14 @@ def _find_parts(value: Any, found: list[_Part]) -> None:
 
 
 def _shape_within(value: Any) -> tuple[int, ...]:
-    """The shape of an example in what `_size` counts, as far as examples have one shape."""
+    """Return the shape of one example, as far as all examples have the same shape."""
     if not isinstance(value, Tensor):
         return ()
     return (-1,) * (value.dim() - 1) if value.is_nested else tuple(value.shape[1:])
 
 
 def _fields(value: Any) -> Iterator[Any]:
-    """The fields of a record or list; those of records within it are its own."""
+    """Yield the fields of a record or list, and the fields of the records in it."""
     for one in value if _is_list(value) else _values(value) if _is_record(value) else ():
         if _is_record(one):
             yield from _fields(one)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether ranks train on the same examples, which makes the noise scale read too low.
+"""Whether ranks train on the same examples. If they do, the noise scale reads too low.
 
-Ranks are compared because their batches are independent. Where they are not (a sampler that is not
-distributed, a stream seeded alike everywhere, batches that overlap), gradients of ranks differ by
-dropout alone, or by a part of their noise. So in the first batches every example gets a checksum,
-and ranks compare theirs, once.
+The noise scale compares the gradients of ranks, and assumes that the ranks' batches are
+independent. They are not if a sampler is not distributed, if all ranks seed a stream with the same
+number, or if batches overlap. Then the gradients of ranks differ only by dropout, or by a part of
+their noise. So in the first batches each example gets a checksum, and the ranks compare their
+checksums, once.
 
-An example of a small data set is drawn by several ranks by chance. What counts is therefore how
-many examples of a rank another rank has in *the same* batch, against the larger of two numbers
-that chance makes alike: how many it has in its *other* batches, and how many occur twice in a
-rank's own batch. Ranks that go through the same data in orders of their own are independent, and
-are not reported.
+In a small data set several ranks draw the same example by chance. So the number of a rank's
+examples that another rank has in *the same* batch is compared with the larger of two numbers. Both
+measure chance: the number that the other rank has in its *other* batches, and the number of
+examples that occur twice in one batch of the rank. Ranks that read the same data, each in its own
+order, are independent and not reported.
 
-Not seen: the same examples after random augmentation, and those of a data set of so few distinct
-examples that every batch has most of them. (Constant inputs beside data that is drawn elsewhere
-look like that, too.)
+Two cases are not detected: the same examples after random augmentation, and data sets with so few
+distinct examples that each batch holds most of them. (Constant inputs look the same as such a data
+set, if the data that varies is drawn elsewhere.)
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor
 from noisescale.guard import Guard
 
 BATCHES = 16
-"""How many of a rank's first batches are looked at."""
+"""The number of first batches of each rank that are compared."""
 
 # Checksums of a batch that are sent, the smallest: ranks with the same examples pick the same.
 _SENT = 64
@@ -45,7 +46,7 @@ _FEWEST_WINDOWS = 4
 # Batches that are compared with each one by way of control.
 _SHIFTS = (1, 2, -1, -2)
 
-_NOT_LOOKED_AT = "Whether ranks share examples was not looked at"
+_NOT_LOOKED_AT = "It was not checked whether ranks train on the same examples"
 
 _LEAST_SHARE = 0.02
 _STANDARD_ERRORS = 6
@@ -53,25 +54,27 @@ _STANDARD_ERRORS = 6
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Checksums = np.ndarray[tuple[int], np.dtype[np.int64]]
-"""Of the examples of one batch, in ascending order."""
+"""The checksums of the examples of one batch, in ascending order."""
 
 
 class SharedExamples:
-    """Look at the first batches of all ranks, then say whether ranks share examples.
+    """Compare the first batches of all ranks, and warn if ranks share examples.
 
-    Checksums stay on the device of the batch until they are compared: one wait in a fit.
+    The checksums stay on the device of the batch until they are compared. The host waits for the
+    device once in a fit.
 
     Args:
-        device: Of this rank's process group.
+        device: The device of this rank's process group.
         accumulation: Batches of a rank in one optimizer step.
-        warn: Given a warning, the same on all ranks, if there is reason for one.
+        warn: A function that receives the warning, if there is one. The warning is the same on all
+            ranks.
     """
 
     def __init__(
         self, device: torch.device, accumulation: int, warn: Callable[[str], None]
     ) -> None:
         self.over = False
-        """Whether all is said: `look` need not be called any more."""
+        """Whether the comparison is over: `look` need not be called any more."""
         self._warn = warn
         self._device = device
         self._accumulation = accumulation
@@ -79,13 +82,14 @@ class SharedExamples:
         self._seen: list[Tensor | None] = []
 
     def look(self, tensors: Sequence[Tensor]) -> None:
-        """Take in the next batch of this rank. Every rank calls it for every batch.
+        """Add the next batch of this rank. Every rank calls this for every batch.
 
-        Runs two small collectives at the last of the first `BATCHES` batches, on every rank
-        whatever it saw there.
+        At the last of the first `BATCHES` batches every rank runs two small collectives, whatever
+        its batches were.
 
         Args:
-            tensors: All of the batch. Those that have as many rows as most make up its examples.
+            tensors: All tensors of the batch. The most frequent first dimension is taken as the
+                number of examples, and the tensors that have it as the examples.
         """
         if self.over:
             return
@@ -103,7 +107,7 @@ class SharedExamples:
         self._seen = []
 
     def _largest_share(self) -> float:
-        """The largest share of a rank's examples that another rank has, too; 0 if by chance."""
+        """Return the largest share of a rank's examples that another rank has; 0 if by chance."""
         units = [slice(i, i + 1) for i in range(BATCHES)]
         a = self._accumulation
         if a > 1 and a * _FEWEST_WINDOWS <= BATCHES:
@@ -131,13 +135,14 @@ class SharedExamples:
 
 
 def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return a checksum of every example, on the device; None where there are no examples.
+    """Return a checksum of each example, on the device; None if there are no examples.
 
-    The checksum of x is Σ_i w_i·x_i modulo 2⁶⁴, x_i the bits of its numbers, w_i odd and random.
-    All tensors of an example are summed up: equal labels or masks alone do not make it equal.
+    The checksum of x is Σ_i w_i·x_i modulo 2⁶⁴. x_i are the bits of the numbers in x; w_i are odd
+    and random. The sum is over all tensors of an example, so examples with equal labels or masks
+    still have different checksums.
 
     Args:
-        tensors: Of one batch, examples in the first dimension.
+        tensors: The tensors of one batch, with examples in the first dimension.
     """
     tensors = [t.detach() for t in tensors if t.dim() and t.layout == torch.strided]
     counts = Counter(len(t) for t in tensors if len(t))
@@ -159,11 +164,13 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> float:
-    """Return the share of my examples that they have in the same batch; 0 if chance can explain it.
+    """Return the share of one rank's examples that another rank has in the same batch.
+
+    It is 0 if chance can explain the common examples.
 
     Args:
-        mine: Checksums of one rank's batches; none where they are not known.
-        theirs: Of another rank's batches, at the same steps.
+        mine: Checksums of one rank's batches; empty for a batch that is not known.
+        theirs: Checksums of another rank's batches, at the same steps.
 
     Example:
         >>> batches = [np.arange(i, i + 8) for i in range(0, 128, 8)]
@@ -194,13 +201,13 @@ def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> f
 
 
 def warning(share: float) -> str:
-    """Say what is wrong, what it does to the noise scale, and what to do."""
+    """Return the warning: what is wrong, what it does to the noise scale, and what to do."""
     return (
-        f"Ranks train on the same examples: {share:.0%} of a rank's examples in the first"
-        f" {BATCHES} batches were in another rank's batch of the same step, too. The noise scale"
-        " reads too low, because it takes the batches of ranks to be independent. Give each rank"
-        " its own examples: by a `DistributedSampler`, which Lightning puts in with"
-        " `Trainer(use_distributed_sampler=True)`, or by seeding a stream with the rank."
+        f"Ranks train on the same examples: in the first {BATCHES} batches, {share:.0%} of a"
+        " rank's examples were also in another rank's batch of the same step. The noise scale"
+        " reads too low, because its formula assumes that the batches of ranks are independent."
+        " Give each rank its own examples. Use a `DistributedSampler` (Lightning adds one with"
+        " `Trainer(use_distributed_sampler=True)`), or seed each rank's stream with the rank."
     )
 
 
@@ -209,7 +216,7 @@ def _in_common(mine: Checksums, theirs: Checksums) -> int:
 
 
 def _smallest(batches: Sequence[Tensor | None]) -> Checksums:
-    """Of the examples of several batches; none where one of the batches is not known."""
+    """Return the smallest checksums of several batches; none if one batch is not known."""
     known = [one.cpu().numpy() for one in batches if one is not None]
     if len(known) < len(batches):
         return np.empty(0, dtype=np.int64)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of squared norms -> the noise scale with its interval."""
+"""From the squared norms of steps to the noise scale with its interval."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exponentially weighted means of the two moments, and how much single steps scatter."""
+"""Exponentially weighted means of the two moments, and the scatter of single steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.ratio_interval import WeightedMeans
 
 FEWEST_PAIRS = 7.0
-"""Differences, each weighted by its decay, that a scatter is taken from: 8 steps' worth."""
+"""A scatter needs at least this many differences of steps, weighted by their decay: 8 steps."""
 
 
 class Average(NamedTuple):
@@ -64,7 +64,7 @@ class Average(NamedTuple):
 
     @property
     def means(self) -> WeightedMeans:
-        """The average, and what its error comes from."""
+        """The averages, with the sums that their errors are computed from."""
         noise_trace, grad_sq_norm = self.mean
         return WeightedMeans(
             noise_trace=noise_trace,
@@ -77,26 +77,27 @@ class Average(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """How precise a window is expected to be, whatever its own interval says; one window a row.
+    """Predict the precision of each window without looking at its own interval.
 
-    Raw averages are ruled by the steps of large |G|². For the scatter of a step each one is taken
-    on its own level of |g|², see `Level`: then all count alike, and what was found holds after the
+    Steps of large |G|² dominate raw averages. So the moments of each step are divided by a trailing
+    average of |g|², see `Level`: all steps count the same, and the scatter remains valid after the
     noise scale has risen.
 
-    Scatter is taken from successive differences, which a drift of the moments leaves alone. A step
-    of weight w is taken to have the covariance C/w (exact for |G|² where the gradient's own spread
-    rules), so that a difference has C·(1/w₁ + 1/w₂) and w₁w₂/(w₁ + w₂) times its square estimates
-    C.
+    The scatter comes from differences of successive steps. A slow drift of the moments hardly
+    changes them. The covariance of a step of weight w is assumed to be C/w. (This is exact for |G|²
+    where the gradient's own spread dominates.) The covariance of a difference is then
+    C·(1/w₁ + 1/w₂), and w₁w₂/(w₁ + w₂) times the squared difference estimates C.
     """
 
     level: Level
     last: tuple[float, float, float]
-    """Weight w, S and Q of the latest step, S and Q over their level L; w is 0 before the first."""
+    """Weight w, S/L and Q/L of the latest step, L being its level; w is 0 before the first step."""
     sums: NDArray[np.float64]
-    """Exponential sums, shape (windows, 9).
+    """Exponential sums, one row for each window: shape (windows, 9).
 
-    Over steps w·S, w·Q and w; over differences 1 and w₁w₂/(w₁ + w₂) times their squares SS, SQ and
-    QQ; over steps w·L, and w·L² with the decay squared.
+    Columns 0 to 2 sum w·S, w·Q and w over steps. Columns 3 to 6 sum over differences: 1, and
+    w₁w₂/(w₁ + w₂) times their squares SS, SQ and QQ. Columns 7 and 8 sum w·L and w·L² over steps;
+    the last one decays with the squared factor.
     """
 
     @classmethod
@@ -106,7 +107,7 @@ class Scatter(NamedTuple):
 
     @staticmethod
     def decays(decay: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what `after` multiplies the sums by, from the decay of each window."""
+        """Return the factors by which `after` multiplies the sums, from each window's decay."""
         columns = np.repeat(decay[:, None], 9, axis=1)
         columns[:, -1] **= 2
         return columns
@@ -135,10 +136,10 @@ class Scatter(NamedTuple):
         return Scatter(level, (weight, noise, signal), decays * self.sums + np.array(added))
 
     def squared_variation(self, window: int) -> float:
-        """Return cv² over that window's steps, for a step of weight 1.
+        """Return cv² of a step of weight 1, over the steps of a window.
 
-        cv is the standard deviation of S - R·Q over the mean of S, R being the ratio of the means.
-        Infinite while the ratio is not known.
+        cv is the standard deviation of S - R·Q divided by the mean of S. R is the ratio of the
+        means. The result is infinite while the ratio is not known.
         """
         of_steps: list[float] = self.sums[window, :7].tolist()
         noise, signal, weight, pairs, ss, sq, qq = of_steps
@@ -149,11 +150,11 @@ class Scatter(NamedTuple):
         return max(variance, 0.0) / mean_noise / mean_noise
 
     def effective_weight(self, window: int) -> float:
-        """Return the weight of all steps in a window of raw averages.
+        """Return the effective weight of all steps in a window of raw averages.
 
-        A step of level L enters with w·L and has the variance L²/w, so the weight is
-        (Σ w·L)²/Σ w·L². Where |G|² falls a window of n steps forgets late: what it has of old steps
-        is larger than what has come since.
+        A step of level L enters a raw average with w·L and has the variance L²/w. So the effective
+        weight is (Σ w·L)²/Σ w·L². While |G|² falls, a window of n steps forgets late: old steps
+        contribute more than new ones.
         """
         level, sq_level = map(float, self.sums[window, 7:])
         return level * level / sq_level if sq_level > 0 else 0.0

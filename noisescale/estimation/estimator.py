@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many steps: running averages of the two moments -> the noise scale with its interval."""
+"""The noise scale of many steps: running averages of the two moments, with an interval."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.ratio_interval import steps_needed
 
 AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
-"""Steps in the windows that `window="auto"` keeps side by side."""
+"""The lengths, in steps, of the windows that `window="auto"` keeps side by side."""
 
 _LEAST_MEMORY = AUTO_WINDOWS.index(64)
-"""Index of the shortest window that "auto" takes the scatter of single steps over."""
+"""Index of the shortest window from which "auto" takes the scatter of single steps."""
 
 LARGEST_MOMENT = 1e100
-"""A step with a larger one is left out, as if it were infinite: sums of squares would be, too."""
+"""A step with a larger moment is left out: the sums of squares would overflow."""
 
 AUTO_RELATIVE_WIDTH = 0.5
-"""The relative width of the interval, (high - low)/value, that "auto" sizes its window for."""
+""""auto" aims at an interval of this relative width, (high - low)/value."""
 
 
 class NoiseScaleEstimator:
     """Average per-step moments and turn them into a `NoiseScale` with its interval.
 
-    The noise scale is a ratio of two means. Each step's moments are noisy and signed; their
-    averages are unbiased; so average first, clamp never, divide last. The interval is
-    Fieller's for a ratio of correlated means, with a sandwich covariance that stays right
-    when steps of different noise (a changing batch size) share one average.
+    The noise scale is a ratio of two means. The moments of a single step are noisy, and may be
+    negative; their averages are unbiased. So the estimator averages first, divides last and never
+    clamps. The interval is Fieller's for a ratio of two correlated means. Its sandwich covariance
+    remains valid when steps with different noise share one average, as after a change of the batch
+    size.
 
-    Averages are exponential, debiased on reading. A window of n steps weighs like n equal
-    steps (1/Σw² = n). While fewer have been seen, all of them count.
+    The averages are exponential, and debiased when they are read. A window of n steps has the
+    effective weight of n equal steps (1/Σw² = n). While fewer than n steps were measured, all of
+    them count.
 
     Args:
-        window: Measured steps to average over, at least 2; or "auto": averages over 2³ to
-            2¹⁴ steps are kept, and the answer comes from the shortest that is long enough
-            for an interval of relative width 0.5. How long that is is judged from the
-            scatter of single steps over the last 64 steps or more, always more than the window
-            has: choosing by the interval itself would favour windows that are narrow by luck,
-            and cover too rarely.
+        window: Measured steps to average over, at least 2. "auto" keeps averages over 2³ to 2¹⁴
+            steps and answers from the shortest window that is expected to give an interval of
+            relative width 0.5. The expectation comes from the scatter of single steps, over 64
+            steps or more and always over more steps than the window has. The interval itself
+            must not choose the window: this would favour windows that are narrow by luck, and
+            the interval would cover the true value too rarely.
         confidence: Coverage of the interval, between 0 and 1.
-        unit: What a batch size counts, for display: "examples", "sequences", "tokens".
+        unit: The unit of batch sizes, for display: "examples", "sequences" or "tokens".
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -88,14 +90,14 @@ class NoiseScaleEstimator:
         """Add one step's moments.
 
         Args:
-            moments: The step's two moments, of any sign.
-            weight: Relative weight of the step, fixed before its gradients are seen, or the
-                averages are no longer unbiased. The global batch size is a good one: a larger
-                batch measures |G|² more precisely.
+            moments: The step's two moments. They may be negative.
+            weight: Relative weight of the step. It must not depend on the step's gradients, or
+                the averages become biased. The global batch size is a good weight: a larger batch
+                measures |G|² more precisely.
 
         Returns:
-            False, with nothing changed, if a moment is not finite (an overflow, say), or beyond
-            `LARGEST_MOMENT`.
+            True if the step was added. False if a moment is not finite (after an overflow, for
+            example) or its size is above `LARGEST_MOMENT`; then nothing changes.
 
         Raises:
             ValueError: If `weight` is not positive and finite.
@@ -115,17 +117,17 @@ class NoiseScaleEstimator:
         return True
 
     def estimate(self) -> NoiseScale:
-        """Return the noise scale as of the last step. Never raises for lack of data."""
+        """Return the noise scale after the last step. Without data it is unknown; no error."""
         if self._averages[-1].weight == 0:
             return NoiseScale.unknown(self.confidence, self.unit)
         average = self._averages[self._chosen_window()]
         return NoiseScale.of(average.means, self.confidence, self.unit)
 
     def _chosen_window(self) -> int:
-        """Index of the shortest window that should do, else of the longest.
+        """Return the index of the shortest window that is expected to suffice, or of the longest.
 
-        For a window of n steps the scatter is taken over 2n steps or 64, whichever is more, so that
-        no window is chosen by itself.
+        The scatter for a window of n steps is taken over 2n steps, or 64 if that is more. So no
+        window is chosen by its own steps alone.
         """
         last, needed = len(self._lengths) - 1, math.inf
         for k in range(last):
@@ -138,7 +140,7 @@ class NoiseScaleEstimator:
         return last
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything `load_state_dict` needs, in lists and floats only."""
+        """Return everything that `load_state_dict` needs, in lists and floats."""
         return {
             "lengths": list(self._lengths),
             "unit": self.unit,
@@ -154,25 +156,23 @@ class NoiseScaleEstimator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`.
+        """Continue from a `state_dict`. If an error is raised, nothing is changed.
 
         Raises:
             ValueError: If the state was saved with another `window` or `unit`, or is damaged.
-            KeyError: If something is missing in it.
-
-        Then nothing is changed.
+            KeyError: If an entry is missing in the state.
         """
         if state["lengths"] != self._lengths:
             raise ValueError(
-                f"`window` must be the one the state was saved with, got {self.window!r} for"
-                f" averages over {[int(n) for n in state['lengths']]} steps."
-                " Restore the earlier `window`, or start the averages anew."
+                f"`window` must be the one that the state was saved with, got {self.window!r}; the"
+                f" saved averages are over {[int(n) for n in state['lengths']]} steps."
+                " Restore the earlier `window`, or start new averages."
             )
         if state["unit"] != self.unit:
             raise ValueError(
-                f"`unit` must be the one the state was saved with, got {self.unit!r} for averages"
-                f" in {state['unit']}. Restore the earlier `unit` and `batch_size_fn`, or start"
-                " the averages anew."
+                f"`unit` must be the one that the state was saved with, got {self.unit!r}; the"
+                f" saved averages are in {state['unit']}. Restore the earlier `unit` and"
+                " `batch_size_fn`, or start new averages."
             )
         windows = len(self._lengths)
         columns = [
@@ -189,14 +189,14 @@ class NoiseScaleEstimator:
 
 
 def check_window(window: int | Literal["auto"]) -> None:
-    """Raise a ValueError unless an estimator can average over it."""
+    """Raise a ValueError unless an estimator can average over `window`."""
     if window != "auto" and (not is_whole(window) or window < 2):
-        remedy = 'Leave it at "auto" to have it sized from the noise.'
+        remedy = 'With "auto" the estimator chooses the window from the noise.'
         refuse("window", 'be "auto" or at least 2 steps', repr(window), remedy)
 
 
 def check_unit(unit: object) -> None:
-    """Raise a ValueError unless it can tell what a batch size counts."""
+    """Raise a ValueError unless `unit` is a word."""
     if not (isinstance(unit, str) and unit):
-        remedy = 'Name what a batch size counts, such as "examples".'
+        remedy = 'Name the unit of batch sizes, for example "examples".'
         refuse("unit", "be a word", repr(unit), remedy)

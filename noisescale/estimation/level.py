@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level of |g|² that a step is measured on: a trailing average of the steps before it."""
+"""The level of a step: the trailing average of |g|² over the steps before it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ STEPS = 8
 """Steps in the trailing average."""
 
 LARGEST_STEP = 8.0
-"""A step's |g|² counts for at most this many times the level.
+"""The |g|² of a step counts at most as this multiple of the level.
 
-Without a limit one step would rule the window where |g|² swings manyfold. The cut uses the step's
-own |g|², so it biases the ratio of averages wherever noise alone reaches it. Noise in few
-directions is skewed and does. The 95 % interval of `RecentSteps` then covers, and its median reads
-of the truth (200 steps; `benchmarks/coverage.py --only recent --largest-step ...`):
+Without a limit, one step could dominate the window of a run in which |g|² varies manyfold. The
+limit depends on the step's own |g|², so it biases the ratio of averages wherever noise alone
+reaches the limit. Noise in few directions is skewed and does reach it. The table has the coverage
+of the 95 % interval of `RecentSteps`, and the median estimate as a multiple of the true value
+(200 steps; `benchmarks/coverage.py --only recent --largest-step ...`):
 
     cut                           2           4           6           8       none
     2 directions, 2 B      54 % 1.61   90 % 1.11   93 % 1.03   94 % 1.01   95 % 0.99
@@ -27,22 +28,22 @@ of the truth (200 steps; `benchmarks/coverage.py --only recent --largest-step ..
     5 directions, 8 B      86 % 1.44   94 % 1.02   95 % 1.00   95 % 1.00   95 % 1.00
     100 directions, 8 B    95 % 1.01   95 % 1.01   95 % 1.01   95 % 1.01   95 % 1.01
 
-(2 B is B_simple = 2 B. Where few runs of 200 steps are resolved the median is below 1: it is of
-those with a positive |G|².)
+(2 B means B_simple = 2 B. The median is below 1 where few runs of 200 steps are resolved: it is
+taken over the runs with a positive |G|².)
 """
 
 
 class Level(NamedTuple):
     """An exponential average of |g|² over the steps so far.
 
-    |G|² falls, often a hundredfold in a run's first steps. An average of it would remember little
-    else for long. So the moments of each step are divided by the average |g|² of the steps
-    *before* it: then all steps count alike. That average is known before the step is seen, so a
-    ratio of averages stays unbiased.
+    |G|² falls, often a hundredfold in the first steps of a run. For a long time these steps would
+    dominate an average of |G|². So the moments of each step are divided by the average |g|² of the
+    steps *before* it, and all steps count the same. This average is known before the step is
+    measured, so a ratio of averages remains unbiased.
 
-    The first step is the whole average at first and is remembered for about 20 steps, too long
-    where it was a hundred times too large: the steps after it then count little. Intervals cover as
-    often either way (95 to 97 % after 12, 20 and 40 steps, with or without a correction for it).
+    At first, the average is the first step alone. That step has an influence for about 20 steps. If
+    its |g|² is a hundred times too large, the next steps count little. Intervals cover as often
+    with a correction for this as without (95 to 97 % after 12, 20 and 40 steps).
 
     Example:
         >>> level = Level()
@@ -59,14 +60,15 @@ class Level(NamedTuple):
     def step(
         self, moments: GradientMoments, batch_size: float
     ) -> tuple[GradientMoments | None, Level]:
-        """Return a step's moments over the level, and the level of the next step.
+        """Return a step's moments divided by the level, and the level for the next step.
 
         Args:
-            moments: The step's two moments, finite, of any sign.
-            batch_size: Its global batch size B: its |g|² is |G|² + tr(Σ)/B.
+            moments: The step's two moments. They must be finite, and may be negative.
+            batch_size: Global batch size B of the step: |g|² = |G|² + tr(Σ)/B.
 
         Returns:
-            None for the moments of the first step, which only sets the level.
+            The relative moments and the next level. The first step only sets the level: its
+            relative moments are None.
         """
         sq_norm = moments.grad_sq_norm + moments.noise_trace / batch_size
         if not self.sq_norm:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step: squared norms of gradients -> |G|² and tr(Σ). Pure arithmetic."""
+"""|G|² and tr(Σ) of one step, from squared norms of gradients. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class GradientMoments(NamedTuple):
-    """The two moments of the gradient distribution that make up the noise scale.
+    """The two moments of the gradient's distribution. Their ratio is the noise scale.
 
-    Both are unbiased and therefore signed: a single step's `grad_sq_norm` is often negative
-    when the noise dominates. Average them over steps; never clamp them before.
+    Both estimates are unbiased, so they may be negative: the `grad_sq_norm` of a single step often
+    is when the noise dominates. Average the moments over steps, and never clamp them before.
     """
 
     grad_sq_norm: float
@@ -26,24 +26,24 @@ def gradient_moments(
 ) -> GradientMoments:
     """Estimate |G|² and tr(Σ) from gradient norms at two batch sizes.
 
-    The expected squared norm of a batch-B gradient is |G|² + tr(Σ)/B. Two batch sizes give
-    two equations, solved here for the two unknowns:
+    The expected squared norm of the gradient of a batch of size B is |G|² + tr(Σ)/B. Two batch
+    sizes give two equations. Their solution is:
 
         |G|²  = (B_big·|g_big|² - B_small·|g_small|²) / (B_big - B_small)
         tr(Σ) = (|g_small|² - |g_big|²) / (1/B_small - 1/B_big)
 
-    Unequal parts stay exact when `small_batch` and `big_batch` are their effective sizes, see
-    `effective_batch_sizes`.
+    For small batches of unequal sizes the equations hold with the effective sizes that
+    `effective_batch_sizes` returns.
 
     Args:
         small_sq_norm: |g_small|², the mean over the small batches of one step.
-        big_sq_norm: |g_big|², of the gradient averaged over those small batches.
+        big_sq_norm: |g_big|², of the average of the gradients of the small batches.
         small_batch: Examples in each small batch; may be fractional.
         big_batch: Examples in the big batch; may be fractional.
 
     Returns:
-        Both moments. Average each over steps before taking their ratio: the ratio of
-        single-step values is biased, and its denominator may be negative.
+        Both moments. Average each of them over steps, then take the ratio: the ratio of the moments
+        of a single step is biased, and its denominator may be negative.
 
     Raises:
         ValueError: If `big_batch <= small_batch`: one batch size cannot separate the moments.
@@ -58,13 +58,13 @@ def gradient_moments(
     if not 0 < small_batch < math.inf:
         raise ValueError(
             f"`small_batch` must be a positive number of examples, got {small_batch!r}."
-            " Pass the examples behind each small gradient."
+            " Pass the number of examples in each small batch."
         )
     if not small_batch < big_batch < math.inf:
         raise ValueError(
             f"`big_batch` must exceed `small_batch` and be finite, got {big_batch!r} against"
-            f" {small_batch!r}. One batch size cannot tell signal from noise: measure on two or"
-            " more devices, or accumulate."
+            f" {small_batch!r}. One batch size cannot separate signal and noise: measure on two or"
+            " more devices, or accumulate gradients."
         )
     grad_sq_norm = (big_batch * big_sq_norm - small_batch * small_sq_norm) / (
         big_batch - small_batch
@@ -74,7 +74,7 @@ def gradient_moments(
 
 
 class BatchSizes(NamedTuple):
-    """Effective examples behind the small gradients and behind their average."""
+    """Effective sizes, in examples, of the small batches and of the big batch."""
 
     small: float
     big: float
@@ -83,20 +83,20 @@ class BatchSizes(NamedTuple):
 def effective_batch_sizes(
     sizes: Sequence[float], weights: Sequence[float] | None = None
 ) -> BatchSizes:
-    """Return the batch sizes that make `gradient_moments` exact for unequal parts.
+    """Return the batch sizes with which `gradient_moments` is exact for unequal parts.
 
-    With the step's gradient g = Σ wᵢgᵢ over parts of nᵢ examples,
+    The gradient of the step is g = Σ wᵢgᵢ over parts of nᵢ examples. Then
 
         E Σ wᵢ|gᵢ|² = |G|² + tr(Σ)·Σ wᵢ/nᵢ        E|g|² = |G|² + tr(Σ)·Σ wᵢ²/nᵢ
 
-    so 1/Σ(wᵢ/nᵢ) and 1/Σ(wᵢ²/nᵢ) play the parts of B_small and B_big. Data parallelism
-    averages its ranks with equal weights wᵢ = 1/m whatever their sizes, which leaves the
-    harmonic mean of the sizes for B_small and m times it for B_big.
+    so B_small is 1/Σ(wᵢ/nᵢ) and B_big is 1/Σ(wᵢ²/nᵢ). Data parallelism averages m ranks with equal
+    weights wᵢ = 1/m, whatever their sizes. B_small is then the harmonic mean of the sizes, and
+    B_big is m times B_small.
 
     Args:
-        sizes: nᵢ, the examples of every part of one step. A part that averaged k micro-batches
-            of nᵢⱼ examples counts as nᵢ = k²/Σⱼ(1/nᵢⱼ).
-        weights: wᵢ, which sum to 1; default: equal.
+        sizes: nᵢ, the number of examples of each part of one step. For a part that is the average
+            of k micro-batches of nᵢⱼ examples pass nᵢ = k²/Σⱼ(1/nᵢⱼ).
+        weights: wᵢ, with the sum 1. Default: equal weights.
 
     Returns:
         The effective sizes, in examples.
@@ -110,8 +110,8 @@ def effective_batch_sizes(
     """
     if len(sizes) < 2:
         raise ValueError(
-            f"`sizes` must be of at least 2 parts, got {sizes!r}."
-            " Measure on two or more devices, or accumulate."
+            f"`sizes` must have at least 2 parts, got {sizes!r}."
+            " Measure on two or more devices, or accumulate gradients."
         )
     if weights is None:
         weights = [1 / len(sizes)] * len(sizes)

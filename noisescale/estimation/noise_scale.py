@@ -13,7 +13,7 @@ from noisescale.estimation.ratio_interval import WeightedMeans
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The simple gradient noise scale B_simple = tr(Σ)/|G|² and how sure it is.
+    """The simple gradient noise scale B_simple = tr(Σ)/|G|², with its confidence interval.
 
     Example:
         >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
@@ -27,19 +27,19 @@ class NoiseScale:
     low: float
     """Lower end of the confidence interval, in `unit`."""
     high: float
-    """Upper end of the confidence interval; infinite while the noise hides the gradient."""
+    """Upper end of the interval; infinite while |G|² cannot be distinguished from zero."""
     grad_sq_norm: float
-    """|G|², averaged over steps; may be negative while not resolved."""
+    """|G|², averaged over steps; may be negative while the noise scale is not resolved."""
     noise_trace: float
-    """tr(Σ), averaged over steps; may be negative where it is small."""
+    """tr(Σ), averaged over steps; may be negative if it is small."""
     steps: float
-    """Effective number of measured steps in the averages, 1/Σw² of their weights."""
+    """Effective number of measured steps in the averages: 1/Σw² of their weights."""
     confidence: float = 0.95
     unit: str = "examples"
 
     @classmethod
     def of(cls, means: WeightedMeans, confidence: float, unit: str) -> Self:
-        """Return the noise scale of averaged moments. These stay signed."""
+        """Return the noise scale of averaged moments. The moments may be negative."""
         return cls(
             *means.ratio_interval(confidence),
             means.grad_sq_norm,
@@ -51,18 +51,18 @@ class NoiseScale:
 
     @classmethod
     def unknown(cls, confidence: float = 0.95, unit: str = "examples", steps: float = 0.0) -> Self:
-        """Return what is known of it before two steps are measured: nothing."""
+        """Return the noise scale before two steps were measured: an interval without bounds."""
         return cls(math.nan, 0.0, math.inf, math.nan, math.nan, steps, confidence, unit)
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval has an upper end. Without one only `low` is knowledge."""
+        """Whether the interval has an upper end. If it has none, only `low` is known."""
         return math.isfinite(self.high)
 
     def efficiency(self, batch_size: float) -> float:
-        """Return the progress per example at `batch_size` against that of tiny batches.
+        """Return the progress per example at `batch_size`, relative to tiny batches.
 
-        B_simple/(B_simple + B), between 0 and 1; NaN while `value` is.
+        It is B_simple/(B_simple + B), between 0 and 1; NaN while `value` is NaN.
         """
         if self.value == batch_size == 0:
             return math.nan
@@ -75,7 +75,7 @@ class NoiseScale:
         return f">{three_digits(self.low)}" if self.low > 0 else "?"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the value in bold, how sure it is beside it."""
+        """Return the HTML for a notebook: the value in bold, then the interval."""
         value, _, how_sure = str(self).partition(" (")
         small = f" <small>({escape(how_sure)}</small>" if how_sure else ""
         return f"<b>{escape(value)}</b>{small}"
@@ -96,5 +96,5 @@ class NoiseScale:
 
 
 def three_digits(value: float) -> str:
-    """Return a number as people read it: 19.1 or 1,234."""
+    """Format a number with three digits, or as an integer from 100 on: 19.1 or 1,234."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

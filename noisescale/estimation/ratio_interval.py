@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scale as a ratio of two correlated weighted means, with Fieller's interval."""
+"""The ratio of two correlated weighted means, with Fieller's interval."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 LEAST_FREEDOM = 1e-9
-"""With fewer degrees of freedom nothing is known of the covariance."""
+"""With fewer degrees of freedom the covariance is not known."""
 
 
 class RatioInterval(NamedTuple):
-    """The ratio of two means, within its interval."""
+    """The ratio of two means, with its interval."""
 
     value: float
-    """NaN where the lower mean is not positive."""
+    """NaN if the mean in the denominator is not positive."""
     low: float
     high: float
-    """Infinite where the lower mean may be zero."""
+    """Infinite if the mean in the denominator may be zero."""
 
 
 class WeightedMeans(NamedTuple):
-    """Weighted means of S = tr(Σ) and Q = |G|² over steps, and the sums that their errors are of.
+    """Weighted means of S = tr(Σ) and Q = |G|² over steps, with the sums for their errors.
 
-    Steps err independently, of whatever variance. With weights w, their sum W and
-    r = (S - S̄, Q - Q̄) of a step, the means have the sandwich covariance
+    The errors of steps are independent; their variances may differ. Let w be the weight of a step,
+    W the sum of the weights, and r = (S - S̄, Q - Q̄) the residual of a step. The means have the
+    sandwich covariance
 
         v = Σw²·rrᵀ/W² / (1 - Σw²/W²)
 
-    That is a sum over steps with the weights w², and by Satterthwaite has (Σw²)²/Σw⁴ - 1 degrees of
-    freedom: n - 1 where all weigh alike, about half as many under exponential weights.
+    This is a sum over steps with the weights w². By Satterthwaite's formula it has
+    (Σw²)²/Σw⁴ - 1 degrees of freedom: n - 1 for equal weights, about half for exponential weights.
     """
 
     noise_trace: float
@@ -40,7 +41,7 @@ class WeightedMeans(NamedTuple):
     grad_sq_norm: float
     """Q̄, signed."""
     weight: float
-    """W; 1 where weights are shares."""
+    """W; it is 1 if the weights are shares."""
     scatter: Iterable[float]
     """Σw²·rrᵀ, its distinct entries SS, SQ and QQ."""
     sq_weight: float
@@ -50,7 +51,7 @@ class WeightedMeans(NamedTuple):
 
     @property
     def sq_share(self) -> float:
-        """Σw²/W², which is 1/n where n steps weigh alike."""
+        """Σw²/W²; for n equal weights it is 1/n."""
         return self.sq_weight / (self.weight * self.weight)
 
     @property
@@ -61,18 +62,18 @@ class WeightedMeans(NamedTuple):
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of the covariance, 0 or less where it is not known."""
+        """Degrees of freedom of the covariance; 0 or less if the covariance is not known."""
         return self.sq_weight * self.sq_weight / max(self.fourth_weight, 1e-300) - 1
 
     def ratio_interval(self, confidence: float, freedom: float | None = None) -> RatioInterval:
-        """Return S̄/Q̄ with its interval, 0 to infinity where scatter is not known.
+        """Return S̄/Q̄ with its interval: 0 to infinity while the scatter is not known.
 
-        The interval ends at 0, where tr(Σ) does, and so does the value, which rounding alone could
-        put outside of it otherwise.
+        tr(Σ) is never negative, so neither end of the interval is. The value is clamped to the
+        interval, because rounding could put the value outside.
 
         Args:
             confidence: Coverage of the interval.
-            freedom: Degrees of freedom, where fewer are known to count than Satterthwaite's.
+            freedom: Degrees of freedom, if they are known to be fewer than by Satterthwaite.
         """
         noise_trace, grad_sq_norm = self.noise_trace, self.grad_sq_norm
         freedom = self.freedom if freedom is None else freedom
@@ -91,19 +92,21 @@ def fieller_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval for the ratio S/Q of two correlated means.
 
-    It holds every ratio r that a test of "S - r·Q has mean zero" does not reject:
+    The interval contains every ratio r for which a test does not reject "S - r·Q has mean zero":
 
         (S - rQ)² <= t²·(v_SS - 2r·v_SQ + r²·v_QQ)      or      A·r² - 2B·r + C <= 0
         A = Q² - t²·v_QQ      B = S·Q - t²·v_SQ      C = S² - t²·v_SS
 
-    The ratio sought is not negative. By the signs of A and C, "differs" being what the test says:
+    The true ratio is not negative. The result depends on which means the test distinguishes from
+    zero, that is, on the signs of A and C:
 
-    - Q differs from zero and is positive (A > 0): the interval between the roots (B ∓ √D)/A, with
-      D = B² - AC. Both ends are floored at 0, where tr(Σ) ends.
-    - Q does not differ (A <= 0), S does and is positive (C > 0): no ratio is too large, and the
-      root C/(B + √D) is the smallest that passes; at A = 0 it is C/2B. At A = 0 and B <= 0, which
-      takes a Q that is zero at every step, no finite ratio passes. That bounds nothing.
-    - Else nothing is known: neither differs, or one of them is negative.
+    - Q is distinguished from zero and positive (A > 0): the interval between the two roots
+      (B ∓ √D)/A, with D = B² - AC. Both ends are at least 0, because tr(Σ) is.
+    - Q is not distinguished from zero (A <= 0); S is, and is positive (C > 0): no ratio is too
+      large. The smallest ratio that passes is the root C/(B + √D); at A = 0 it is C/2B. At A = 0
+      and B <= 0 no finite ratio passes, and the interval has no bounds. This takes a Q that is zero
+      at every step.
+    - Otherwise nothing is known: neither mean is distinguished from zero, or one is negative.
 
     Args:
         noise_trace: S, the averaged tr(Σ).
@@ -112,7 +115,7 @@ def fieller_interval(
         quantile: t, the two-sided quantile, in standard errors.
 
     Returns:
-        The low end, floored at 0, and the high end, infinite where not resolved.
+        The low end, at least 0, and the high end, infinite if the ratio is not resolved.
 
     Example:
         >>> fieller_interval(30.0, 1.0, [4.0, 0.0, 0.01], quantile=2.0)
@@ -149,15 +152,15 @@ def fieller_interval(
 
 
 def steps_needed(squared_variation: float, relative_width: float) -> float:
-    """Return n = (4·cv/width)², the steps whose noise scale has an interval of that width.
+    """Return n = (4·cv/width)², the number of steps that give an interval of a given width.
 
-    By the delta method a ratio b of means over n steps has the interval b·(1 ± 2·cv/√n).
+    By the delta method, a ratio b of means over n steps has the interval b·(1 ± 2·cv/√n).
 
     Args:
-        squared_variation: cv², with cv the standard deviation of S - b·Q of single steps over
-            the mean of S. Take it over more steps than those that are answered from: choosing a
-            window by its own interval favours those that are narrow by luck.
-        relative_width: Of the interval, (high - low)/value.
+        squared_variation: cv². cv is the standard deviation of S - b·Q of single steps, divided by
+            the mean of S. Measure cv over more steps than the window has: to choose a window by
+            its own interval favours windows that are narrow by luck.
+        relative_width: The wanted width of the interval, (high - low)/value.
 
     Example:
         >>> steps_needed(squared_variation=0.25, relative_width=0.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scale of now: the last steps, each on its own level of |G|²."""
+"""The present noise scale: the last steps, each relative to its own level of |g|²."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.ratio_interval import WeightedMeans, steps_needed
 
 _FEWEST_STEPS = 8
-"""Steps of the shortest window."""
+"""The number of steps in the shortest window."""
 
 
 class RecentSteps:
-    """Answer what the noise scale is now, from as few of the last steps as suffice.
+    """Estimate the present noise scale from as few of the last steps as suffice.
 
-    |G|² falls, often a hundredfold in a run's first steps, and a trailing ratio of averages tells
-    what the noise scale was. Here the moments of each step are divided by the trailing |g|² of the
-    steps before it, see `Level`. So the ratio is a mean over the window in which all steps count
-    alike.
+    |G|² falls, often a hundredfold in the first steps of a run. A trailing ratio of averages then
+    shows an earlier noise scale. Here the moments of each step are divided by the trailing |g|² of
+    the steps before it, see `Level`. So all steps in the window count the same.
 
-    The window has n = (4·cv/width)² steps, rounded up to a power of two, where cv is the scatter
-    of single steps (from successive differences) over their mean; see `NoiseScaleEstimator`.
-    Decisions need less precision than a log does, and all the less lag.
+    The window has n = (4·cv/width)² steps, rounded up to a power of two. cv is the scatter of
+    single steps (from successive differences) divided by their mean; see `NoiseScaleEstimator`.
+    A decision needs less precision than a log, and less lag.
 
     Args:
-        most_steps: How many are kept.
-        relative_width: Of the interval, (high - low)/value, that the window is sized for.
+        most_steps: The number of steps that are kept.
+        relative_width: The width, (high - low)/value, of the interval that the window aims at.
         confidence: Coverage of the interval.
-        unit: What a batch size counts, for display.
+        unit: The unit of batch sizes, for display.
 
     Raises:
         ValueError: If `confidence` is not between 0 and 1.
@@ -73,11 +72,11 @@ class RecentSteps:
         return self._rows[self._end - len(self) : self._end]
 
     def add(self, moments: GradientMoments, weight: float) -> None:
-        """Add one step. The first one only sets the level.
+        """Add one step. The first step only sets the level.
 
         Args:
-            moments: The step's two moments, finite, of any sign.
-            weight: Its global batch size.
+            moments: The step's two moments. They must be finite, and may be negative.
+            weight: The global batch size of the step.
         """
         relative, self._level = self._level.step(moments, weight)
         if relative is not None:
@@ -87,7 +86,7 @@ class RecentSteps:
             self._end += 1
 
     def estimate(self) -> NoiseScale:
-        """Return the noise scale of the last steps. Its two moments are relative to |g|²."""
+        """Return the noise scale of the last steps. Both moments are relative to |g|²."""
         if len(self) < 2:
             return NoiseScale.unknown(self._confidence, self._unit, steps=len(self))
         rows = self._steps[-self._window(self._steps) :]
@@ -108,7 +107,7 @@ class RecentSteps:
         return NoiseScale.of(means, self._confidence, self._unit)
 
     def _window(self, rows: NDArray[np.float64]) -> int:
-        """How many of the last steps to answer from."""
+        """Return the number of last steps to use."""
         weight, noise, signal = rows.T
         mean_noise, mean_signal = ((weight * x).sum() / weight.sum() for x in (noise, signal))
         if mean_signal <= 0 or mean_noise <= 0:
@@ -128,7 +127,7 @@ class RecentSteps:
         self._end = len(steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything `load_state_dict` needs, in builtins."""
+        """Return everything that `load_state_dict` needs, in builtin types."""
         return {"level": self._level.sq_norm, "steps": self._steps.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

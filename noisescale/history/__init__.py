@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in columns: kept, read back from what was logged, and averaged in segments."""
+"""The history of a run: kept in columns, read back from logs, averaged in segments."""
 
 from noisescale.history.history import COLUMNS as COLUMNS
 from noisescale.history.history import History as History

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a run in blocks, as long as their noise demands, each averaged anew."""
+"""Average the rows of a run in blocks. Noisier runs get longer blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from noisescale.estimation.ratio_interval import LEAST_FREEDOM, WeightedMeans, s
 from noisescale.history.rows import Array, Rows
 
 MOST_BLOCKS = 32
-"""More would show no more of a run than its noise."""
+"""The largest number of blocks. More blocks would only show more noise."""
 
 FEWEST_UNITS = 8
-"""Steps of a block, as its interval comes from their scatter."""
+"""The fewest steps in a block: its interval comes from their scatter."""
 
 RELATIVE_WIDTH = 1.0
-"""Of a block's interval, (high - low)/value, that its length is chosen for."""
+"""The relative width, (high - low)/value, of the interval that a block's length aims at."""
 
 
 class Blocks(NamedTuple):
@@ -29,18 +29,18 @@ class Blocks(NamedTuple):
     of_row: NDArray[np.intp]
     """The block of each row."""
     means: list[WeightedMeans]
-    """S and Q: the averages of tr(Σ) and |G|², each step's over its trailing |g|²."""
+    """S and Q: the averages of tr(Σ) and |G|². Each step's moments are divided by trailing |g|²."""
     freedom: Array
-    """Degrees of freedom of their covariance; 0 where there is none to speak of."""
+    """Degrees of freedom of the covariance of S and Q; 0 where it is not known."""
 
     @classmethod
     def of(cls, rows: Rows, batch_size: Array, steps: Array) -> Blocks:
-        """Cut a run into as many blocks as its noise allows.
+        """Divide a run into as many blocks as its noise allows.
 
-        Within a block a row counts by its examples, as its share of the run is, however many of
-        its steps were measured. Rows that nothing was measured in do not count. The length of
-        blocks is chosen from the scatter of single rows over the whole run, never by which of
-        them turn out to be resolved: those are the ones that read low by luck.
+        The weight of a row within its block is the number of its examples, however many of its
+        steps were measured. Rows without a measured step do not count. The length of the blocks
+        comes from the scatter of single rows over the whole run. It does not depend on which blocks
+        are resolved: this would favour blocks that read low by luck.
         """
         block = _of_equal_units(rows, _number(rows, batch_size))
         rows = rows.standing_for(steps * batch_size)
@@ -75,8 +75,8 @@ class Blocks(NamedTuple):
     def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
         """Return the noise scale S/Q of each block with Fieller's interval.
 
-        The value is NaN where Q is not positive. Where the scatter is not known the interval is 0
-        to infinity and the value NaN, too: a block of one unit is no average.
+        The value is NaN where Q is not positive. If the scatter is not known, as in a block of one
+        unit, the interval is 0 to infinity and the value is NaN.
         """
         found = [
             mean.ratio_interval(confidence, freedom)
@@ -86,16 +86,17 @@ class Blocks(NamedTuple):
         return np.where(self.freedom > LEAST_FREEDOM, value, math.nan), low, high
 
     def progress(self, batch_size: Array) -> tuple[Array, Array]:
-        """Return the progress of a step of each row, and its standard error within the block.
+        """Return the progress of a step in each row, and its standard error within the block.
 
-        A step at noise scale b and batch size B makes the share
+        At noise scale b and batch size B the progress of a step, as a share of the progress of a
+        noise-free step, is
 
             p = 1/(1 + b/B) = B·Q/(B·Q + S)
 
-        of the progress of a noise-free one. The denominator is B times the mean |g|², which
-        scatters little and is positive. So p is close to linear in Q: it is unbiased and near
-        normal where the ratio b is neither, and may be averaged and summed, of either sign. Its
-        remaining bias, of second order in the covariance, is taken off.
+        The denominator is B times the mean |g|². It scatters little and is positive. So p is nearly
+        linear in Q: it is nearly unbiased and normal, even where the ratio b is not. Values of p
+        may be negative, and can be averaged and summed. The remaining bias, of second order in the
+        covariance, is subtracted.
         """
         block = self.of_row
         s, q = np.array([(mean.noise_trace, mean.grad_sq_norm) for mean in self.means])[block].T
@@ -114,10 +115,10 @@ class Blocks(NamedTuple):
 def _ruling_units(
     rows: Rows, batch_size: Array, total: Callable[[Array], Array]
 ) -> NDArray[np.float64]:
-    """(Σv²)²/Σv⁴ of each block, v = w·|g|² being how much a unit counts in S and Q alike.
+    """Return (Σv²)²/Σv⁴ of each block. v = w·|g|² is the influence of a unit on S and on Q.
 
-    At a jump of |g|² few steps rule the average and its error. Within a row, whose fourth powers
-    are not known, as many steps as (Σv)²/Σv² are taken to rule. One degree of freedom is left.
+    At a jump of |g|² few steps dominate the average and its error. The fourth powers within a row
+    are not known: (Σv)²/Σv² of its steps are assumed to dominate. One degree of freedom is left.
     """
     noise, signal = rows.means
     mean = signal + noise / batch_size
@@ -132,7 +133,7 @@ def _ruling_units(
 
 
 def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
-    """The block of each row: consecutive rows with about as many units in each block."""
+    """Return the block of each row. Blocks are consecutive rows, with about equally many units."""
     middle = np.cumsum(rows.units) - rows.units / 2
     total = rows.units.sum()
     wanted = np.minimum(middle * number / total, number - 1).astype(np.intp)
@@ -142,9 +143,9 @@ def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
 
 
 def _number(rows: Rows, batch_size: Array) -> int:
-    """How many blocks have the relative width, at the noise of the whole run.
+    """Return the number of blocks whose intervals are expected to have `RELATIVE_WIDTH`.
 
-    That of all its rows: see `steps_needed`.
+    The expectation comes from the noise of the whole run, see `steps_needed`.
     """
     measured = rows.units > 0
     rows = rows.standing_for(rows.units * batch_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalars of one prefix in TensorBoard's event files, row by row as they were logged."""
+"""Read the scalars of one prefix from TensorBoard's event files, in rows."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from noisescale.history.run_error import RunError
 from noisescale.printable import printable
 
 FRAME = 16
-"""Bytes around each record in a file: its length, and two checksums."""
+"""The number of bytes around each record in a file: its length and two checksums."""
 
 
 class EventRows:
-    """Rows of one prefix in the files of one run, the earliest first, read as the files grow."""
+    """The rows of one prefix in the files of one run, in order. The files may still grow."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.others: dict[str, None] = {}
-        """A few of the tags with another prefix, in the order of writing."""
+        """Some of the tags with another prefix, in the order of writing."""
         self.last_row_at: float | None = None
-        """When the last row was logged, in seconds since the epoch."""
+        """The time at which the last row was logged, in seconds since the epoch."""
         self._rows: list[int] = []
         self._values: dict[str, tuple[list[int], list[float]]] = {}
         self._current: set[str] = set()
 
     def add_from(self, file: EventFile) -> None:
-        """Add what was written to a file since it was last read.
+        """Add the records that were written to a file since the last reading.
 
         Raises:
             ValueError: If a value is not finite.
@@ -53,9 +53,9 @@ class EventRows:
                 self.last_row_at = event.wall_time
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return by tag, without the prefix, a value for each row that was logged at once.
+        """Return the columns by tag, without the prefix. Rows are in the order of writing.
 
-        In the order of writing; NaN where a row lacks it.
+        A row is what was logged at once. A value that a row lacks is NaN.
         """
         columns = {}
         for name, (where, what) in self._values.items():
@@ -64,7 +64,7 @@ class EventRows:
         return columns
 
     def _concerns(self, record: bytes) -> bool:
-        """Whether a record has to be parsed: it is ours, or shows what else was logged."""
+        """Whether a record has to be parsed: it is ours, or shows what other tags there are."""
         few = len(self.others) < 5 or b"/step" in record  # which names other monitors
         return few or self.prefix.encode() in record
 
@@ -80,17 +80,17 @@ class EventRows:
 
 
 class EventFile:
-    """One file: each reading goes on after the last whole record of the one before."""
+    """One event file. Each reading continues after the last whole record that was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.whole = 0
-        """Bytes of the records that were read."""
+        """The number of bytes in the records that were read."""
         self.last_step = 0
         self._loader = _loader(path)
 
     def events(self, wanted: Callable[[bytes], bool]) -> Iterator[Event]:
-        """Yield the events that were added, if their records are wanted."""
+        """Yield the events that were added, if `wanted` returns true for their records."""
         for record in self._loader.Load():
             self.whole += len(record) + FRAME
             if wanted(record):
@@ -100,20 +100,20 @@ class EventFile:
 
     @property
     def unread(self) -> int:
-        """Bytes after the last whole record: one that is being written, or damage."""
+        """The number of bytes after the last whole record. They are a partial record or damage."""
         return self.path.stat().st_size - self.whole
 
 
 def read_event_files(
     paths: list[Path], prefix: str, *, allow_truncated: bool
 ) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-    """Read files of one run, the earliest first.
+    """Read the event files of one run, in order.
 
     Returns:
-        The columns of `EventRows`, and a few of the tags with another prefix.
+        The columns of `EventRows`, and some of the tags with another prefix.
 
     Raises:
-        RunError: If one is empty, or ends within a record and may not.
+        RunError: If a file is empty, or ends within a record without `allow_truncated`.
         ValueError: If a value is not finite.
     """
     rows = EventRows(prefix)
@@ -125,7 +125,7 @@ def read_event_files(
 
 
 def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], set[str]]:
-    """Read one metric of one run, whatever logged it: steps as logged, values, and all tags."""
+    """Return the steps and the values of any metric of one run, and all tags in its files."""
     steps: list[float] = []
     values: list[float] = []
     tags: set[str] = set()
@@ -144,16 +144,16 @@ def _check_ending(file: EventFile, size: int, *, allow_truncated: bool) -> None:
     if not file.whole:
         raise RunError(
             "empty",
-            f"`{printable(file.path)}` must hold events, got {size} bytes without a whole one."
-            " Name the folder of a run that was logged.",
+            f"`{printable(file.path)}` must contain events, got {size} bytes without a whole"
+            " event. Name the folder of a run that was logged.",
         )
     if file.whole < size and not allow_truncated:
         raise RunError(
             "truncated",
             f"`{printable(file.path)}` must end with a whole record, got"
-            f" {size - file.whole:,} bytes after the last one that can be read (step"
-            f" {file.last_step}). If it is still being written, or what follows may be lost, read"
-            " on with `allow_truncated=True`.",
+            f" {size - file.whole:,} bytes after the last whole record (step {file.last_step})."
+            " If the file is still being written, or if you can do without these bytes, pass"
+            " `allow_truncated=True`.",
         )
 
 
@@ -174,7 +174,7 @@ def _number(value: Summary.Value, path: Path, step: int) -> float:
         raise ValueError(
             f"`{printable(value.tag)}` must be finite, got {number} at step {step} of"
             f" {printable(path)}."
-            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it."
+            " NoiseScaleMonitor only logs finite values: correct the program that wrote the file."
         )
     return number
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is going on: its history so far, from what was added to its files."""
+"""Follow a run while it trains: its history so far, from its growing files."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 
 
 NOT_YET = ("unmeasured", "empty")
-"""Words for a run that may still log what it lacks."""
+"""Words of the errors that may disappear as the run logs more."""
 
 
 class FollowedRun:
-    """A run whose files grow, are replaced, or are not there yet. They are only read.
+    """A run whose files may grow, be replaced, or not exist yet. The files are only read.
 
-    Each reading takes what was added since the one before, up to the last whole record or line.
-    Where files were replaced, as a CSVLogger does when a run is resumed, reading begins anew. Where
-    another run begins in the folder, that one is followed from then on.
+    Each reading adds what was written since the last reading, up to the last whole record or line.
+    If the files are replaced, as by a CSVLogger when a run is resumed, they are read from the
+    beginning. If another run begins in the folder, that run is followed from then on.
 
     Args:
-        path: As for `read_run`; of a folder of several runs the one that was written to last.
+        path: See `read_run`. In a folder with several runs, the run that was written last is
+            followed.
         optimizer: See `read_run`.
         monitor: See `read_run`.
 
     Raises:
-        OSError: If there is nothing at the path.
+        OSError: If the path does not exist.
     """
 
     def __init__(
@@ -44,28 +45,28 @@ class FollowedRun:
     ) -> None:
         self.path = Path(path)
         self.run: Path | None = None
-        """The folder or file of the run; None until there is one."""
+        """The folder or file of the run; None until a run is found."""
         self.of_runs = 0
-        """How many runs there were to choose from."""
+        """The number of runs from which this run was chosen."""
         self.history: History | None = None
-        """What was logged so far; None before the first whole row."""
+        """The history so far; None before the first whole row."""
         self.others: list[str] = []
-        """Other metrics that were logged, or a few of them."""
+        """Names of other metrics in the files; perhaps not all."""
         self.last_row_at: float | None = None
-        """When the last row was logged, in seconds since the epoch."""
+        """The time at which the last row was logged, in seconds since the epoch."""
         self.unread = 0
-        """Bytes after the last whole record or line."""
+        """The number of bytes after the last whole record or line."""
         self._asked = monitor or "", optimizer
         self._known: set[Path] = set()
         self._source: _Events | _Csv | None = None
         self._find()
 
     def read(self) -> bool:
-        """Take what was added, and return whether that was anything.
+        """Read what was added. Return whether there was anything new.
 
         Raises:
-            ValueError: If the files are damaged, or the monitor asked for is not the one in them.
-            OSError: If the run is gone.
+            ValueError: If the files are damaged, or contain another monitor than the one asked for.
+            OSError: If the run does not exist any more.
         """
         if self.run is None:
             self._find()
@@ -73,8 +74,8 @@ class FollowedRun:
             return False
         if not run.exists():
             raise FileNotFoundError(
-                f"`{printable(run)}` must exist while it is watched, got nothing there any"
-                " more. Start the command again with the place where the run is now."
+                f"`{printable(run)}` must exist while it is watched, but was moved or deleted."
+                " Start the command again with the new path of the run."
             )
         try:
             source = self._source_of(files := files_of(run))
@@ -88,7 +89,7 @@ class FollowedRun:
         return added or (self._find() and self.read())
 
     def _find(self) -> bool:
-        """Choose the newest run if there is none yet, or one that has begun since the last look."""
+        """Choose the newest run, if none is chosen yet or one has begun since the last call."""
         runs = runs_in(self.path)
         begun = [run for run in runs if run not in self._known and not self._has(run)]
         self._known |= set(runs)
@@ -99,7 +100,7 @@ class FollowedRun:
         return True
 
     def _has(self, run: Path) -> bool:
-        """Whether it is within the run itself: TensorBoard's `add_scalars` makes such folders."""
+        """Whether a folder lies within the run. TensorBoard's `add_scalars` makes such folders."""
         return self.run is not None and run.is_relative_to(self.run)
 
     def _source_of(self, files: list[Path]) -> _Events | _Csv:
@@ -123,7 +124,7 @@ class FollowedRun:
 
 
 class _Events:
-    """Event files; a run that is resumed adds one."""
+    """The event files of a run. A resumed run adds a file."""
 
     def __init__(self, prefix: str) -> None:
         need("tensorboard", "Reading event files")
@@ -141,7 +142,7 @@ class _Events:
         return sum(file.unread for file in self._files.values())
 
     def replaced(self, files: list[Path]) -> bool:
-        """Return whether a file that was read is gone, or shorter than what was read of it."""
+        """Return whether a file that was read is missing, or shorter than before."""
         known = self._files.items()
         return any(path not in files or file.unread < 0 for path, file in known)
 
@@ -158,7 +159,7 @@ class _Events:
 
 
 class _Csv:
-    """The file of a CSVLogger, or one like it."""
+    """The file of a CSVLogger, or a similar file."""
 
     def __init__(self, prefix: str) -> None:
         self.rows = CsvRows(prefix)
@@ -170,7 +171,7 @@ class _Csv:
         return self._file.unread if self._file else 0
 
     def replaced(self, files: list[Path]) -> bool:
-        """Return whether the file is another one by now."""
+        """Return whether the file was replaced."""
         return self._file is not None and (self._file.path not in files or self._file.replaced())
 
     def read(self, files: list[Path]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scale along a run, in columns, in bounded memory."""
+"""The history of a run: the noise scale at each log step, in bounded memory."""
 
 from __future__ import annotations
 
@@ -45,41 +45,41 @@ COLUMNS = (
 
 
 class History(Mapping[str, NDArray[np.float64]]):
-    """A mapping from column name to its values, one for each log step; its length is the rows.
+    """A run in columns: a mapping from a column's name to its values, one for each log step.
 
     | column | meaning |
     |---|---|
     | `step` | optimizer steps so far |
-    | `examples` | examples processed so far, by all ranks |
-    | `batch_size` | global batch size of that step |
+    | `examples` | examples so far, over all ranks |
+    | `batch_size` | global batch size of the step |
     | `grad_sq_norm`, `noise_trace` | averages of the two moments |
-    | `noise_scale`, `low`, `high` | B_simple and its interval; NaN, infinite: not resolved |
-    | `sum_weight` | sum over the measured steps so far of their batch sizes |
-    | `sum_grad_sq_norm`, `sum_noise_trace` | of each step's own moments, times its batch size |
-    | `increment_measured_steps` | steps measured since the row before, n |
-    | `increment_weight`, `increment_sq_weight` | Σw and Σw²: w is a measured step's batch size \
-      times the steps that it stands for, itself and those before it that were not measured |
-    | `increment_noise_trace`, `increment_grad_sq_norm` | Σw·S and Σw·Q of their relative moments |
+    | `noise_scale`, `low`, `high` | B_simple and its interval; NaN and infinite if not resolved |
+    | `sum_weight` | sum of the batch sizes of all measured steps so far |
+    | `sum_grad_sq_norm`, `sum_noise_trace` | sums of each step's moment times its batch size |
+    | `increment_measured_steps` | n, the number of steps measured since the row before |
+    | `increment_weight`, `increment_sq_weight` | Σw and Σw²; w is the batch size of a measured \
+      step times the number of steps since the measured step before |
+    | `increment_noise_trace`, `increment_grad_sq_norm` | Σw·S and Σw·Q of the relative moments |
     | `increment_noise_trace_squares`, `increment_products`, `increment_grad_sq_norm_squares` | \
       Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² around the row's own means |
-    | `seconds_per_step` | mean since the log step before; NaN where no step was timed |
-    | `skipped_steps` | measured steps left out so far |
+    | `seconds_per_step` | mean since the log step before; NaN if no step was timed |
+    | `skipped_steps` | measured steps so far that were left out |
     | `measured_steps` | measured steps so far that were not left out |
-    | `measuring_cost` | what measuring took so far, in steps that are not measured; a constant \
-      for each way of measuring, not timed |
-    | `devices` | ranks that train together |
-    | `accumulation` | micro-batches each of them had in that step |
-    | `coverage` | share of ‖g‖² that is of measured parameters; NaN: all |
-    | `learning_rate` | the largest of the optimizer's parameter groups |
-    | `group/<name>` | B_simple of a parameter group; NaN where it is not resolved |
+    | `measuring_cost` | cost of measuring so far, in plain steps; not timed, but a constant for \
+      each way of measuring |
+    | `devices` | number of ranks |
+    | `accumulation` | micro-batches of each rank in the step |
+    | `coverage` | share of ‖g‖² in measured parameters; NaN means all |
+    | `learning_rate` | the largest learning rate of the optimizer's parameter groups |
+    | `group/<name>` | B_simple of a parameter group; NaN if not resolved |
 
-    A step's relative moments are tr(Σ) and |G|² divided by the trailing |g|² of the steps before
-    it, see `noisescale.estimation.level.Level`. From the increments any segment of a run can be
-    averaged anew, with its interval, whatever the number of steps between two rows.
+    The relative moments of a step are tr(Σ) and |G|², divided by the trailing |g|² of the steps
+    before it, see `noisescale.estimation.level.Level`. With the increments, any segment of a run
+    can be averaged with its interval, whatever the number of steps between two rows.
 
-    When `most_rows` are reached every second row is merged into the next and from then on every
-    second log step is kept, and so on: a run of any length keeps an even spacing, and the
-    increments of all its steps.
+    The length of a history is its number of rows. When it reaches `most_rows`, every second row is
+    merged into the next one, and from then on every second log step is kept. This repeats as
+    needed. So the rows of a run of any length are evenly spaced, and no increments are lost.
 
     Example:
         >>> history = History()
@@ -103,20 +103,20 @@ class History(Mapping[str, NDArray[np.float64]]):
         if most_rows < 2:
             raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
         self.unit = unit
-        """What examples and batch sizes count."""
+        """The unit of examples and batch sizes."""
         self.confidence = confidence
         """Coverage of the intervals."""
         self.optimizer = optimizer
-        """The kind that the run was trained by; None if it was not recorded."""
+        """The kind of the run's optimizer; None if it was not recorded."""
         self.parameters = parameters
-        """Numbers that the optimizer trained; NaN if that was not recorded."""
+        """The number of trained numbers in the model; NaN if it was not recorded."""
         self.source: Path | None = None
-        """The folder or file that it was read from."""
+        """The folder or file that the history was read from."""
         self._most_rows = most_rows
         self._stride = 1
         self._seen = 0
         self.last_step = 0.0
-        """`step` of the last row appended, kept or not; 0 before it."""
+        """`step` of the last appended row, even if that row was merged; 0 without rows."""
         self._pending: dict[str, float] | None = None  # increments of rows that were not kept
         self._columns = {name: array("d") for name in (*COLUMNS, *extra_columns)}
 
@@ -130,16 +130,16 @@ class History(Mapping[str, NDArray[np.float64]]):
         optimizer: OptimizerKind | None = None,
         parameters: float = math.nan,
     ) -> History:
-        """Return a history of these columns, each of one length; all rows are kept.
+        """Return a history with the given columns. All rows are kept.
 
         Raises:
-            ValueError: If the lengths differ, or there is no `step`.
+            ValueError: If the columns differ in length, or there is no column `step`.
         """
         rows = {name: len(values) for name, values in columns.items()}
         if "step" not in rows or len(set(rows.values())) > 1:
             raise ValueError(
-                f"`columns` must have `step` and be equally long, got {rows}."
-                " Fill what was not measured with NaN."
+                f"`columns` must include `step` and be equally long, got {rows}."
+                " Fill missing values with NaN."
             )
         extra = [name for name in columns if name not in COLUMNS]
         history = cls(
@@ -157,9 +157,10 @@ class History(Mapping[str, NDArray[np.float64]]):
         return history
 
     def until(self, step: float) -> History:
-        """Return the part of the run up to a step, which need not be a row's.
+        """Return the part of the run up to a step. The step may lie between two rows.
 
-        The last row is cut: its examples are those up to there, what was measured in it stays.
+        The last row then ends at this step: its examples are counted up to the step, and its
+        measured values are kept.
 
         Raises:
             ValueError: If the run has no such step.
@@ -167,7 +168,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         steps = self["step"]
         if not 0 < step <= steps[-1]:
             raise ValueError(
-                f"`step` must be one of the run's, got {step:g}. It has {steps[-1]:,.0f}."
+                f"`step` must be a step of the run, got {step:g}. The run has {steps[-1]:,.0f}"
+                " steps."
             )
         rows = int(np.searchsorted(steps, step)) + 1
         columns = {name: self[name][:rows] for name in self}
@@ -184,7 +186,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         )
 
     def between(self, start: float, end: float) -> History:
-        """Return the part of the run after one step and up to another, counted from the first.
+        """Return the part of the run after `start` and up to `end`. Its steps begin at 0.
 
         Raises:
             ValueError: If the run has no such steps.
@@ -194,7 +196,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         first = int(np.searchsorted(steps, start, side="right"))
         if not 0 <= start < end:
             raise ValueError(
-                f"`start` must be a step before {end:g}, got {start:g}. Give one of the run's."
+                f"`start` must be a step before {end:g}, got {start:g}. Pass a step of the run."
             )
         columns = {name: whole[name][first:] for name in whole}
         if start:
@@ -209,7 +211,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         )
 
     def append(self, **row: float) -> None:
-        """Add the row of one log step; columns left out become NaN."""
+        """Add the row of one log step. Columns that are not given become NaN."""
         if unknown := row.keys() - self._columns.keys():
             raise ValueError(
                 f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(self)}."
@@ -243,10 +245,10 @@ class History(Mapping[str, NDArray[np.float64]]):
             self._columns[name] = array("d", column.tolist())
 
     def tradeoff(self) -> Tradeoff:
-        """Steps against examples for what the run reached, see `Tradeoff.from_run`.
+        """Return the trade-off of steps and examples to reach this run's result.
 
-        Each block of the run counts with the noise scale of its own time, see `Segments.of`.
-        `predict` has the bounds, too.
+        See `Tradeoff.from_run`. Each block of the run has its own noise scale, see `Segments.of`.
+        For the trade-off with bounds, use `predict`.
 
         Raises:
             ValueError: If the noise scale of the run is not resolved.
@@ -271,12 +273,12 @@ class History(Mapping[str, NDArray[np.float64]]):
         return f"History({len(self):,} row{'' if len(self) == 1 else 's'}{last})"
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows as a DataFrame, one for each log step, by `step` as its index.
+        """Return the rows as a DataFrame, with `step` as its index.
 
-        `History.from_columns(frame.reset_index())` is the way back.
+        `History.from_columns(frame.reset_index())` turns the frame into a history again.
 
         Raises:
-            ImportError: Without pandas, which is not among the package's own requirements.
+            ImportError: If pandas is not installed. The package does not require pandas.
 
         Example:
             >>> history = History()
@@ -292,7 +294,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         return pandas.DataFrame({name: self[name] for name in self}).set_index("step")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows, in builtins."""
+        """Return all rows, in builtin types."""
         columns = {name: values.tolist() for name, values in self._columns.items()}
         return {
             "stride": self._stride,
@@ -303,7 +305,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Columns that it lacks are NaN up to there."""
+        """Continue from a `state_dict`. Columns that are missing in it are filled with NaN."""
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
         columns = state["columns"]
@@ -313,7 +315,7 @@ class History(Mapping[str, NDArray[np.float64]]):
 
 
 def as_history(columns: Mapping[str, NDArray[np.float64]]) -> History:
-    """Return a history of columns that need not be one."""
+    """Return columns as a `History`, if they are not one already."""
     return columns if isinstance(columns, History) else History.from_columns(dict(columns))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measured steps between two rows of a history add, enough to average any segment anew."""
+"""The sums of the measured steps between two rows of a history. They can average any segment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Array = NDArray[np.float64]
 _NOISE, _SIGNAL = "increment_noise_trace", "increment_grad_sq_norm"
 
 SUMS = ("increment_measured_steps", "increment_weight", "increment_sq_weight", _NOISE, _SIGNAL)
-"""n, Σw, Σw², Σw·S and Σw·Q of a row, with S and Q the moments of a step over its level of |g|².
+"""n, Σw, Σw², Σw·S and Σw·Q of a row. S and Q are a step's moments divided by its level of |g|².
 
-w is a measured step's batch size times the steps that it stands for.
+w is the batch size of a measured step times the number of steps that it stands for.
 """
 
 SQUARES = {
@@ -30,13 +30,13 @@ SQUARES = {
 """Σw²(S - S̄)², Σw²(S - S̄)(Q - Q̄) and Σw²(Q - Q̄)² of a row, around its own weighted means."""
 
 INCREMENTS = (*SUMS, *SQUARES)
-"""Columns of a history that hold what was added since the row before."""
+"""The columns of a history that contain sums since the row before."""
 
 
 class Increments:
-    """Gather what measured steps add, until a row of the history takes it.
+    """Sum up measured steps, until a row of the history takes the sums.
 
-    Sums stay centred on the moving mean of the row: raw squares would cancel in float32.
+    The sums are centred on the moving mean of the row: raw squares would cancel in float32.
 
     Example:
         >>> increments = Increments()
@@ -57,23 +57,24 @@ class Increments:
         """Add one measured step.
 
         Args:
-            moments: The step's two moments, finite, of any sign.
-            batch_size: Its global batch size.
-            steps: That it stands for: itself and those before it that were not measured.
+            moments: The step's two moments. They must be finite, and may be negative.
+            batch_size: The global batch size of the step.
+            steps: The number of steps that this step stands for: itself, and the steps before it
+                that were not measured.
         """
         relative, self._level = self._level.step(moments, batch_size)
         if relative is not None:
             self._row = self._row.after(relative, batch_size * steps)
 
     def take(self) -> dict[str, float]:
-        """Return the columns of a row, and begin the next one."""
+        """Return the columns of a row, and begin the next row."""
         row, self._row = self._row, _Row()
         noise, signal = row.weight * row.s, row.weight * row.q
         sums = (float(row.steps), row.weight, row.sq_weight, noise, signal)
         return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything `load_state_dict` needs, in builtins."""
+        """Return everything that `load_state_dict` needs, in builtin types."""
         return {"level": list(self._level), "row": list(self._row)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -91,17 +92,17 @@ class _Row(NamedTuple):
     """Σw·s/Σw."""
     q: float = 0.0
     ss: float = 0.0
-    """Σw²(s - s̄)²; the two after it likewise."""
+    """Σw²(s - s̄)². `sq` and `qq` are Σw²(s - s̄)(q - q̄) and Σw²(q - q̄)²."""
     sq: float = 0.0
     qq: float = 0.0
     sq_weight: float = 0.0
     """Σw²."""
     offset_s: float = 0.0
-    """Σw²(s - s̄), zero where all steps weigh alike."""
+    """Σw²(s - s̄); it is zero if all steps have the same weight."""
     offset_q: float = 0.0
 
     def after(self, relative: GradientMoments, weight: float) -> _Row:
-        """Add one step: a shift of the mean moves every square about it."""
+        """Add one step. As the mean shifts, all squares around the mean change."""
         q, s = relative.grad_sq_norm, relative.noise_trace
         share = weight / (self.weight + weight)
         shift_s, shift_q = share * (s - self.s), share * (q - self.q)
@@ -129,10 +130,10 @@ class _Row(NamedTuple):
 
 
 def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the increments of two successive rows as those of one.
+    """Merge the increments of two successive rows into the increments of one row.
 
-    Sums add. Squares around the common mean are those around each row's own mean, and what the
-    two means are apart.
+    Sums add. The squares around the common mean are the squares around each row's own mean, plus a
+    term for the distance of the row's mean from the common mean.
     """
     row = {name: first[name] + second[name] for name in SUMS}
     weight = np.maximum(row["increment_weight"], 1e-300)

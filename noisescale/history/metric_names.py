@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the monitor's metrics are called in logs."""
+"""The names of the monitor's metrics in logs."""
 
 from __future__ import annotations
 
 import re
 
 ROOT = "noise_scale/"
-"""What the names of all logged metrics begin with."""
+"""The beginning of the names of all logged metrics."""
 
 ABOUT_RUN = ("optimizer_kind", "parameters")
 """Metrics, without their prefix, that are the same at each step of a run."""
 
 TRAINER_PREFIXES = ("", "train/")
-"""What a trainer may put before them: that of transformers has "train/" in TensorBoard."""
+"""Prefixes that trainers add. The Trainer of transformers adds "train/" in TensorBoard."""
 
 
 def prefix_of(optimizer: int, monitor: str | None = None) -> str:
-    """Return what the metrics of a monitor's optimizer begin with; the first one has no number.
+    """Return the prefix of the metrics of a monitor's optimizer. The first has no number.
 
     Example:
         >>> prefix_of(0), prefix_of(1), prefix_of(1, "wide")
@@ -33,7 +33,9 @@ _STEP = re.compile(
 
 
 def measured_in(tag: str) -> tuple[str, int] | None:
-    """Return whose a tag is that is in each row: the monitor ("": without a name), the optimizer.
+    """Return the monitor's name and the optimizer's number, if a tag is the `step` of a monitor.
+
+    A monitor without a name has the name "".
 
     Example:
         >>> [measured_in(prefix_of(*who) + "step") for who in ((0,), (1,), (1, "wide"))]
@@ -46,7 +48,7 @@ def measured_in(tag: str) -> tuple[str, int] | None:
 
 
 def name_in(tag: str, prefix: str) -> str | None:
-    """Return a tag without its prefix, whatever the trainer put before it; None of other tags.
+    """Return a tag without its prefix and the trainer's prefix; None if the prefix is another.
 
     Example:
         >>> name_in("train/noise_scale/step", "noise_scale/"), name_in("loss", "noise_scale/")
@@ -59,50 +61,50 @@ def name_in(tag: str, prefix: str) -> str | None:
 
 
 def check_name(name: str, what: str) -> None:
-    """Raise a ValueError where a name cannot be part of a metric's in every logger.
+    """Raise a ValueError if a logger would refuse a name as part of a metric's name.
 
-    MLflow is the strictest: letters, digits, and a few other characters, as a path that is not
-    made shorter by normalising it.
+    MLflow is the strictest logger. It allows letters, digits and a few other characters, and the
+    name must be a path that normalising does not shorten.
 
     Args:
         name: Part of a metric's name.
-        what: How the error begins.
+        what: The beginning of the error message.
 
     Example:
         >>> check_name("blocks.0", "`groups` must have names")
         >>> check_name("head (last)", "`groups` must have names")
         Traceback (most recent call last):
         ...
-        ValueError: `groups` must have names of letters, digits, spaces and `_-./` alone, which all
-        loggers take, got 'head (last)'. Choose another.
+        ValueError: `groups` must have names of letters, digits, spaces and `_-./` only, got
+        'head (last)'. Loggers refuse other characters: choose another name.
     """
     if not re.fullmatch(r"[A-Za-z0-9_\-. /]+", name) or {"", ".", ".."} & {*name.split("/")}:
         raise ValueError(
-            f"{what} of letters, digits, spaces and `_-./` alone, which all loggers take, got"
-            f" {name!r}. Choose another."
+            f"{what} of letters, digits, spaces and `_-./` only, got"
+            f" {name!r}. Loggers refuse other characters: choose another name."
         )
 
 
 def check_monitor_name(name: object) -> None:
-    """Raise unless metrics can be told apart by it: between `ROOT` and the rest of their names.
+    """Raise unless `name` can stand in the names of metrics, after `ROOT`, to identify a monitor.
 
     Raises:
-        ValueError: If it has characters that a logger refuses, or means something else there.
-        TypeError: If it is no string.
+        ValueError: If `name` has characters that a logger refuses, or another meaning there.
+        TypeError: If `name` is not a string.
 
     Example:
         >>> check_monitor_name("by micro-batch")
         >>> check_monitor_name("group")
         Traceback (most recent call last):
         ...
-        ValueError: `name` must not be "group", "optimizer_<number>" or have a `/`, which stand in
-        the names of metrics already, got 'group'. Choose another.
+        ValueError: `name` must not be "group" or "optimizer_<number>" and must not contain `/`,
+        got 'group'. These have another meaning in names of metrics: choose another name.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` must be a string, got {name!r}. Pass a word, or leave it out.")
     check_name(name, "`name` must be made")
     if "/" in name or name == "group" or re.fullmatch(r"optimizer_\d+", name):
         raise ValueError(
-            '`name` must not be "group", "optimizer_<number>" or have a `/`, which stand in the'
-            f" names of metrics already, got {name!r}. Choose another."
+            '`name` must not be "group" or "optimizer_<number>" and must not contain `/`, got'
+            f" {name!r}. These have another meaning in names of metrics: choose another name."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any metric of a logged run, by optimizer steps, and when it reached a goal."""
+"""When a metric of a logged run reached a goal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITTEN = re.compile(r"\s*(.*?)\s*([<>]?=|[<>])\s*([^=<>]+)")
 
 @dataclass(frozen=True)
 class Goal:
-    """A metric's value to be reached, from above or from below.
+    """A value that a metric is to reach, from above or from below.
 
     Example:
         >>> Goal.read("val_loss=0.25"), Goal.read("accuracy>=0.9")
@@ -29,14 +29,14 @@ class Goal:
     metric: str
     value: float
     side: str = ""
-    """"<" if it is to fall to the value, ">" if it is to rise; "": away from where it begins."""
+    """"<" if the metric falls to the value, ">" if it rises; "" if its first value decides."""
 
     @classmethod
     def read(cls, text: str) -> Goal:
-        """Read "metric=value", or with "<=" or ">=".
+        """Read "metric=value", "metric<=value" or "metric>=value".
 
         Raises:
-            ValueError: If it is not of that form.
+            ValueError: If the text has another form.
         """
         found = _WRITTEN.fullmatch(text)
         metric, sign, value = found.groups() if found else ("", "", "")
@@ -47,7 +47,7 @@ class Goal:
         if not (metric and math.isfinite(number)):
             raise ValueError(
                 f"`goal` must be a metric's name and its value, got {text!r}."
-                " Write for instance `val_loss=0.25`."
+                " Write, for example, `val_loss=0.25`."
             )
         return cls(metric, number, sign.strip("="))
 
@@ -55,24 +55,25 @@ class Goal:
         return f"{self.metric} {self.side}= {self.value:g}"
 
     def from_where(self, values: Array) -> Goal:
-        """Return the goal with the side from which a metric of these values is to reach it."""
+        """Return the goal with its side. The first of the metric's values decides, if needed."""
         return replace(self, side=self.side or ("<" if values[0] >= self.value else ">"))
 
     def past(self, value: float) -> bool:
-        """Whether a value is beyond the goal, where its side is known."""
+        """Whether a value is beyond the goal. The goal's side must be known."""
         return value < self.value if self.side == "<" else value > self.value
 
     def reached_at(self, steps: Array, values: Array) -> float | None:
         """Return the step at which a metric reached the goal for good; None if it never did.
 
-        Single values are noisy: those that would let the metric come back are averaged, by
-        isotonic regression, which has no width to choose. Between two steps the metric is taken
-        to be linear. What comes after the best of its running medians of three does not count: a
-        validation loss that rises again had been reached.
+        Single values are noisy. Isotonic regression averages the values that would let the metric
+        move back; it has no window to choose. Between two steps the metric is assumed to be linear.
+        Values after the best running median of three do not count: a validation loss that rises
+        again has still reached the goal.
 
         Args:
-            steps: That it was logged at, rising.
-            values: Of the metric. Where they begin tells the side, if the goal does not.
+            steps: The steps at which the metric was logged, in rising order.
+            values: The values of the metric. The first value decides the side, if the goal has
+                none.
         """
         sign = 1.0 if self.from_where(values).side == "<" else -1.0
         middle = np.median(sliding_window_view(np.pad(sign * values, 1, mode="edge"), 3), axis=1)
@@ -89,7 +90,7 @@ class Goal:
 
 
 def _rising(values: Array) -> Array:
-    """The rising course that is nearest to values: pools of adjacent violators."""
+    """Return the nearest rising sequence to values, by pooling adjacent violators."""
     pools: list[tuple[float, int]] = []
     for value in values.tolist():
         mean, size = value, 1

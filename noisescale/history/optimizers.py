@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of optimizers, as far as the theory of the noise scale tells them apart."""
+"""The kinds of optimizers that the theory of the noise scale distinguishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class OptimizerKind(IntEnum):
-    """What a run was trained by. The numbers stand in logs, which hold nothing but numbers."""
+    """The kind of a run's optimizer. Logs contain the number, as they only hold numbers."""
 
     SGD = 1
     MOMENTUM = 2
@@ -21,7 +21,7 @@ class OptimizerKind(IntEnum):
 
     @property
     def title(self) -> str:
-        """What to call it in a sentence."""
+        """Its name in a sentence."""
         return {
             OptimizerKind.SGD: "SGD",
             OptimizerKind.MOMENTUM: "SGD with momentum",
@@ -31,7 +31,7 @@ class OptimizerKind(IntEnum):
 
     @classmethod
     def of(cls, optimizer: Any) -> OptimizerKind:
-        """Tell the kind by the names of the optimizer's classes, and by its momentum.
+        """Return the kind of an optimizer, from the names of its classes and its momentum.
 
         Example:
             >>> import torch
@@ -51,17 +51,17 @@ class OptimizerKind(IntEnum):
 
     @classmethod
     def logged_as(cls, numbers: Iterable[float]) -> OptimizerKind | None:
-        """Return the kind that numbers of a log stand for; None without, or with unknown ones."""
+        """Return the kind for the numbers in a log; None if no number is known."""
         known = {float(number) for number in numbers} & {float(kind) for kind in cls}
         return cls(int(max(known))) if known else None
 
 
 DECAYED = 0.5
-"""A run whose learning rate ends below so much of its largest has had it decay."""
+"""The learning rate has decayed if its last value is below this share of its largest value."""
 
 
 def has_decayed(history: Mapping[str, NDArray[np.float64]]) -> bool:
-    """Return whether the learning rate of a run fell, but for what a smaller batch size asks."""
+    """Return whether the learning rate of a run fell, by more than the batch size explains."""
     rate = np.asarray(history.get("learning_rate", ()), dtype=np.float64)
     size = np.asarray(history.get("batch_size", ()), dtype=np.float64)
     known = np.isfinite(rate) & (rate >= 0) if len(rate) == len(size) else np.array([], dtype=bool)
@@ -78,6 +78,6 @@ def learning_rate_of(optimizer: Any) -> float:
 
 
 def parameters_of(optimizer: Any) -> int:
-    """Count the numbers that an optimizer trains."""
+    """Return the number of elements in all parameters that an optimizer trains."""
     groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return sum(parameter.numel() for parameter in groups if parameter.requires_grad)

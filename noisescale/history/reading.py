@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a run back into a `History`: from TensorBoard's files, or from a CSVLogger's."""
+"""Read a run into a `History`, from TensorBoard's event files or a CSVLogger's file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _COLUMN_OF = {
     "lower_bound": "low",
     **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
 }
-"""From what is logged, without its prefix, to the history's column."""
+"""From a metric's name, without its prefix, to the column of the history."""
 
 _ALWAYS = ("step", "examples", "batch_size")
-"""Columns without which a row says nothing."""
+"""Columns that each row needs."""
 
 _CLOCKS = ("step", "trainer/global_step", "train/global_step")
-"""Columns of the step: a CSVLogger's, W&B's under Lightning and under transformers."""
+"""Columns of the step: CSVLogger, W&B with Lightning, W&B with transformers."""
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")
 
@@ -47,26 +47,26 @@ def read_run(
     monitor: str | None = None,
     allow_truncated: bool = False,
 ) -> History:
-    """Read what `NoiseScaleMonitor` logged in one run.
+    """Read the history that `NoiseScaleMonitor` logged in one run.
 
-    Where a run was resumed from a checkpoint, steps that were trained again count once, as they
-    were trained last.
+    If a run was resumed from a checkpoint, some steps were trained twice. These steps count once,
+    with their last values.
 
     Args:
-        path: A folder with TensorBoard's event files or a CSVLogger's metrics.csv, one of those
-            files, or a folder above that has a single such run in it.
-        optimizer: Which one, where several were measured under manual optimization.
-        monitor: Its name, where it was given one.
-        allow_truncated: Take what is whole of an event file that ends within a record, as those
-            of a run that is still being written do.
+        path: A folder with TensorBoard's event files or with a CSVLogger's metrics.csv, one of
+            these files, or a parent folder that contains a single such run.
+        optimizer: The number of the optimizer, if several were measured (manual optimization).
+        monitor: The name of the monitor, if it has a name.
+        allow_truncated: Accept an event file that ends within a record, and read its whole records.
+            The event files of a run that still trains may end like this.
 
     Returns:
-        The history as `monitor.history` has it, to the precision of the file (TensorBoard's is
-        float32). Files do not tell the unit: it is "examples".
+        The same history as `monitor.history`, with the precision of the file (float32 in
+        TensorBoard). The unit is "examples", as files do not contain the unit.
 
     Raises:
         ValueError: If nothing was logged, the file is damaged, or the folder has several runs.
-        OSError: If it cannot be read.
+        OSError: If the run cannot be read.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = _run_in(Path(path))
@@ -87,17 +87,19 @@ def read_run(
 
 
 def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
-    """Read another metric of a run that the monitor logged too, for instance its loss.
+    """Read another metric of a run with a monitor, for example the loss.
 
     Args:
         path: See `read_run`.
-        name: As it was logged; TensorBoard shows it.
+        name: The name of the metric in the log, as TensorBoard shows it.
 
     Returns:
-        Optimizer steps, rising, and the values, without those that are not finite.
+        The optimizer steps, in rising order, and the values. Values that are not finite are left
+        out.
 
     Raises:
-        ValueError: If there is no such metric, or nothing tells which steps it was logged at.
+        ValueError: If there is no such metric, or if the run has no monitor: without a monitor the
+            optimizer steps are not known.
         OSError: If the run cannot be read.
     """
     path = _run_in(Path(path))
@@ -120,12 +122,12 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
         raise ValueError(
             f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
-            f" There is {printable(others) or 'none'}."
+            f" Its metrics: {printable(others) or 'none'}."
         )
     if not len(clock[0]):
         raise ValueError(
-            f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no step of it. Add"
-            " `NoiseScaleMonitor()` to the callbacks of the Trainer."
+            f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no metrics of the"
+            " monitor. Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
         )
     # Trainers log under the number of the step, or of the one before: our rows tell which, those
     # of a step that was measured.
@@ -140,7 +142,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
 def _column(
     header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
 ) -> tuple[list[float], list[float]]:
-    """A metric's steps and values in a CSV file; none where it is not there."""
+    """Return a metric's steps and values in a CSV file; empty if the metric is not there."""
     clock = next((clock for clock in _CLOCKS if clock in header), "")
     if name not in header or not clock:
         return [], []
@@ -150,7 +152,7 @@ def _column(
 
 
 def _is_metric(name: str) -> bool:
-    """Whether a tag or column is something that a run may reach."""
+    """Whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
     return not name_in(name, ROOT) and not name.endswith(kinds)
 
@@ -162,14 +164,14 @@ def history_from_scalars(
     monitor: str | None = None,
     source: str = "run",
 ) -> History:
-    """Return the history in scalars that were read elsewhere.
+    """Return the history from scalars that were read in another way.
 
     Args:
-        scalars: From tag to the steps it was logged at and its values. Rows are joined by step;
-            those that lack what is always logged are left out.
+        scalars: From a tag to its steps and its values. Values of one step make a row. Rows without
+            one of the metrics that are always logged are left out.
         optimizer: See `read_run`.
         monitor: See `read_run`.
-        source: What to call the run in errors.
+        source: The name of the run in error messages.
 
     Raises:
         ValueError: If the monitor logged nothing.
@@ -196,22 +198,22 @@ def history_from_scalars(
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs at a path or below it, the one that was written to last at the end.
+    """Return the runs at a path or below it, in the order in which they were last written.
 
     Returns:
-        The path itself, if it is a file or a folder with a run's files in it.
+        The path itself, if it is a file, or a folder with the files of a run.
 
     Raises:
-        ValueError: If there are only runs of W&B or MLflow, whose files are not read.
-        OSError: If there is nothing at the path.
+        ValueError: If there are only runs of W&B or MLflow. Their files cannot be read.
+        OSError: If the path does not exist.
     """
     if path.is_file():
         refuse_tracker(path)
         return [path]
     if not path.exists():
         raise FileNotFoundError(
-            f"`run` must be a folder or a file, got {printable(path)}, which is neither."
-            " Name the folder that the logger wrote to, such as lightning_logs/version_0."
+            f"`run` must be a folder or a file, got {printable(path)}, which does not exist."
+            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
         )
     if files_of(path):
         return [path]
@@ -222,43 +224,43 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def files_of(run: Path) -> list[Path]:
-    """Return the files that a run is read from: event files, the earliest first, or one CSV."""
+    """Return the files of a run: its event files, in order, or one CSV file."""
     if run.is_file():
         return [run]
     return sorted(run.glob(_FILES[0])) or list(run.glob(_FILES[1]))
 
 
 def last_written(run: Path) -> float:
-    """Return when a run's files were last written to, in seconds since the epoch."""
+    """Return the time at which a run's files were last written, in seconds since the epoch."""
     return max((file.stat().st_mtime for file in files_of(run)), default=0.0)
 
 
 def _run_in(path: Path) -> Path:
-    """The folder or file of the single run that there is at `path` or below it."""
+    """Return the folder or file of the only run at `path` or below it."""
     runs = runs_in(path)
     if len(runs) == 1:
         return runs[0]
     if not runs:
         raise ValueError(
-            f"`{printable(path)}` must hold a run, got no event file of TensorBoard and no"
-            " metrics.csv in it."
-            " Name the folder that the logger wrote to, such as lightning_logs/version_0."
+            f"`{printable(path)}` must contain a run, got no event file of TensorBoard and no"
+            " metrics.csv."
+            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
         )
     shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
     raise ValueError(
-        f"`{printable(path)}` must hold one run, got {len(runs)}:"
+        f"`{printable(path)}` must contain one run, got {len(runs)}:"
         f" {shown}{', ...' if len(runs) > 5 else ''}."
-        " Name one of them."
+        " Name one of these runs."
     )
 
 
 class CsvRows:
-    """Rows of one prefix in a CSV file, line by line."""
+    """The rows of one prefix in a CSV file, read line by line."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.others: list[str] = []
-        """Columns of other metrics."""
+        """The names of the columns of other metrics."""
         self._names: list[str] = []
         self._ours: dict[int, str] = {}
         self._values: dict[str, list[float]] = {}
@@ -267,10 +269,10 @@ class CsvRows:
         return max(map(len, self._values.values()), default=0)
 
     def add_from(self, path: Path, lines: Iterable[tuple[int, list[str]]]) -> None:
-        """Add lines of a file; the first one of all has the names of the columns.
+        """Add lines of a file. The very first line has the names of the columns.
 
         Raises:
-            ValueError: If two columns have one metric, or a cell is no finite number.
+            ValueError: If two columns have the same metric, or a cell is not a finite number.
         """
         for number, line in lines:
             if not self._names:
@@ -280,7 +282,7 @@ class CsvRows:
                     self._values[name].append(_cell(line[k], path, number, self._names[k]))
 
     def columns(self) -> dict[str, Array]:
-        """Return the values by metric, without the prefix; NaN where a row lacks one."""
+        """Return the values by metric, without the prefix. Missing values are NaN."""
         return {name: np.array(values) for name, values in self._values.items()}
 
     def _read_names(self, path: Path, names: list[str]) -> None:
@@ -294,13 +296,13 @@ class CsvRows:
             twice = next(name for name in self._values if of.count(name) > 1)
             alike = ", ".join(names[k] for k, name in self._ours.items() if name == twice)
             raise ValueError(
-                f"`{printable(path)}` must have one column of each metric, got"
-                f" {printable(alike)}. Remove those of another run."
+                f"`{printable(path)}` must have one column for each metric, got"
+                f" {printable(alike)}. Remove the columns of the other run."
             )
 
 
 def _is_number(name: str) -> bool:
-    """Whether a metric of this name, without its prefix, is one that the history has."""
+    """Whether the history has a metric of this name, without its prefix."""
     return name in _COLUMN_OF or name in ABOUT_RUN or name.startswith("group/")
 
 
@@ -314,7 +316,7 @@ def _cell(text: str, path: Path, line: int, name: str) -> float:
     if not math.isfinite(value):
         raise ValueError(
             f"`{printable(name)}` must be finite, got {text!r} in line {line} of {printable(path)}."
-            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it."
+            " NoiseScaleMonitor only logs finite values: correct the program that wrote the file."
         )
     return value
 
@@ -325,16 +327,16 @@ def history_of(
     asked: tuple[str, int],
     others: Sequence[str],
 ) -> History:
-    """Return the history in columns as they were logged.
+    """Return the history from its columns as they were logged.
 
     Args:
-        logged: By metric, without its prefix.
-        source: What to call the run in errors.
-        asked: The monitor's name ("": without one) and the optimizer's number.
-        others: Other metrics of the run.
+        logged: The columns by metric, without its prefix.
+        source: The name of the run in error messages.
+        asked: The monitor's name ("" if it has none) and the optimizer's number.
+        others: The names of other metrics of the run.
 
     Raises:
-        RunError: If the monitor logged nothing, no whole row, or another monitor did.
+        RunError: If the monitor logged nothing or no whole row, or if only another monitor did.
     """
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
@@ -350,11 +352,11 @@ def history_of(
     if missing := [name for name in _ALWAYS if name not in columns]:
         refuse_chart(source, others)
         _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
-        has = printable(", ".join(others[:5])) if others else "nothing else"
+        has = f"other metrics are {printable(', '.join(others[:5]))}" if others else "nothing else"
         raise RunError(
             "unmeasured",
-            f"`{source}` must be a run with NoiseScaleMonitor, got no {prefix}{missing[0]} in it"
-            f" (but {has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+            f"`{source}` must be a run with NoiseScaleMonitor, got no metric {prefix}{missing[0]}"
+            f" ({has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         )
     complete = np.logical_and.reduce([np.isfinite(columns[name]) for name in _ALWAYS])
     columns = {name: values[complete] for name, values in columns.items()}
@@ -362,7 +364,7 @@ def history_of(
         raise RunError(
             "empty",
             f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
-            " Train until it has logged once.",
+            " Train until the monitor has logged once.",
         )
     # A run that was resumed trained some steps again: of each step the last one counts. Where no
     # step was measured since the row before it, a row says again what that one did, and lacks what
@@ -387,7 +389,7 @@ def history_of(
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
-    """Raise a RunError if other monitors or optimizers than that have tags here."""
+    """Raise a RunError if only other monitors or optimizers have tags here."""
     found = {who for tag in tags if (who := measured_in(tag)) is not None}
     if not found or asked in found:
         return
@@ -395,12 +397,12 @@ def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str])
     if any(name == monitor for name, _ in found):
         raise RunError(
             "absent",
-            f"`optimizer` must be one that was measured in {source}, got {optimizer}."
-            " Leave it out for the first.",
+            f"`optimizer` must be the number of an optimizer that was measured in {source}, got"
+            f" {optimizer}. Leave it out for the first optimizer.",
         )
     names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
     raise RunError(
         "absent",
-        f"`monitor` must be the name of one in {source}, got {monitor or None!r}. There is"
-        f" {names}.",
+        f"`monitor` must be the name of a monitor in {source}, got {monitor or None!r}. Its"
+        f" monitors: {names}.",
     )

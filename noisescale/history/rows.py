@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a history as sums of what was measured between them, over the trailing |g|²."""
+"""The rows of a history as sums over the measured steps between them, relative to |g|²."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from noisescale.history.increments import SQUARES, SUMS
 Array = NDArray[np.float64]
 
 LARGEST_ROUNDING = 0.1
-"""Of a row's |g|²: running sums in float32 that are coarser say nothing about the row."""
+"""The largest rounding of running sums in float32, as a share of a row's |g|².
+
+A row with a larger rounding error cannot be used.
+"""
 
 MANY_ROUNDED = 0.1
-"""Share of a run's steps in such rows from which on the run is refused."""
+"""A run is refused if a larger share of its steps than this is in rows that cannot be used."""
 
 
 RUNNING_SUMS = ("sum_weight", "sum_noise_trace", "sum_grad_sq_norm")
-"""Columns and tags of earlier logs: totals since the beginning of the run."""
+"""Columns and tags of older logs: totals since the beginning of the run."""
 
 
 class Rows(NamedTuple):
-    """What was measured between one row of a history and the next.
+    """Sums over the measured steps between one row of a history and the next.
 
-    S and Q are tr(Σ) and |G|² of a unit, over the |g|² of the units before it. A unit is a
-    measured step. Where only running sums were logged, a whole row is a unit.
+    S and Q are tr(Σ) and |G|² of a unit, divided by the |g|² of the units before it. A unit is a
+    measured step. In a log that only has running sums, a unit is a whole row.
     """
 
     units: Array
-    """Number of units that were measured; 0 where none was."""
+    """The number of measured units; it may be 0."""
     weight: Array
-    """Σw, the sum of their batch sizes, each times the steps that the unit stands for."""
+    """Σw; w is the batch size of a unit times the number of steps that it stands for."""
     sq_weight: Array
     """Σw²."""
     noise_trace: Array
@@ -46,22 +49,22 @@ class Rows(NamedTuple):
     noise_trace_squares: Array
     """Σw²(S - S̄)² around the row's own mean."""
     products: Array
-    """Σw²(S - S̄)(Q - Q̄), likewise."""
+    """Σw²(S - S̄)(Q - Q̄) around the row's own means."""
     grad_sq_norm_squares: Array
-    """Σw²(Q - Q̄)², likewise."""
+    """Σw²(Q - Q̄)² around the row's own mean."""
 
     @classmethod
     def of(cls, history: Mapping[str, Array], batch_size: Array) -> Rows | None:
-        """Return the rows; None where a history has neither increments nor running sums.
+        """Return the rows; None if a history has neither increments nor running sums.
 
-        Where a row has both, its increments count.
+        If a row has both, its increments are used.
 
         Args:
-            history: With a row or more.
+            history: A history with at least one row.
             batch_size: Mean global batch size of each row.
 
         Raises:
-            ValueError: If running sums were rounded to float32 and say nothing.
+            ValueError: If the running sums were rounded to float32 and are too coarse.
         """
         names = (*SUMS, *SQUARES)
         unknown = np.full(len(batch_size), np.nan)
@@ -83,7 +86,7 @@ class Rows(NamedTuple):
         return cls(*(column * share for column in rows)) if (share < 1).any() else rows
 
     def standing_for(self, weight: Array) -> Rows:
-        """Return them with other weights, 0 still where nothing was measured."""
+        """Return the rows with other weights. Rows without measured steps still have weight 0."""
         scale = np.where(self.weight > 0, weight / np.maximum(self.weight, 1e-300), 0.0)
         return Rows(
             self.units,
@@ -98,12 +101,12 @@ class Rows(NamedTuple):
 
     @property
     def unit_weight(self) -> Array:
-        """Mean weight of a unit, each counting by its own; 0 where none was measured."""
+        """Mean weight of a unit, weighted by the weights themselves; 0 without measured units."""
         return self.sq_weight / np.maximum(self.weight, 1e-300)
 
     @property
     def means(self) -> tuple[Array, Array]:
-        """S̄ and Q̄ of each row; 0 where nothing was measured."""
+        """S̄ and Q̄ of each row; 0 without measured units."""
         weight = np.maximum(self.weight, 1e-300)
         return self.noise_trace / weight, self.grad_sq_norm / weight
 
@@ -111,7 +114,7 @@ class Rows(NamedTuple):
 def _from_running_sums(
     history: Mapping[str, Array], batch_size: Array, elsewhere: NDArray[np.bool_]
 ) -> Rows | None:
-    """Difference the sums of earlier logs; NaN where a row has none."""
+    """Return the rows from the running sums of older logs; NaN where a row has no sums."""
     if not all(name in history for name in RUNNING_SUMS):
         return None
     sums = np.array([history[name] for name in RUNNING_SUMS], dtype=np.float64)
@@ -143,8 +146,8 @@ def _from_running_sums(
     steps = np.diff(history["step"], prepend=0)
     if steps[rounded & ~elsewhere].sum() > MANY_ROUNDED * steps.sum():
         raise ValueError(
-            "`history` must have sums that can be differenced, got running totals that were"
-            " rounded to float32 by more than a row adds. Read the metrics.csv of the same run, or"
-            " measure again: the monitor now logs what each row adds."
+            "`history` must have precise sums, got running totals in float32. Their rounding error"
+            " is too large compared with what a row adds. Read the metrics.csv of the same run, or"
+            " measure again: the monitor now logs the sums of each row."
         )
     return Rows(*columns)

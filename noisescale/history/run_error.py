@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a run cannot be read, in a sentence and in a word."""
+"""The reason why a run cannot be read, as a sentence and as a word."""
 
 from __future__ import annotations
 
 UNUSABLE = "unusable"
-"""The word for what has none of its own."""
+"""The word for an error that has no word of its own."""
 
 
 class RunError(ValueError):
-    """A refusal of a run's files, with a word for it.
+    """The files of a run cannot be used. The error has a word for the reason.
 
     Example:
         >>> RunError("empty", "`version_0` must hold events, got none.").word
@@ -18,10 +18,10 @@ class RunError(ValueError):
     def __init__(self, word: str, message: str) -> None:
         super().__init__(message)
         self.word = word
-        """For a cell of a table: "unmeasured", "empty", "truncated" or "absent"."""
+        """The reason, short enough for a table: "unmeasured", "empty", "truncated" or "absent"."""
 
 
 def word_for(error: BaseException) -> str:
-    """Return the word of an error or of what caused it, `UNUSABLE` where neither has one."""
+    """Return the word of an error or of its cause; `UNUSABLE` if neither has a word."""
     known = (each for each in (error, error.__cause__) if isinstance(each, RunError))
     return next((each.word for each in known), UNUSABLE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps against examples for what one run reached, with bounds."""
+"""The trade-off of steps and examples to reach the result of one run, with bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from noisescale.tradeoff.run_sums import Parts, Sums
 from noisescale.tradeoff.tradeoff import Tradeoff
 
 _COURSE = (0.01, 0.99)
-"""Of a step's progress: beyond that its noise scale is nothing but the error of measuring it."""
+"""The range of a step's progress. Beyond it the noise scale is only measurement error."""
 
 _FARTHEST = 60.0
 """The logarithm of the largest factor between a run's noise scale and a critical batch size."""
@@ -28,21 +28,21 @@ _FARTHEST = 60.0
 class RunLaw:
     """S(B) = S_min + E_min/B of one run, with bounds from the intervals of its noise scale.
 
-    With the progress p = 1/(1 + b/B) of a step at noise scale b and batch size B,
+    The progress of a step at noise scale b and batch size B is p = 1/(1 + b/B). Then
 
         S_min = Σ steps·p        E_min = Σ steps·B·(1 - p)
 
-    Both are linear in p, and blocks of the run have independent estimates of it. A sum over
-    blocks t = Σ t_k, with each t_k within l_k to u_k, has the bounds
+    Both are linear in p, and the blocks of the run have independent estimates of p. Let t = Σ t_k
+    be a sum over blocks, and let each t_k lie between l_k and u_k. The bounds of the sum are
 
-        t - √(Σ (t_k - l_k)²)   to   t + √(Σ (u_k - t_k)²)
+        t - √(Σ (t_k - l_k)²)   and   t + √(Σ (u_k - t_k)²)
 
-    Measured blocks have symmetric ends of one quantile: the bounds are then those of a sum of
-    independent normal estimates, and the bounds of B_crit = E_min/S_min Fieller's. Other ends,
-    those of a calibration or of logged intervals, may be lopsided and stay so (Zou & Donner's
-    recovery of variance estimates). The error of kappa is common to all blocks: the sum with kappa
-    at its ends adds one term to each root. Where the noise scale is not resolved the bounds are
-    simply the sums at both ends.
+    The intervals of measured blocks are symmetric, with the same quantile. So the bounds are those
+    of a sum of independent normal estimates, and the bounds of B_crit = E_min/S_min are Fieller's.
+    The intervals of a calibration and of logged estimates may be asymmetric, and the bounds then
+    are, too (Zou & Donner's recovery of variance estimates). The error of kappa is common to all
+    blocks: the sums with kappa at its ends add one term to each root. If the noise scale is not
+    resolved, the bounds are the sums with all noise scales at their lower and at their upper ends.
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D. Zou & Donner 2008, "Construction of
@@ -53,17 +53,17 @@ class RunLaw:
     _low: Parts
     _high: Parts
     _noise_scale_ends: tuple[Parts, Parts]
-    """With the noise scale at its ends, and kappa at its value."""
+    """The sums with the noise scale at its ends, and kappa at its value."""
     _kappa_ends: tuple[Parts, Parts]
-    """With kappa at its ends, and the noise scale at its value."""
+    """The sums with kappa at its ends, and the noise scale at its value."""
     _extremes: tuple[Parts, Parts]
-    """Without any noise, and without any progress; of each batch size, not of blocks."""
+    """The sums without noise, and without progress; for each batch size, not for blocks."""
     gamma: float
-    """See `Tradeoff.gamma`; NaN where the noise scale is not resolved, or is zero."""
+    """See `Tradeoff.gamma`; NaN if the noise scale is not resolved, or is zero."""
 
     @classmethod
     def of(cls, run: Segments, kappa: Bounded) -> RunLaw:
-        """Sum over the segments of a run whose noise scale is multiplied by kappa."""
+        """Return the law of a run. Its noise scale is multiplied by kappa."""
 
         def of_blocks(progress: Array) -> Parts:
             return Parts.at_progress(progress, run.batch_size, run.steps).of_blocks(run.block)
@@ -99,11 +99,11 @@ class RunLaw:
 
     @classmethod
     def at(cls, run: Segments, critical_batch_size: Bounded) -> RunLaw:
-        """Return the law of a run whose critical batch size is known from elsewhere.
+        """Return the law of a run whose critical batch size is known from another source.
 
-        The measured noise scale tells the course along the run alone, and adds no error; where it
-        is not resolved it is taken to be constant. `critical_batch_size` may have the value
-        infinity or NaN, and an infinite upper end.
+        The measured noise scale only decides how the noise changes along the run, and adds no
+        error. If it is not resolved, it is assumed to be constant. The value of
+        `critical_batch_size` may be infinite or NaN, and its upper end may be infinite.
         """
         progress = np.nan_to_num(run.progress, nan=0.5).clip(*_COURSE)
         course = run.batch_size * (1 - progress) / progress
@@ -135,9 +135,9 @@ class RunLaw:
         return cls(value, lowest, highest, *ends, _extremes(run), gamma)
 
     def __add__(self, other: RunLaw) -> RunLaw:
-        """Return the law of one part of a run and another, whose errors are independent.
+        """Return the law of two parts of a run together. Their errors are independent.
 
-        Those of their kappas are taken to go together, which is the wider.
+        The errors of their kappas are assumed to be fully correlated, which gives wider bounds.
         """
 
         def both(one: Parts, more: Parts) -> Parts:
@@ -159,7 +159,7 @@ class RunLaw:
 
     @property
     def middle(self) -> Sums:
-        """S_min and E_min at the value of the noise scale; NaN where nothing is resolved."""
+        """S_min and E_min at the value of the noise scale; NaN if it is not resolved."""
         return self._middle.sums
 
     @property
@@ -169,24 +169,25 @@ class RunLaw:
 
     @property
     def high(self) -> Sums:
-        """Likewise at the upper ends."""
+        """S_min and E_min with kappa and all noise scales at the upper ends of their bounds."""
         return self._high.sums
 
     @property
     def known(self) -> Sums:
-        """At the value of the noise scale; where that is not resolved, at its lower end."""
+        """S_min and E_min at the value of the noise scale, or at its lower end if not resolved."""
         return self.middle if math.isfinite(self.middle.critical_batch_size) else self.low
 
     @property
     def tradeoff(self) -> Tradeoff | None:
-        """The law at the value of the noise scale; None where it is not resolved at all."""
+        """The law at the value of the noise scale; None if the noise scale is not resolved."""
         return None if math.isnan(self.gamma) else Tradeoff(*self.middle, self.gamma)
 
     @cached_property
     def critical_batch_size(self) -> Bounded:
-        """B_crit = E_min/S_min, in examples; without upper end where nothing is resolved.
+        """B_crit = E_min/S_min, in examples. It has no upper end if nothing is resolved.
 
-        B_crit is where E_min - β·S_min is zero: its bounds are where the bounds of that are.
+        B_crit is the β at which E_min - β·S_min is zero. The bounds of B_crit are the values of β
+        at which the bounds of this difference are zero.
         """
         value = self.middle.critical_batch_size
         if math.isnan(value):
@@ -202,11 +203,11 @@ class RunLaw:
         )
 
     def steps(self, batch_size: float) -> Bounded:
-        """Optimizer steps at a global batch of `batch_size` examples."""
+        """Return the optimizer steps at a global batch of `batch_size` examples."""
         return self._band(lambda part: part.steps(batch_size))
 
     def examples(self, batch_size: float) -> Bounded:
-        """Examples processed at a global batch of `batch_size` examples."""
+        """Return the examples processed at a global batch of `batch_size` examples."""
         return self.steps(batch_size) * batch_size
 
     def _band(self, of: Callable[[Parts], Array]) -> Bounded:
@@ -248,7 +249,7 @@ def tradeoff_of(run: Segments) -> Tradeoff:
 
 
 def critical_batch_size_over(history: History, start: float, end: float) -> Bounded:
-    """Return B_crit by the noise scale from one step of a run to another.
+    """Return B_crit of a part of a run, from the noise scale between two steps.
 
     Raises:
         ValueError: If the run has no such steps.
@@ -258,7 +259,7 @@ def critical_batch_size_over(history: History, start: float, end: float) -> Boun
 
 
 def _extremes(run: Segments) -> tuple[Parts, Parts]:
-    """What a run would be without any noise, and without any progress, by its batch sizes."""
+    """Return the sums of a run without noise and without progress, for each of its batch sizes."""
     sizes, which = np.unique(run.batch_size, return_inverse=True)
     steps = np.bincount(which, weights=run.steps).astype(np.float64)
     none = np.zeros_like(steps)
@@ -266,9 +267,9 @@ def _extremes(run: Segments) -> tuple[Parts, Parts]:
 
 
 def _calibrated(progress: Array, kappa: float) -> Array:
-    """Progress where the noise scale is kappa times as large: 1/(1 + kappa·b/B).
+    """Return the progress if the noise scale is kappa times as large: 1/(1 + kappa·b/B).
 
-    Estimates outside 0 to 1 go on along the tangents, so that errors still cancel in sums.
+    Estimates outside 0 to 1 follow the tangents, so that errors still cancel in sums.
     """
     if kappa == 1:
         return progress
@@ -283,9 +284,10 @@ def _calibrated(progress: Array, kappa: float) -> Array:
 
 
 def _curvature(run: Segments, kappa: float) -> Array:
-    """What errors of progress take off its calibrated mean, -g''(p)·error²/2; zero at kappa = 1.
+    """Return the correction -g''(p)·error²/2 of the mean calibrated progress; 0 at kappa = 1.
 
-    g(p) = p/(p + kappa·(1 - p)) bends most at p = 0. It is taken at one error above that at least.
+    Errors of p bias the mean of g(p) = p/(p + kappa·(1 - p)). g bends most at p = 0; the second
+    derivative is taken at p = error or above.
     """
     if kappa in (0.0, 1.0) or math.isinf(kappa):
         return np.zeros_like(run.progress)
@@ -295,9 +297,10 @@ def _curvature(run: Segments, kappa: float) -> Array:
 
 
 def _zero(falling: Callable[[float], float], start: float, factor: float) -> float:
-    """Where a function that falls from positive to negative is zero, sought from `start` on.
+    """Return where a falling function is zero, searching from `start`.
 
-    0 where it is negative down to a millionth of it, infinite where positive up to a million.
+    It is 0 if the function is negative down to a millionth of `start`. It is infinite if the
+    function is positive up to a million times `start`.
     """
     sign = 1 if factor > 1 else -1
     if sign * falling(start) <= 0:  # no wider than rounding

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's history as what happened in each segment of it, with the noise scale of its own time."""
+"""A run in segments. Each segment has the noise scale of its own part of the run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from noisescale.tradeoff.run_sums import next_measured
 Array = NDArray[np.float64]
 
 LARGEST_ROUNDING = 0.01
-"""Of the examples between two rows: a total that float32 rounds more coarsely is not used."""
+"""A total in float32 is not used if its rounding exceeds this share of the examples of a row."""
 
 __getattr__ = former_names(__name__, {"Stretches": "noisescale.history.segments.Segments"})
 
 
 @dataclass(frozen=True)
 class Segments:
-    """What happened between one row of a history and the next, as columns of equal length.
+    """The segments between one row of a history and the next, as columns of equal length.
 
     Example:
         >>> history = {"step": np.array([40.0, 100.0]), "examples": np.array([1200.0, 3000.0]),
@@ -45,40 +45,40 @@ class Segments:
     batch_size: Array
     """Mean global batch size, in examples."""
     noise_scale: Array
-    """B_simple of the block; NaN where |G|² came out negative."""
+    """B_simple of the block; NaN if the averaged |G|² is negative."""
     low: Array
-    """Lower end of its interval; 0 where nothing was measured."""
+    """Lower end of the interval; 0 without a measured step."""
     high: Array
-    """Upper end of its interval, infinite where it is not resolved."""
+    """Upper end of the interval; infinite if the noise scale is not resolved."""
     resolved: Array
-    """1 where the block's own estimate is resolved, else 0."""
+    """1 if the block's own estimate is resolved, else 0."""
     block: NDArray[np.intp]
-    """Which of the independent estimates a segment has its noise scale from."""
+    """The number of the segment's block. Blocks have independent estimates."""
     progress: Array
-    """Progress of a step, as a share of a noise-free one's: 1/(1 + b/B), see `Blocks.progress`.
+    """Progress of a step, as a share of a noise-free step: 1/(1 + b/B), see `Blocks.progress`.
 
-    Of single blocks it may be negative or above 1 by chance. NaN where the noise scale of the run
-    as a whole is not resolved.
+    In single blocks it may be negative or above 1 by chance. It is NaN if the noise scale of the
+    whole run is not resolved.
     """
     progress_low: Array
-    """Its lower end, at the upper end of the noise scale."""
+    """Lower end of the progress, at the upper end of the noise scale."""
     progress_high: Array
-    """Its upper end. Blocks err independently: their errors add as squares."""
+    """Upper end of the progress. Errors of blocks are independent: their squares add."""
     progress_error: Array
-    """Its standard error, common to the segments of a block; 0 where it is not known."""
+    """Standard error of the progress, common to the segments of a block; 0 if not known."""
     measured: Array
-    """1 where something was measured, else 0: there the block's estimate stands in."""
+    """1 if a step was measured in the segment. If it is 0, the block's estimate is used."""
     as_logged: bool = False
-    """Whether the estimates are those that were logged, which lag, for want of better ones."""
+    """Whether the estimates are the logged averages, which lag. Better ones were not available."""
 
     @classmethod
     def of(cls, history: Mapping[str, Array]) -> Segments:
-        """Cut a history into segments, each with the noise scale of its own time.
+        """Divide a history into segments. Each has the noise scale of its own part of the run.
 
-        The estimates that are logged average over what has been: while |G|² falls, often a
-        hundredfold in the first steps, they lag and read low. Here blocks of consecutive rows are
-        averaged anew, from what each row adds, see `Blocks`. A history that holds nothing but
-        estimates is taken as it is, and its errors as going together.
+        The logged estimates are averages over earlier steps. While |G|² falls, often a hundredfold
+        in the first steps, they lag and read low. So the increments of the rows are averaged again,
+        in blocks of consecutive rows, see `Blocks`. If a history only has logged estimates, these
+        are used, and their errors are assumed to be fully correlated.
 
         Raises:
             ValueError: If the history has no rows, its steps do not rise, or its sums are too
@@ -88,9 +88,9 @@ class Segments:
         steps = np.diff(step, prepend=0)
         if not step.size or (steps <= 0).any():
             wrong = step[steps <= 0]
-            where = f" with {float(wrong[0]):g} out of order" if wrong.size else ""
+            where = f" with step {float(wrong[0]):g} out of order" if wrong.size else ""
             raise ValueError(
-                f"`history` must have rows of rising `step`, got {step.size} rows{where}."
+                f"`history` must have rows with rising `step`, got {step.size} rows{where}."
                 " Measure a run with NoiseScaleMonitor first."
             )
         batch_size = _batch_size(history, steps)
@@ -119,7 +119,7 @@ class Segments:
 
     @classmethod
     def _as_logged(cls, history: Mapping[str, Array], steps: Array, batch_size: Array) -> Segments:
-        """Take the logged estimates; where one is not resolved, the next that is."""
+        """Use the logged estimates. One that is not resolved is replaced by the next resolved."""
         value, low, high = (history[name] for name in ("noise_scale", "low", "high"))
         resolved = np.isfinite(high) & np.isfinite(value)
         low = np.nan_to_num(low, nan=0.0)
@@ -139,7 +139,7 @@ class Segments:
         high: Array,
         block: NDArray[np.intp],
     ) -> Segments:
-        """Return segments whose noise scale is known within bounds; for arguments see above."""
+        """Return segments whose noise scale is known within bounds. For arguments see the class."""
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -157,7 +157,7 @@ class Segments:
 
 
 def coverage_of(history: Mapping[str, Array]) -> float:
-    """Return the least share of |g|² that was measured at a row, 1 where it was not logged."""
+    """Return the smallest measured share of |g|² in any row; 1 if it was not logged."""
     logged = np.asarray(history.get("coverage", ()), dtype=np.float64)
     return float(min(logged[np.isfinite(logged)], default=1.0))
 
@@ -166,19 +166,20 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
     """Return B_simple with its interval at a step of the run.
 
     Raises:
-        ValueError: If the step is not one of the run's.
+        ValueError: If the run has no such step.
     """
     run = Segments.of(history)
     if not 0 <= step <= history["step"][-1]:
         raise ValueError(
-            f"`step` must be one of the run's, got {step!r}. It has {history['step'][-1]:,.0f}."
+            f"`step` must be a step of the run, got {step!r}. The run has"
+            f" {history['step'][-1]:,.0f} steps."
         )
     where = int(np.searchsorted(history["step"], step))
     return Bounded(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))
 
 
 def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
-    """Examples a step between rows; of the last one where a total in float32 lost them."""
+    """Return the examples per step between rows, or the logged size where float32 lost them."""
     added = np.diff(history["examples"], prepend=0)
     rounding = np.spacing(np.abs(history["examples"]).astype(np.float32)).astype(np.float64)
     last = np.asarray(history.get("batch_size", np.full(steps.size, math.nan)), dtype=np.float64)
@@ -189,7 +190,7 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
 def _progress(
     blocks: Blocks, steps: Array, batch_size: Array, confidence: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Progress of each segment, ends that hold for sums over the run (see `RunLaw`), and error."""
+    """Return the progress of each segment, its ends for sums over the run, and its error."""
     progress, error = blocks.progress(batch_size)
     of_block = np.bincount(blocks.of_row, weights=steps * error)
     total = math.sqrt(float((of_block**2).sum()))

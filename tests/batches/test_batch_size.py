@@ -132,44 +132,48 @@ def test_a_batch_holds(case: str) -> None:
 
 
 IN_DOUBT = {
-    "equal images": (images(equal=True), 3, "16 tensors with the same first dimension, 3: fields"),
+    "equal images": (images(equal=True), 3, "16 tensors with the same first dimension, 3. Each"),
     "images of one number of channels": (images(), 16, "16 tensors with the same first dimension"),
     "many sequences of one length": ([of(50)] * 16, 50, "16 tensors with the same first dimension"),
-    "a mapping of equal images": ({"images": images(equal=True)}, 3, "one tensor an example"),
+    "a mapping of equal images": (
+        {"images": images(equal=True)},
+        3,
+        "Each tensor may be one field of the batch, or one example.",
+    ),
     "pairs of images": ((images(equal=True), images(equal=True)), 16, "2 lists of 16 tensors"),
     "three equal images": (images(3, equal=True), 3, "3 tensors with the same first dimension"),
-    "few images of one number of channels": (images(8), 3, "fields of one batch, or one tensor"),
+    "few images of one number of channels": (images(8), 3, "one field of the batch, or one ex"),
     "records of equal images": (
         [{"x": x} for x in images(equal=True)],
         16,
-        "dimension, 3: one record an example, or batches",
+        "dimension, 3. Each record may be one example, or a batch.",
     ),
     "records of equal images, and polygons": (
         [{"image": x, "annotations": [{"box": [1.0, 2.0]}]} for x in images(equal=True)],
         16,
-        "one record an example",
+        "Each record may be one example",
     ),
-    "records of equal sequences": ([{"x": of(50)}] * 16, 50, "batches, or one record an example"),
+    "records of equal sequences": ([{"x": of(50)}] * 16, 50, "may be a batch, or one example."),
     "few sequences of their own lengths": ([of(7), of(5), of(9)], 3, "3 tensors that differ in"),
     "labelled and unlabelled images": (
         [of(32, 3, 8, 8), of(224, 3, 8, 8)],
         2,
-        "2 tensors that differ in their first dimension: one tensor an example, or fields",
+        "2 tensors that differ in their first dimension. Each tensor may be one example, or one",
     ),
-    "time first": ([of(35, 20), of(37, 20)], 2, "one tensor an example, or fields of one batch"),
-    "nodes and edges": ([of(100, 7), of(2, 400)], 2, "one tensor an example, or fields of one"),
+    "time first": ([of(35, 20), of(37, 20)], 2, "may be one example, or one field of the batch."),
+    "nodes and edges": ([of(100, 7), of(2, 400)], 2, "may be one example, or one field of the"),
     "unequal fields": ({"x": of(6, 2), "offsets": of(3)}, 6, "differ in their first dimension"),
     "unequal fields, a scalar first": ([torch.tensor(1.0), of(7), of(5, 2)], 7, "differ in their"),
     "a list of another length": ((of(16, 8), [of(3), of(4)]), 16, "differ in their"),
     "lists of several sizes": (
         [[of(16, 8), of(16)], [of(32, 8), of(32)]],
         2,
-        "2 lists, each with a first dimension of its own",
+        "2 lists, each with its own first dimension",
     ),
     "records of several sizes": (
         [{"x": of(16, 8), "y": of(16)}, {"x": of(32, 8), "y": of(32)}],
         2,
-        "2 records, each with a first dimension of its own",
+        "2 records, each with its own first dimension",
     ),
 }
 

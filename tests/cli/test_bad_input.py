@@ -159,7 +159,7 @@ CASES: list[tuple[list[str], str]] = [
             (["--step-times", "files/times_cell.csv"], "`files/times_cell.csv` must have positive"),
             (
                 ["--step-times", "files/gone.csv"],
-                "`files/gone.csv` must be a CSV file, got nothing",
+                "`files/gone.csv` must be a CSV file, got a path that does not exist",
             ),
             (["--sweep", "files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["--sweep", "files/flat.csv"], "`steps` must show both ends of the law"),
@@ -168,7 +168,7 @@ CASES: list[tuple[list[str], str]] = [
             (["--branches", "files/losses.csv"], "`--branches` must come with `--branch-step`"),
             (
                 ["--branches", "files/losses.csv", "--branch-step", "1001"],
-                "`--branch-step` must be one of the run's, got 1001.",
+                "`--branch-step` must be a step of the run, got 1001.",
             ),
             (
                 ["--branches", "files/no_loss.csv", "--branch-step", "500"],
@@ -191,11 +191,11 @@ CASES: list[tuple[list[str], str]] = [
     (["predict", "gone"], "`run` must be a folder or a file, got gone, which is neither."),
     (["predict", HOSTILE], r"`run` must be a folder or a file, got \x1b[31m\x1b]0;title\x07"),
     (["predict", "[red]"], "`run` must be a folder or a file, got [red], which is neither."),
-    (["predict", "files"], "`files` must hold a run"),
+    (["predict", "files"], "`files` must contain a run"),
     (["predict", "runs", "--html", "r.html"], "`--html` must come with one run, got 8 in runs."),
     (["predict", "runs", "--details"], "`--details` must come with one run, got 8 in runs."),
     (["predict", "runs/twice"], "`runs/twice/metrics.csv` must name each column once"),
-    (["predict", "runs/hosts"], "`runs/hosts/metrics.csv` must have one column of each metric"),
+    (["predict", "runs/hosts"], "`runs/hosts/metrics.csv` must have one column for each metric"),
     (["predict", "runs/cell"], "`noise_scale/lower_bound` must be finite, got '\\x1b[31m'"),
     (["predict", "runs/others"], "`runs/others` must be a run with NoiseScaleMonitor"),
     (["predict", "runs/[red]"], "`runs/[red]` must be a run with NoiseScaleMonitor"),
@@ -207,7 +207,7 @@ CASES: list[tuple[list[str], str]] = [
         (["fit", *words], message)
         for words, message in [
             ([], "Missing argument 'SWEEP'. See `noisescale fit --help`."),
-            (["files/gone.csv"], "`files/gone.csv` must be a CSV file, got nothing there. Check"),
+            (["files/gone.csv"], "`files/gone.csv` must be a CSV file, got a path that does not"),
             (["files"], "`files` must be a CSV file, got a folder."),
             (["files/one.csv"], "`batch_size` must have two values at least, got 1."),
             (["files/not_whole.csv"], "`steps` must be a number, got '' in line 3"),

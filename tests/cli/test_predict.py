@@ -199,7 +199,7 @@ def test_runs_that_hold_nothing_are_one_line(tmp_path: Path) -> None:
     (file,) = short.iterdir()
     file.write_bytes(file.read_bytes()[:-7])
 
-    assert "must hold events, got 0 bytes" in refused("predict", empty)
+    assert "must contain events, got 0 bytes" in refused("predict", empty)
     assert "Add `NoiseScaleMonitor()` to the callbacks" in refused("predict", without)
     assert "`--allow-truncated`" in refused("predict", short)
     assert "On the run's own 2 devices" in run("predict", short, "--allow-truncated", "--details")

@@ -110,7 +110,7 @@ def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
         (["--calibration", "-1"], "`--calibration` must be from 1e-06 to 1e+06, got -1.0."),
         (
             ["--step-times", "gone.csv"],
-            "`gone.csv` must be a CSV file, got nothing there. Check the path.",
+            "`gone.csv` must be a CSV file, got a path that does not exist. Check it.",
         ),
         (["--html", "r.html"], "`--html` must come with one run, got 8 in my logs. Name one of"),
     ],

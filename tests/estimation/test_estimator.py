@@ -316,8 +316,8 @@ def test_estimates_are_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
 
 def test_a_state_of_another_window_is_refused() -> None:
     message = (
-        "`window` must be the one the state was saved with, got 50 for averages over [20] steps."
-        " Restore the earlier `window`, or start the averages anew."
+        "`window` must be the one that the state was saved with, got 50; the saved averages are"
+        " over [20] steps. Restore the earlier `window`, or start new averages."
     )
     state = NoiseScaleEstimator(window=20).state_dict()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -326,7 +326,10 @@ def test_a_state_of_another_window_is_refused() -> None:
 
 def test_a_state_in_another_unit_is_refused() -> None:
     state = NoiseScaleEstimator(unit="examples").state_dict()
-    message = "`unit` must be the one the state was saved with, got 'tokens' for averages in ex"
+    message = (
+        "`unit` must be the one that the state was saved with, got 'tokens'; the saved averages are"
+        " in examples. Restore the earlier `unit`"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         NoiseScaleEstimator(unit="tokens").load_state_dict(state)
 
@@ -388,7 +391,7 @@ def test_efficiency_is_one_half_at_the_noise_scale() -> None:
 def test_an_impossible_window_is_refused(window: object) -> None:
     message = (
         f'`window` must be "auto" or at least 2 steps, got {window!r}.'
-        ' Leave it at "auto" to have it sized from the noise.'
+        ' With "auto" the estimator chooses the window from the noise.'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         NoiseScaleEstimator(window=window)

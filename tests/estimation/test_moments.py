@@ -71,7 +71,8 @@ def test_the_ratio_of_one_steps_moments_is_biased() -> None:
 def test_one_batch_size_is_refused() -> None:
     message = (
         "`big_batch` must exceed `small_batch` and be finite, got 8 against 8. One batch size"
-        " cannot tell signal from noise: measure on two or more devices, or accumulate."
+        " cannot separate signal and noise: measure on two or more devices, or accumulate"
+        " gradients."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         gradient_moments(1.0, 1.0, small_batch=8, big_batch=8)
@@ -86,7 +87,7 @@ def test_an_impossible_small_batch_is_refused(small_batch: float) -> None:
 
 
 def test_impossible_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`sizes` must be of at least 2 parts, got \[8\]\."):
+    with pytest.raises(ValueError, match=r"`sizes` must have at least 2 parts, got \[8\]\."):
         effective_batch_sizes([8])
     with pytest.raises(ValueError, match=r"`sizes` and `weights` must be positive, got \[8, 0\]"):
         effective_batch_sizes([8, 0])

@@ -63,5 +63,5 @@ def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, be
 
     assert steps.tolist() == [10, 20, 30]
     assert values.tolist() == pytest.approx([0.3, 0.15, 0.1])
-    with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'los'. There is"):
+    with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'los'. Its met"):
         read_metric(tmp_path, "los")

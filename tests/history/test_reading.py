@@ -179,8 +179,8 @@ def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -
 
     write(tmp_path / "lightning_logs/version_1", range(1, 4))
     message = (
-        f"`{tmp_path}` must hold one run, got 2: lightning_logs/version_0,"
-        " lightning_logs/version_1. Name one of them."
+        f"`{tmp_path}` must contain one run, got 2: lightning_logs/version_0,"
+        " lightning_logs/version_1. Name one of these runs."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_run(tmp_path)
@@ -192,8 +192,11 @@ def test_each_optimizer_of_a_run_can_be_read(tmp_path: Path) -> None:
 
     assert read_run(tmp_path)["low"].tolist() == [10, 10, 10]
     assert read_run(tmp_path, optimizer=1)["low"].tolist() == [3]  # of one step, the last
-    message = f"`optimizer` must be one that was measured in {tmp_path}, got 2. Leave it out for"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)} the first.$"):
+    message = (
+        f"`optimizer` must be the number of an optimizer that was measured in {tmp_path}, got 2."
+        " Leave it out for the first optimizer."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_run(tmp_path, optimizer=2)
 
 
@@ -211,13 +214,17 @@ def test_each_monitor_of_a_run_can_be_read(tmp_path: Path, logged: str) -> None:
 
     assert read_run(tmp_path, monitor="wide")["low"].tolist() == [3]
     assert read_run(tmp_path, monitor="a b", optimizer=1)["low"].tolist() == [3]
-    message = f"`monitor` must be the name of one in {tmp_path}, got 'narrow'. There is 'a b', "
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}'wide'"):
+    message = (
+        f"`monitor` must be the name of a monitor in {tmp_path}, got 'narrow'. Its monitors: 'a b',"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)} 'wide'"):
         read_run(tmp_path, monitor="narrow")
-    with pytest.raises(ValueError, match="`optimizer` must be one that was measured in"):
+    with pytest.raises(ValueError, match="`optimizer` must be the number of an optimizer that was"):
         read_run(tmp_path, monitor="wide", optimizer=2)
     if logged == "csv":
-        with pytest.raises(ValueError, match=r"must be the name of one in .*, got None\. There is"):
+        with pytest.raises(
+            ValueError, match=r"must be the name of a monitor in .*, got None\. Its monitors: "
+        ):
             read_run(tmp_path)
 
 
@@ -263,23 +270,23 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
     for path, message in (
         (
             empty,
-            f"`{empty}/events.out.tfevents.1` must hold events, got 0 bytes without a whole one."
-            " Name the folder of a run that was logged.",
+            f"`{empty}/events.out.tfevents.1` must contain events, got 0 bytes without a whole"
+            " event. Name the folder of a run that was logged.",
         ),
         (
             other,
-            f"`{other}` must be a run with NoiseScaleMonitor, got no noise_scale/step in it (but"
-            " loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+            f"`{other}` must be a run with NoiseScaleMonitor, got no metric noise_scale/step (other"
+            " metrics are loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         ),
         (
             broken,
             f"`noise_scale/batch_size` must be finite, got nan at step 0 of {broken}."
-            " NoiseScaleMonitor never logs such a value. Correct the program that wrote it.",
+            " NoiseScaleMonitor only logs finite values: correct the program that wrote the file.",
         ),
         (
             tmp_path / "nothing",
-            f"`{tmp_path}/nothing` must hold a run, got no event file of TensorBoard and no"
-            " metrics.csv in it. Name the folder that the logger wrote to, such as"
+            f"`{tmp_path}/nothing` must contain a run, got no event file of TensorBoard and no"
+            " metrics.csv. Name the folder that the logger wrote to, for example"
             " lightning_logs/version_0.",
         ),
     ):
@@ -294,18 +301,18 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
     [
         (
             "epoch,loss\n0,1.0\n",
-            "`{path}` must be a run with NoiseScaleMonitor, got no noise_scale/step in it (but"
-            " epoch, loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+            "`{path}` must be a run with NoiseScaleMonitor, got no metric noise_scale/step (other"
+            " metrics are epoch, loss). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         ),
         (
             "step,noise_scale/step\n0,1,2\n",
-            "`{path}` must have 2 cells in each line, got 3 in line 2. Fix or remove that line: it"
-            " may have a comma within a number, be damaged, or still be written.",
+            "`{path}` must have 2 cells in each line, got 3 in line 2. The line may have a comma"
+            " within a number, be damaged, or not be complete yet. Correct or remove it.",
         ),
         (
             "step,noise_scale/step\n0,nan\n",
             "`noise_scale/step` must be finite, got 'nan' in line 2 of {path}. NoiseScaleMonitor"
-            " never logs such a value. Correct the program that wrote it.",
+            " only logs finite values: correct the program that wrote the file.",
         ),
     ],
 )

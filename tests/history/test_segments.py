@@ -413,9 +413,9 @@ def test_running_sums_that_were_rounded_away_are_refused() -> None:
 
     assert Segments.of(history).resolved.mean() > 0.5
     message = (
-        "`history` must have sums that can be differenced, got running totals that were rounded to"
-        " float32 by more than a row adds. Read the metrics.csv of the same run, or measure again:"
-        " the monitor now logs what each row adds."
+        "`history` must have precise sums, got running totals in float32. Their rounding error is"
+        " too large compared with what a row adds. Read the metrics.csv of the same run, or measure"
+        " again: the monitor now logs the sums of each row."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Segments.of(rounded)
@@ -451,7 +451,7 @@ def test_the_noise_scale_at_a_step_is_that_of_the_row_it_belongs_to() -> None:
     assert [band.value for band in found] == [5, 5, 6, 6, 7]
     assert (found[2].low, found[2].high) == pytest.approx((0.8 * 6, 1.3 * 6))
     with pytest.raises(
-        ValueError, match=r"^`step` must be one of the run's, got 31\. It has 30\.$"
+        ValueError, match=r"^`step` must be a step of the run, got 31\. The run has 30 steps\.$"
     ):
         noise_scale_at(history, 31)
 
@@ -488,13 +488,13 @@ def test_a_run_without_any_resolved_row_has_bounds_alone() -> None:
     [
         (
             [],
-            "`history` must have rows of rising `step`, got 0 rows. Measure a run with"
+            "`history` must have rows with rising `step`, got 0 rows. Measure a run with"
             " NoiseScaleMonitor first.",
         ),
         (
             [10, 20, 20],
-            "`history` must have rows of rising `step`, got 3 rows with 20 out of order. Measure a"
-            " run with NoiseScaleMonitor first.",
+            "`history` must have rows with rising `step`, got 3 rows with step 20 out of order."
+            " Measure a run with NoiseScaleMonitor first.",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def refusal(path: Path) -> str:
 
 def run_command(said: str) -> str:
     """Run the Python command of a message, and return it."""
-    (command,) = re.findall(r"`(python -c '[^`]*')` and name history.csv\.$", said)
+    (command,) = re.findall(r"`(python -c '[^`]*')` and pass history.csv instead\.$", said)
     program, option, code = shlex.split(command)
     assert (program, option) == ("python", "-c")
     exec(code, {})
@@ -95,7 +95,7 @@ def test_the_command_for_a_run_of_wandb_makes_a_file_that_is_read(wandb: list[st
     run_command(said[0])
 
     for text in (*said, refusal(Path("wandb/latest-run"))):
-        assert "got one of W&B. Run `python -c '" in text
+        assert "got a run of W&B. Run `python -c '" in text
         assert "run-" not in text.partition("Run ")[2]
     assert wandb == ["ENTITY/PROJECT/5fxl0acw"]
     read = read_run("history.csv")
@@ -125,7 +125,7 @@ def test_a_chart_of_wandb_is_no_history(wandb: list[str], tmp_path: Path) -> Non
     said = refusal(chart)
     run_command(said)
 
-    assert said.startswith(f"`{chart}` must have all metrics of a run at all its rows, got a chart")
+    assert said.startswith(f"`{chart}` must have all metrics of a run, got the export of a W&B ch")
     assert wandb == ["ENTITY/PROJECT/RUN"]
 
 
@@ -156,7 +156,7 @@ def test_the_command_for_a_run_of_mlflow_makes_a_file_that_is_read(
     said = refusal(tmp_path / "mlruns")
     run_command(said)
 
-    assert "got one of MLflow." in said
+    assert "got a run of MLflow." in said
     assert read_run("history.csv")["step"].tolist() == [row["step"] for row in ROWS]
     assert read_metric("history.csv", "loss")[1] == pytest.approx([1 / r["step"] for r in ROWS])
 
@@ -176,5 +176,5 @@ def test_a_run_that_is_read_goes_before_what_a_tracker_has(tmp_path: Path) -> No
 def test_a_run_of_wandb_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "run-1.wandb").touch()
 
-    with pytest.raises(ValueError, match="got one of W&B"):
+    with pytest.raises(ValueError, match="got a run of W&B"):
         FollowedRun(tmp_path)

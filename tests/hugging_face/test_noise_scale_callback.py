@@ -546,7 +546,7 @@ def test_a_batch_in_doubt_is_told_of_once() -> None:
     count = trainer_access.BatchCounter()
     message = (
         "The tensors of a batch differ in their first dimension. NoiseScaleCallback counts 3"
-        " examples. If that is not so, pass `batch_size_fn`."
+        " examples. If this number is wrong, pass `batch_size_fn`."
     )
 
     with pytest.warns(UserWarning, match="differ in their first") as warned:

@@ -88,9 +88,9 @@ def test_a_list_of_equal_images_is_told_of_once_a_fit() -> None:
     data: Any = images(64, equal=True)
     loaders = DataLoader(data, batch_size=16, collate_fn=list)
     message = (
-        "A batch is a list of 16 tensors with the same first dimension, 3: fields of one batch, or"
-        " one tensor an example. NoiseScaleMonitor counts 3 examples. If that is not so, pass"
-        " `batch_size_fn`."
+        "A batch is a list of 16 tensors with the same first dimension, 3. Each tensor may be one"
+        " field of the batch, or one example. NoiseScaleMonitor counts 3 examples. If this number"
+        " is wrong, pass `batch_size_fn`."
     )
 
     assert [counted(loaders) for _ in range(2)] == 2 * [([6, 6], [message])]
@@ -117,7 +117,7 @@ def test_loaders_of_several_batch_sizes_are_told_of_once(kind: type) -> None:
     assert sizes == [32, 32]
     assert told == [
         "The data loaders of a step give batches of different sizes (16, 32). NoiseScaleMonitor"
-        " counts 16 examples. If that is not so, pass `batch_size_fn`."
+        " counts 16 examples. If this number is wrong, pass `batch_size_fn`."
     ]
 
 
@@ -128,7 +128,7 @@ def test_few_sequences_are_told_of_once_a_fit() -> None:
     sizes, told = counted(DataLoader(sequences, batch_size=4, collate_fn=list))
 
     assert sizes == [8, 8]
-    assert [message.split(". ")[1] for message in told] == ["NoiseScaleMonitor counts 4 examples"]
+    assert [message.split(". ")[2] for message in told] == ["NoiseScaleMonitor counts 4 examples"]
 
 
 def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:

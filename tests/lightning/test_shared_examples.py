@@ -166,11 +166,11 @@ def test_shared_examples_are_reported_once_on_all_ranks(case: str) -> None:
 
     assert on_ranks[0] == on_ranks[1]
     (message,) = on_ranks[0]
-    assert message.startswith(f"Ranks train on the same examples: {share}")
+    assert message.startswith(f"Ranks train on the same examples: in the first 16 batches, {share}")
     assert "The noise scale reads too low" in message
     assert message.endswith(
-        " Give each rank its own examples: by a `DistributedSampler`, which Lightning puts in with"
-        " `Trainer(use_distributed_sampler=True)`, or by seeding a stream with the rank."
+        " Give each rank its own examples. Use a `DistributedSampler` (Lightning adds one with"
+        " `Trainer(use_distributed_sampler=True)`), or seed each rank's stream with the rank."
     )
 
 

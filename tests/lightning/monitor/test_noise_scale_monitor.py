@@ -336,7 +336,7 @@ def test_the_progress_bar_shows_a_short_value() -> None:
         (
             {"window": 1},
             '`window` must be "auto" or at least 2 steps, got 1.'
-            ' Leave it at "auto" to have it sized from the noise.',
+            ' With "auto" the estimator chooses the window from the noise.',
         ),
         (
             {"confidence": 95},
@@ -352,7 +352,8 @@ def test_the_progress_bar_shows_a_short_value() -> None:
         ),
         (
             {"unit": ""},
-            "`unit` must be a word, got ''. Name what a batch size counts, such as \"examples\".",
+            "`unit` must be a word, got ''."
+            ' Name the unit of batch sizes, for example "examples".',
         ),
     ],
 )
