@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,7 @@ def main() -> None:
             run([sys.executable, "train.py", "run_at_64", "64", "0.8", "300"], folder)
             run([sys.executable, "train.py", "run_at_1024", "1024", "1.6", "200"], folder)
         terminal("predict", "noisescale predict run --html report.html", folder)
+        terminal("watch", "noisescale watch run --once", folder)
         second = "--second-run run_at_1024 --goal 'accuracy>=0.93'"
         terminal("second_run", f"noisescale predict run_at_64 {second}", folder)
         terminal("fit", "noisescale fit sweep.csv", folder)
@@ -111,11 +113,16 @@ def main() -> None:
         with browser(arguments.browser) as page:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
-            page.locator(".js-plotly-plot").first.screenshot(path=PICTURES / "report.png")
-            with tensorboard(logs) as address:
+            page.locator("figure:has(#front)").screenshot(path=PICTURES / "report.png")
+            both = folder / "both"
+            for name, trained in (("fixed", logs), ("scheduled", scheduled / "lightning_logs")):
+                shutil.copytree(trained / "digits/version_0", both / name, dirs_exist_ok=True)
+            with tensorboard(both) as address:
                 page.goto(f"{address}/#noise_scale")
                 page.wait_for_timeout(8000)
                 page.screenshot(path=PICTURES / "tab.png")
+            page.goto("about:blank")  # another part of the same address would not load anew
+            with tensorboard(logs) as address:
                 page.goto(f"{address}/#custom_scalars")
                 page.wait_for_timeout(8000)
                 page.screenshot(path=PICTURES / "custom_scalars.png")

@@ -2,22 +2,18 @@
 // Fits figures to the width and the theme of their page. The report and TensorBoard's tab share it.
 
 const NARROW = 560; // pixels
-const PIXELS_OF_A_LEGEND_ROW = 20;
+const LEGEND_ROW = 20; // pixels
 
 /**
- * The figure with the colours of the page's theme, and on a phone with less margin and a higher legend.
+ * The figure in the colours of the page's theme, with room for its legend at this width, and for its labels on a phone.
  *
  * @param figure `data` and `layout` for plotly.
  * @param width Pixels of the element that it is drawn in.
  * @param darkColours From each colour of a figure to the one on a dark page; null on a light page.
  */
 function fittedFigure({data, layout}, width, darkColours) {
-  const whole = width < NARROW ? {...layout, ...narrowLayout(data, layout, width)} : layout;
-  return repainted({data, layout: whole}, darkColours || {});
-}
-
-function isNarrow(width) {
-  return width < NARROW;
+  const fitted = withLegend(data, width < NARROW ? narrowed(data, layout, width) : layout, width);
+  return repainted({data, layout: fitted}, darkColours || {});
 }
 
 function repainted(value, colours) {
@@ -27,21 +23,30 @@ function repainted(value, colours) {
   return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, repainted(item, colours)]));
 }
 
-function narrowLayout(data, layout, width) {
-  const names = data.filter(({name, showlegend}) => name && showlegend !== false).map(({name}) => name);
-  const widest = Math.max(...names.map((name) => 50 + 6.2 * name.length));
-  const rows = Math.ceil(names.length / Math.max(1, Math.floor((width - 20) / widest)));
+function withLegend(data, layout, width) {
   const {legend, margin, height} = layout;
-  const title = wrapped(layout.xaxis.title.text, (width - 70) / 6.8);
-  const legendBefore = legend.y * height;
-  const legendNow = PIXELS_OF_A_LEGEND_ROW * rows + 12;
-  const more = legendNow - legendBefore + 16 * (title.length - 1);
+  const names = data.filter(({name, showlegend}) => name && showlegend !== false).map(({name}) => name);
+  const widths = names.map((name) => 52 + legend.font.size * name.length / 2);
+  const available = width - margin.l - margin.r;
+  const columns = Math.max(1, Math.floor(available / Math.max(...widths)));
+  const rows = widths.reduce((sum, one) => sum + one, 0) < available ? 1 : Math.ceil(names.length / columns);
+  const before = legend.y * height;
+  const now = LEGEND_ROW * rows + 12;
+  const whole = height + now - before;
+  return {...layout, height: whole, margin: {...margin, b: margin.b + now - before}, legend: {...legend, y: now / whole}};
+}
+
+function narrowed(data, layout, width) {
+  const {legend, margin, height, xaxis} = layout;
+  const title = wrapped(xaxis.title.text, (width - 70) / 6.8);
+  const more = 16 * (title.length - 1);
   return {
+    ...layout,
     height: height + more,
     margin: {...margin, l: 58, r: 12, b: margin.b + more},
-    legend: {...legend, x: 0, y: legendNow / (height + more), font: {size: 11}},
+    legend: {...legend, x: 0, y: legend.y * height / (height + more), font: {size: 11}},
     font: {...layout.font, size: 12},
-    xaxis: {...layout.xaxis, title: {...layout.xaxis.title, text: title.join("<br>")}, ...roomForLabels(data, layout)},
+    xaxis: {...xaxis, title: {...xaxis.title, text: title.join("<br>")}, ...roomForLabels(data, layout)},
     annotations: (layout.annotations || []).map((label) => ({...label, font: {...label.font, size: 10}})),
   };
 }

@@ -50,7 +50,7 @@ def charts(
         confidence: Coverage of its interval.
         groups: Whether there is a chart that overlays the parameter groups.
         preconditioned: Whether there is one of the preconditioned noise scale.
-        monitor: Its name, where it has one: then the charts are a category of their own.
+        monitor: Its name if it has one: then the charts have categories of their own.
     """
     prefix = prefix_of(0, monitor)
     interval = f"its {confidence * 100:g} % interval [{unit}]"
@@ -61,18 +61,20 @@ def charts(
     def lines(*patterns: str) -> list[Any]:
         return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
-    page = {
-        f"Simple noise scale and {interval}": band("simple"),
+    bands = {f"Simple noise scale and {interval}": band("simple")}
+    if preconditioned:
+        bands[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
+    details = {
         f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
         "Efficiency: progress per example": lines("efficiency$"),
         "Signal: |G|²": lines("grad_sq_norm$"),
         "Noise: tr(Σ)": lines("noise_trace$"),
     }
-    if preconditioned:
-        page[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
     if groups:
-        page[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
-    return {f"Noise scale, {monitor}" if monitor else "Noise scale": page}
+        details[f"Simple noise scale of parameter groups [{unit}]"] = lines("group/", "simple$")
+    title = f"Noise scale, {monitor}" if monitor else "Noise scale"
+    # In a category TensorBoard shows charts with a band after all others (2.21).
+    return {title: bands, f"{title} in detail": details}
 
 
 def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:

@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from noisescale import NoiseScaleMonitor
 from noisescale.guard import Guard
 from noisescale.lightning.monitor import tensorboard_layout
-from noisescale.lightning.monitor.tensorboard_layout import merged_into
+from noisescale.lightning.monitor.tensorboard_layout import charts, merged_into
 
 OURS = {"Noise scale": {"B_simple": ["Margin", ["value", "low", "high"]]}}
 THEIRS = {"Losses": {"both": ["Multiline", ["train/loss", "val/loss"]]}}
@@ -175,11 +175,23 @@ def test_a_fit_leaves_the_users_charts_and_ours(tmp_path: Path) -> None:
 
     assert titles(tmp_path) == {
         "Losses": ["both"],
-        "Noise scale": [
-            "Simple noise scale and its 95 % interval [examples]",
+        "Noise scale": ["Simple noise scale and its 95 % interval [examples]"],
+        "Noise scale in detail": [
             "Noise scale against batch size [examples]",
             "Efficiency: progress per example",
             "Signal: |G|²",
             "Noise: tr(Σ)",
         ],
     }
+
+
+def test_bands_come_first_and_parameter_groups_last() -> None:
+    page = charts("tokens", 0.9, groups=True, preconditioned=True, monitor="wide")
+
+    assert list(page) == ["Noise scale, wide", "Noise scale, wide in detail"]
+    bands, details = page.values()
+    # TensorBoard would show a band after all other charts of its category.
+    assert [kind for kind, _ in bands.values()] == ["Margin", "Margin"]
+    assert {kind for kind, _ in details.values()} == {"Multiline"}
+    assert next(iter(bands)) == "Simple noise scale and its 90 % interval [tokens]"
+    assert [*details][-1] == "Simple noise scale of parameter groups [tokens]"
