@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from noisescale.batches.shared_examples import SharedExamples
+from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.guard import Guard, RefusalError
 from noisescale.history.history import History
@@ -124,11 +125,13 @@ class MeasuringCallback(ABC):
         return True
 
     def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
-        """Warn where one process trains. `reason`: why halves of a batch are not compared."""
+        """Warn if one process trains. `reason` says why halves of a batch are not compared."""
+        why = str(reason).removesuffix(INSTEAD)  # the remedy below says how to do it here
         self._tell(
-            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient a"
-            f" step, and the halves of a batch cannot be compared. {reason} Training goes on"
-            f" without it. Accumulate two or more micro-batches a step {self._HOW_TO_HAVE_SEVERAL}"
+            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient"
+            f" in each step, and the halves of a batch cannot be compared. {why} Training goes on,"
+            " and no noise scale is logged. Accumulate two or more micro-batches in each step"
+            f" {self._HOW_TO_HAVE_SEVERAL}"
         )
 
     def _interrupt(self) -> None:
