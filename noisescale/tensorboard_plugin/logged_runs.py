@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs with the monitor and their histories, as TensorBoard's data provider has them."""
+"""The runs with a monitor and their histories, from TensorBoard's data provider."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from noisescale.history.reading import history_from_scalars
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000
-"""Of each tag. TensorBoard keeps as many at random itself, the last one always."""
+"""The number of points of each tag. TensorBoard also keeps this many, at random, with the last."""
 
 TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS, *ABOUT_RUN)
-"""What is read; columns that are logged under another name are just not found."""
+"""The tags to read. Columns that have another name in logs are not found, which does no harm."""
 
 
 class LoggedRuns(NamedTuple):
-    """The runs of an experiment; `provider` is the one that TensorBoard gives its plugins."""
+    """The runs of an experiment. `provider` is the data provider that plugins get."""
 
     provider: Any
     ctx: RequestContext
     experiment: str
 
     def any(self) -> bool:
-        """Whether there is a run with the monitor."""
+        """Whether there is a run with a monitor."""
         without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.measured())
 
     def measured(self) -> dict[str, dict[str, list[int]]]:
-        """Return the monitors in each run that has any, and the optimizers that each measured.
+        """Return the monitors of each run, and the optimizers that each monitor measured.
 
-        Monitors by their names ("": without one), optimizers by their numbers.
+        Monitors have their names ("" for a monitor without a name), and optimizers their numbers.
+        Runs without a monitor are left out.
         """
         runs: dict[str, dict[str, list[int]]] = {}
         for run, tags in self._tags(None).items():
@@ -52,7 +53,7 @@ class LoggedRuns(NamedTuple):
         return runs
 
     def _tags(self, wanted: list[str] | None) -> dict[str, Any]:
-        """Those that there are of the wanted ones (None: all), in each run that has any."""
+        """Return the wanted tags that exist in each run (all tags if `wanted` is None)."""
         found = self.provider.list_scalars(
             self.ctx,
             experiment_id=self.experiment,
@@ -62,11 +63,11 @@ class LoggedRuns(NamedTuple):
         return {run: tags for run, tags in found.items() if tags}
 
     def history(self, run: str, optimizer: int, monitor: str = "") -> History:
-        """Return what was logged of one optimizer by the monitor of that name.
+        """Return the history that a monitor logged of one optimizer.
 
         Raises:
-            NotFoundError: If there is no such run, or nothing of that optimizer in it.
-            ValueError: If no row of it is whole.
+            NotFoundError: If there is no such run, monitor or optimizer.
+            ValueError: If the history has no whole row.
         """
         prefix = prefix_of(optimizer, monitor)
         tags = [before + prefix + tag for before in TRAINER_PREFIXES for tag in TAGS]
