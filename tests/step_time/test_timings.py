@@ -40,8 +40,8 @@ def test_timings_of_several_runs_are_collected_in_one_file(tmp_path: Path) -> No
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n32,1,1,1\n",
-            "must have 5 cells in each line, got 4 in line 2. Mend or remove that line: it may have"
-            " a comma within a number, be damaged, or still be written.",
+            "must have 5 cells in each line, got 4 in line 2. The line may have a comma within a"
+            " number, be damaged, or not be complete yet. Correct or remove it.",
         ),
         (
             "device_batch_size,accumulation,devices,nodes,seconds\n32,1.5,1,1,0.1\n",
