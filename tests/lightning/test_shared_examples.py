@@ -166,9 +166,7 @@ def test_shared_examples_are_reported_once_on_all_ranks(case: str) -> None:
 
     assert on_ranks[0] == on_ranks[1]
     (message,) = on_ranks[0]
-    assert message.startswith(
-        f"Ranks train on the same examples: in the first 16 batches, {share}"
-    )
+    assert message.startswith(f"Ranks train on the same examples: in the first 16 batches, {share}")
     assert "The noise scale reads too low" in message
     assert message.endswith(
         " Give each rank its own examples. Use a `DistributedSampler` (Lightning adds one with"
