@@ -139,7 +139,7 @@ def branch_run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure the critical batch size. Trains branches of a run at larger batch sizes."""
+    """Measure the critical batch size by training branches of a run at larger batch sizes."""
     from rich.console import Console
 
     from noisescale.history.reading import read_run
