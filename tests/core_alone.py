@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
         fitted(monitor)
     said = [str(warning.message) for warning in caught if "noisescale[" in str(warning.message)]
     assert said == [
-        "`NoiseScaleMonitor(report=True)` will print the report as text alone. Its page with"
+        "`NoiseScaleMonitor(report=True)` will only print the report as text. The page with"
         ' figures needs plotly, which is not installed. Run: pip install "noisescale[report]"'
     ], said
     assert monitor.noise_scale.steps > 20

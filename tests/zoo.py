@@ -54,7 +54,7 @@ NO_FORMULA = Expected(refuses="must have parameters with a formula")
 NOT_COMPILED = Expected(refuses="must not be compiled")
 NO_BATCH_NORM = Expected(refuses="must have no BatchNorm that is trained")
 ALONE = "one micro-batch in one process has nothing to be compared with: it is not measured"
-THAWED = "Parameters were unfrozen after the fit started"
+THAWED = "Parameters have been unfrozen since the fit started"
 
 
 def told(reason: str) -> Expected:

@@ -51,13 +51,12 @@ def examples_in(batch: Any) -> Count:
        graphs.
     2. Mappings, dataclasses, named tuples, lists and tuples are records of fields. The number of
        examples is the first dimension that their tensors share.
-    3. The number of examples in a list is its length if it is plainly a list of examples:
-       - its tensors have equally many dimensions and differ in the first one (if they are few, they
-         may also be fields: the number is in doubt);
-       - it is a list of records, as detection models take them;
-       - it stands beside lists of the same length, each with one kind of elements, as
-         `tuple(zip(*batch))` makes them. (A list of tuples, one for each example, has the same
-         elements in another order.)
+    3. The number of examples in a list is its length if it is plainly a list of examples. This is a
+       list of tensors with equally many dimensions that differ in the first one. (A few tensors may
+       also be fields: then the number is in doubt.) It is also a list of records, as detection
+       models take them. And it is one of several lists of the same length, each with one kind of
+       elements, as `tuple(zip(*batch))` makes them. (A list of tuples, one for each example, has
+       the same elements in another order.)
 
     Scalars, text, None and numbers have no first dimension and are not counted.
 

@@ -49,7 +49,7 @@ def _of_all_commands(
         ),
     ] = False,
 ) -> None:
-    """What batch size to use, how sure that is, and what more devices would buy."""
+    """Find the batch size to use, how certain it is, and what more devices would gain."""
 
 
 _UsageError: Any = typer.BadParameter.__base__
@@ -57,7 +57,7 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 def main() -> None:
-    """Run the command line; errors about options, values and files become one line and code 2."""
+    """Run the command line. An error about an option, value or file is one line and code 2."""
     try:
         code = app(prog_name=app.info.name, standalone_mode=False)
     except _UsageError as error:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 2) -> None:
-    """End with one line. Lightning's errors have several; names in files cannot add any."""
+    """Exit with one line. Line breaks in errors and in names of files are removed."""
     line = re.sub(r"\s*\n\s*", " ", message)
     print(f"noisescale: {printable(line)}", file=sys.stderr)
     sys.exit(code)

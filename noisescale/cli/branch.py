@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from noisescale.prediction.branches import Branch
 
 OF_THE_RUN = (
-    "Branches have the module's own code and the optimizer's state, and the learning rate goes as"
-    " it went in the run. Of the run's callbacks and Trainer settings they have those given here."
+    "Branches use the module's code, the optimizer's state and the learning rate schedule of the"
+    " run. They do not use the run's callbacks, and only the Trainer settings that you give here."
 )
 
 TOO_LARGE = (
-    "`--max-device-batch-size` must fit in memory, got batches that do not. Branches that ended are"
-    " kept. Give a smaller one: the rest is accumulated."
+    "`--max-device-batch-size` must fit in memory, got batches that do not. Finished branches are"
+    " kept. Give a smaller number: larger batches are then accumulated."
 )
 
 
@@ -46,62 +46,69 @@ def branch_run(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="Checkpoint of the run that branches start from. Of a folder of checkpoints, the"
-            " one nearest to the middle of the run.",
+            help="Checkpoint of the run, from which branches start. In a folder of checkpoints, the"
+            " checkpoint nearest to the middle of the run is used.",
         ),
     ],
     target: Annotated[
         str,
         typer.Argument(
             metavar="TARGET",
-            help="package.module:name or file.py:name, of a function that returns a LightningModule"
-            " and its data, or of a LightningModule (then give --data).",
+            help="A function that returns a LightningModule and its data, or a LightningModule"
+            " (then give --data). Written as package.module:name or file.py:name.",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            help="package.module:name or file.py:name, of a Dataset, DataLoader or"
-            " LightningDataModule, or of a function that returns one."
+            help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
+            " these. Written as package.module:name or file.py:name."
         ),
     ] = None,
     batch_sizes: Annotated[
         str,
         typer.Option(
-            help="Batch sizes of the branches: 4x is four times the run's, 512 is in examples. 1x"
-            " checks that branches train as the run did."
+            help="Batch sizes of the branches. 4x is four times the run's batch size; 512 is 512"
+            " examples. 1x checks that branches train like the run."
         ),
     ] = "1x,4x,16x",
     until: Annotated[
         Path | None,
         typer.Option(
-            help="Later checkpoint, whose loss the branches are to reach. Default: the latest."
+            help="Later checkpoint of the run. Branches train until they reach its loss. Default:"
+            " the last checkpoint."
         ),
     ] = None,
     orders: Annotated[
-        int, typer.Option(help="Branches at each batch size, each with its own order of the data.")
+        int, typer.Option(help="Branches at each batch size. Each has its own order of the data.")
     ] = 3,
     learning_rate: Annotated[
         str,
         typer.Option(
-            help="How the learning rate follows the batch size: sqrt, linear, adascale, capped_sqrt"
-            " or none. auto: sqrt for Adam; for SGD adascale, linear far below the noise scale."
+            help="Rule by which the learning rate follows the batch size: sqrt, linear, adascale,"
+            " capped_sqrt or none. auto: sqrt for Adam; for SGD adascale, or linear if the noise"
+            " scale is not resolved."
         ),
     ] = "auto",
     loss_examples: Annotated[
-        int, typer.Option(help="Examples that a loss is averaged over, the same ones each time.")
+        int, typer.Option(help="Examples in the average of a loss. They are always the same ones.")
     ] = 2048,
     max_device_batch_size: Annotated[
         int | None,
-        typer.Option(help="Most examples that fit on a device. Default: as many as in the run."),
+        typer.Option(help="Most examples that fit on a device. Default: the number in the run."),
     ] = None,
     gradient_clip_val: Annotated[
         float | None,
-        typer.Option(help="As in the run, if it clipped.", rich_help_panel=TRAINER),
+        typer.Option(
+            help="Limit of gradient clipping, if the run clipped.", rich_help_panel=TRAINER
+        ),
     ] = None,
     gradient_clip_algorithm: Annotated[
         str | None,
-        typer.Option(help="As in the run, if it clipped.", rich_help_panel=TRAINER),
+        typer.Option(
+            help="Kind of gradient clipping, if the run clipped: norm or value.",
+            rich_help_panel=TRAINER,
+        ),
     ] = None,
     devices: Annotated[
         int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
@@ -109,7 +116,8 @@ def branch_run(
     nodes: Annotated[
         int,
         typer.Option(
-            help="Start the command on each node, as in training.", rich_help_panel=TRAINER
+            help="Number of nodes. Start the command on each node, as in training.",
+            rich_help_panel=TRAINER,
         ),
     ] = 1,
     accelerator: Annotated[
@@ -121,19 +129,17 @@ def branch_run(
     ] = None,
     output: Annotated[
         Path,
-        typer.Option(
-            help="File of the results. The same command with the same file goes on from there."
-        ),
+        typer.Option(help="File of the results. The same command with the same file continues."),
     ] = Path("branches.json"),
     monitor: Annotated[
-        str | None, typer.Option(help="Name of the monitor, if it was given one.")
+        str | None, typer.Option(help="Name of the monitor, if it has a name.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it would cost, and train nothing.")
+        bool, typer.Option("--dry-run", help="Print the cost, and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure the critical batch size by branches of a run at larger batch sizes."""
+    """Measure the critical batch size by training branches of a run at larger batch sizes."""
     from rich.console import Console
 
     from noisescale.history.reading import read_run
@@ -144,11 +150,13 @@ def branch_run(
 
     if not output.parent.is_dir():
         raise FileNotFoundError(
-            f"`--output` must be in a folder that is there, got {printable(output)}. Make it first."
+            f"`--output` must be in a folder that exists, got {printable(output)}. Create the"
+            " folder first."
         )
     if dry_run and as_json:
         raise ValueError(
-            "`--json` and `--dry-run` must not be combined: a dry run has no result. Leave one out."
+            "`--json` and `--dry-run` must not be combined, got both. A dry run has no result:"
+            " leave one of them out."
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
@@ -175,7 +183,7 @@ def branch_run(
     module, examples = module_and_data(target, data)
     if dry_run:
         return
-    status = console.status("Taking the losses of the run's checkpoints...")
+    status = console.status("Measuring the losses of the run's checkpoints...")
     with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
         branched = train_branches(
             branching,
@@ -184,12 +192,13 @@ def branch_run(
             output,
             loss_examples=loss_examples,
             on_course=lambda found: console.print(
-                f"The loss of the run: {found.course[0][1]:.4g} at step {found.start:,.0f},"
-                f" {found.goal:.4g} at step {found.end:,.0f}, which branches are to reach.",
+                f"The loss of the run is {found.course[0][1]:.4g} at step {found.start:,.0f} and"
+                f" {found.goal:.4g} at step {found.end:,.0f}. Branches train until they reach the"
+                " second one.",
                 markup=False,
             ),
             on_start=lambda plan, order: status.update(
-                f"Branching at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
+                f"Training a branch at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
             ),
             on_branch=lambda one: console.print(
                 f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
@@ -221,24 +230,24 @@ def branch_run(
 
 
 def _diverged(branch: Branch) -> str:
-    """At which learning rates it was tried before, if at any."""
+    """Return the learning rates at which a branch diverged before, as text."""
     if not branch.diverged_at:
         return ""
     tried = ", ".join(f"{factor:.3g}" for factor in branch.diverged_at)
-    return f"; learning rate x {branch.learning_rate_factor:.3g}, as it diverged at x {tried}"
+    return f"; learning rate x {branch.learning_rate_factor:.3g}, after it diverged at x {tried}"
 
 
 @contextmanager
 def _kept_if_interrupted(output: Path) -> Iterator[None]:
-    """Say what ctrl-C leaves behind."""
+    """After Ctrl-C, say where the results are."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
         interrupted = isinstance(stopped, KeyboardInterrupt) or stopped.code == 1
         if interrupted and output.exists() and is_first():
             print(
-                f"noisescale: stopped. Branches that ended are in {printable(output)}: the same"
-                " command goes on from there.",
+                f"noisescale: stopped. Finished branches are in {printable(output)}. Start the same"
+                " command again to continue.",
                 file=sys.stderr,
             )
         raise

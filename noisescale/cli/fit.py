@@ -22,20 +22,22 @@ def fit_sweep(
         Path,
         typer.Argument(
             metavar="SWEEP",
-            help="CSV of batch_size and steps, the steps to one and the same result.",
+            help="CSV file with the columns batch_size and steps: the steps to the same result.",
         ),
     ],
     by: Annotated[
         str | None,
-        typer.Option(help="Column that separates several curves, such as model."),
+        typer.Option(help="Column that separates several curves, for example model."),
     ] = None,
     batch_size_column: Annotated[
         str | None,
-        typer.Option(help="Column of batch sizes. Default: its name begins with batch_size."),
+        typer.Option(
+            help="Column of batch sizes. Default: the one whose name begins with batch_size."
+        ),
     ] = None,
     steps_column: Annotated[
         str | None,
-        typer.Option(help="Column of steps. Default: its name begins with steps."),
+        typer.Option(help="Column of steps. Default: the one whose name begins with steps."),
     ] = None,
     optimal_batch_size: Annotated[
         float | None,
@@ -44,7 +46,9 @@ def fit_sweep(
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
-    unit: Annotated[str, typer.Option(help="What a batch size counts.")] = "examples",
+    unit: Annotated[
+        str, typer.Option(help="Unit of batch sizes, for example sequences.")
+    ] = "examples",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit steps = S_min (1 + B_crit/B) to a sweep over batch sizes, in log space."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "noisescale predict lightning_logs/version_0 --price-per-device-hour 2 --hour-worth 30"
 
-BETTER = "Measurements that make the critical batch size surer"
+BETTER = "Measurements for a more certain critical batch size"
 TIMES = "Step times"
 READING = "Reading the run"
 
@@ -33,17 +33,19 @@ def predict_run(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a TensorBoard or CSVLogger run, or its CSV file. Of a folder of several"
-            " runs, a table.",
+            help="Folder of a TensorBoard or CSVLogger run, or its CSV file. For a folder with"
+            " several runs a table is printed.",
         ),
     ],
     batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Global batch sizes, such as 64,128. Default: a range."),
+        typer.Option(
+            help="Global batch sizes, for example 64,128. Default: a range of powers of two."
+        ),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="Numbers of devices. Default: 1,2,4,8 times the run's."),
+        typer.Option(help="Numbers of devices. Default: 1, 2, 4 and 8 times the run's."),
     ] = None,
     price_per_device_hour: Annotated[
         float | None, typer.Option(help="Price of one device for one hour, in any currency.")
@@ -54,43 +56,43 @@ def predict_run(
     calibration: Annotated[
         float | None,
         typer.Option(
-            help="Critical batch size over noise scale, if known. Default: 1.",
+            help="Critical batch size divided by noise scale, if known. Default: 1.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     sweep: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of a sweep of the same model, as for `noisescale fit`.",
+            help="CSV file of a sweep of the same model, as for `noisescale fit`.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     branches: Annotated[
         Path | None,
         typer.Option(
-            help="File of `noisescale branch`, or CSV of batch_size and loss.",
+            help="File of `noisescale branch`, or a CSV file with batch_size and loss.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     branch_step: Annotated[
         int | None,
         typer.Option(
-            help="For a CSV of --branches: step of the run they start from.",
+            help="For a CSV file of --branches: the step of the run at which branches start.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     branch_examples: Annotated[
         float | None,
         typer.Option(
-            help="For a CSV of --branches: examples of each branch.",
+            help="For a CSV file of --branches: the examples of each branch.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     loss_scatter: Annotated[
         float | None,
         typer.Option(
-            help="For a CSV of --branches: scatter of losses. Default: that of repeated branches,"
-            " or 0.01.",
+            help="For a CSV file of --branches: the scatter of losses. Default: the scatter of"
+            " repeated branches, or 0.01.",
             rich_help_panel=BETTER,
         ),
     ] = None,
@@ -104,28 +106,29 @@ def predict_run(
     goal: Annotated[
         str | None,
         typer.Option(
-            help="For --second-run: result of both runs, such as val_loss=0.25. Default: the ends"
-            " of the runs.",
+            help="For --second-run: a result that both runs reached, for example val_loss=0.25."
+            " Default: the ends of the runs.",
             rich_help_panel=BETTER,
         ),
     ] = None,
     steps_scatter: Annotated[
         float | None,
         typer.Option(
-            help="For --second-run: scatter of steps. Default: 0.15 (15 %).",
+            help="For --second-run: the scatter of steps. Default: 0.15 (15 %).",
             rich_help_panel=BETTER,
         ),
     ] = None,
     step_times: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of `noisescale profile`. Default: the run's times.", rich_help_panel=TIMES
+            help="CSV file of `noisescale profile`. Default: the step times of the run.",
+            rich_help_panel=TIMES,
         ),
     ] = None,
     max_device_batch_size: Annotated[
         float | None,
         typer.Option(
-            help="Most examples that fit on a device. Default: as timed.",
+            help="Most examples that fit on a device. Default: the largest number that was timed.",
             rich_help_panel=TIMES,
         ),
     ] = None,
@@ -137,36 +140,36 @@ def predict_run(
     ] = None,
     unit: Annotated[
         str,
-        typer.Option(help="Unit of batch sizes, such as sequences.", rich_help_panel=READING),
+        typer.Option(help="Unit of batch sizes, for example sequences.", rich_help_panel=READING),
     ] = "examples",
     optimizer: Annotated[
         int,
         typer.Option(
-            help="Which optimizer, if several were measured.",
+            help="Number of the optimizer, if several were measured.",
             rich_help_panel=READING,
         ),
     ] = 0,
     monitor: Annotated[
         str | None,
-        typer.Option(help="Name of the monitor, if it was given one.", rich_help_panel=READING),
+        typer.Option(help="Name of the monitor, if it has a name.", rich_help_panel=READING),
     ] = None,
     allow_truncated: Annotated[
         bool,
         typer.Option(
             "--allow-truncated",
-            help="Accept event files that end within a record.",
+            help="Accept event files that end within a record, as in a run that still trains.",
             rich_help_panel=READING,
         ),
     ] = False,
     details: Annotated[
-        bool, typer.Option("--details", help="Print the tables and the assumptions, too.")
+        bool, typer.Option("--details", help="Also print the tables and the assumptions.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a report with figures to this file.")
     ] = None,
 ) -> None:
-    """Predict what the result of a run costs at other batch sizes, on other devices."""
+    """Predict the cost of a run's result at other batch sizes and on more devices."""
     from noisescale.history.reading import read_run, runs_in
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
@@ -215,8 +218,8 @@ def predict_run(
     if len(runs := runs_in(run)) > 1:
         if details or html is not None:
             raise ValueError(
-                f"`{'--details' if details else '--html'}` must come with one run, got"
-                f" {len(runs)} in {printable(run)}. Name one of them."
+                f"`{'--details' if details else '--html'}` must be used with one run, got"
+                f" {len(runs)} runs in {printable(run)}. Name one of these runs."
             )
         show_runs(run, runs, predicted, as_json=as_json)
         return
@@ -256,13 +259,13 @@ def _calibration(
 
     if sum(given is not None for given in (kappa, sweep, branches)) > 1:
         raise ValueError(
-            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
-            " Give the one that you trust."
+            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of"
+            " them. Give only the one that you trust most."
         )
     if branch_step is not None and branches is None:
         raise ValueError(
-            f"`--branch-step` must come with `--branches`, got {branch_step} alone."
-            " Give the CSV file of what the branches ended with, too."
+            f"`--branch-step` must be used with `--branches`, got only {branch_step}."
+            " Also give the CSV file with the losses of the branches."
         )
     if sweep is not None:
         (curve,) = read_sweeps(sweep).values()
@@ -278,8 +281,8 @@ def _calibration(
     given = [name for name, value in of_losses.items() if value is not None]
     if given and (branches is None or branches.suffix == ".json"):
         raise ValueError(
-            f"`{given[0]}` must come with `--branches` of a CSV of losses, got"
-            f" {'none' if branches is None else printable(branches)}. Leave it out."
+            f"`{given[0]}` must be used with a CSV file of losses in `--branches`, got"
+            f" {'no file' if branches is None else printable(branches)}. Leave `{given[0]}` out."
         )
     if branches is not None and branches.suffix == ".json":
         with renamed({"history": "run"}):
@@ -287,8 +290,8 @@ def _calibration(
     if branches is not None:
         if branch_step is None:
             raise ValueError(
-                "`--branches` must come with `--branch-step`, got none."
-                " Give the step of the run that the branches started from."
+                "`--branches` with a CSV file must be used with `--branch-step`, got no step."
+                " Give the step of the run at which the branches started."
             )
         (_, columns), *_ = list(csv_lines(branches)) or [(0, [])]
         by = "order" if "order" in columns else None
@@ -302,8 +305,10 @@ def _calibration(
                 seen = np.interp(branch_step, history["step"], history["examples"])
                 if seen + branch_examples > 1.01 * history["examples"][-1]:
                     raise ValueError(
-                        f"`--branch-examples` must be of the run, got {branch_examples:,.0f} from"
-                        f" {seen:,.0f} on, of {history['examples'][-1]:,.0f} in all. Leave it out."
+                        "`--branch-examples` must not go beyond the end of the run, got"
+                        f" {branch_examples:,.0f}: branches start at example {seen:,.0f}, and the"
+                        f" run has {history['examples'][-1]:,.0f} examples. Give a smaller number,"
+                        " or leave it out."
                     )
                 end = np.interp(seen + branch_examples, history["examples"], history["step"])
                 noise_scale = critical_batch_size_over(history, branch_step, float(end))

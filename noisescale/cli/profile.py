@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from noisescale.step_time import StepTiming
 
 TOO_LARGE = (
-    "`--device-batch-sizes` must fit in memory with several devices, got one that does not. What"
-    " was timed is kept. Find the largest one with `--devices 1`."
+    "`--device-batch-sizes` must fit in memory with several devices, got a size that does not."
+    " Finished timings are kept. Find the largest size that fits with `--devices 1`."
 )
 
 NEARLY_ALL = 0.9
-"""At the knee a device does this share of the examples a second that it does at its best."""
+"""At the knee a device processes at least this share of its highest number of examples/s."""
 
 
 EXAMPLE = "noisescale profile train.py:make --devices 2"
@@ -40,25 +40,26 @@ def profile_steps(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="package.module:name or file.py:name, of a function that returns a LightningModule"
-            " and its data, or of a LightningModule (then give --data).",
+            help="A function that returns a LightningModule and its data, or a LightningModule"
+            " (then give --data). Written as package.module:name or file.py:name.",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            help="package.module:name or file.py:name, of a Dataset, DataLoader or"
-            " LightningDataModule, or of a function that returns one."
+            help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
+            " these. Written as package.module:name or file.py:name."
         ),
     ] = None,
     device_batch_sizes: Annotated[
         str | None,
         typer.Option(
-            help="Examples on a device at once, such as 8,16. Default: 1,2,4... while they fit."
+            help="Examples on a device at once, for example 8,16. Default: 1,2,4... while they"
+            " fit in memory."
         ),
     ] = None,
     accumulation: Annotated[
-        str | None, typer.Option(help="Micro-batches in a step, such as 1,4. Default: 1,2.")
+        str | None, typer.Option(help="Micro-batches in a step, for example 1,4. Default: 1,2.")
     ] = None,
     devices: Annotated[
         int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
@@ -66,7 +67,8 @@ def profile_steps(
     nodes: Annotated[
         int,
         typer.Option(
-            help="Start the command on each node, as in training.", rich_help_panel=TRAINER
+            help="Number of nodes. Start the command on each node, as in training.",
+            rich_help_panel=TRAINER,
         ),
     ] = 1,
     accelerator: Annotated[
@@ -79,17 +81,17 @@ def profile_steps(
         str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
     ] = None,
     steps: Annotated[
-        int, typer.Option(help="Optimizer steps to time, after 5 that are not timed.")
+        int, typer.Option(help="Optimizer steps to time, after 5 steps that are not timed.")
     ] = 20,
     output: Annotated[
         Path,
         typer.Option(
-            help="CSV file that the times are added to. Time 1, 2, 4... devices into one file."
+            help="CSV file to which the times are added. Use one file for 1, 2, 4... devices."
         ),
     ] = Path("step_times.csv"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time the steps of a LightningModule at several batch sizes on a device."""
+    """Measure the step times of a LightningModule at several batch sizes on a device."""
     from rich.console import Console
 
     from noisescale.step_time import read_timings, write_timings
@@ -100,7 +102,8 @@ def profile_steps(
         read_timings(output)  # fails now, not after the timing, if it is no file of timings
     elif not output.parent.is_dir():
         raise FileNotFoundError(
-            f"`--output` must be in a folder that is there, got {str(output)!r}. Make it first."
+            f"`--output` must be in a folder that exists, got {str(output)!r}. Create the folder"
+            " first."
         )
     module, examples = module_and_data(target, data)
 
@@ -115,7 +118,7 @@ def profile_steps(
                 write_timings(output, [timing])
             status.update(
                 f"{timing.device_batch_size} examples x {timing.accumulation}:"
-                f" {1000 * timing.seconds:.4g} ms a step,"
+                f" {1000 * timing.seconds:.4g} ms/step,"
                 f" {examples_per_second(timing):,.0f} examples/s. Timing more..."
             )
 
@@ -140,8 +143,8 @@ def profile_steps(
         console.print(printable(reason), markup=False)
     if not timings:
         raise ValueError(
-            "`--device-batch-sizes` must begin with one that fits in memory, got none that does."
-            " Give smaller ones."
+            "`--device-batch-sizes` must begin with a size that fits in memory, got no such size."
+            " Give smaller sizes."
         )
     knee = _knee(timings)
     if as_json:
@@ -155,7 +158,7 @@ def profile_steps(
 
 
 def _knee(timings: Sequence[StepTiming]) -> float | None:
-    """The smallest device batch size with nearly the most examples a second, if not the last."""
+    """Return the smallest device batch size with nearly the highest examples/s, if not the last."""
     from noisescale.lightning.profiling.profiling import examples_per_second
 
     fewest = min(timing.accumulation for timing in timings)
@@ -173,9 +176,9 @@ def _table(timings: Sequence[StepTiming], knee: float | None) -> Table:
 
     from noisescale.lightning.profiling.profiling import examples_per_second
 
-    caption = f"knee: {NEARLY_ALL:.0%} of the most examples/s, or more" if knee else None
+    caption = f"knee: at least {NEARLY_ALL:.0%} of the highest examples/s" if knee else None
     table = Table(title="Step times", caption=caption)
-    for name in ("device batch size", "accumulation", "devices", "ms a step", "examples/s", ""):
+    for name in ("device batch size", "accumulation", "devices", "ms/step", "examples/s", ""):
         table.add_column(name, justify="right" if name else "left")
     for timing in timings:
         at_knee = timing.device_batch_size == knee

@@ -22,10 +22,10 @@ def show_runs(
     *,
     as_json: bool,
 ) -> None:
-    """Print what is predicted from each run of a folder, and how to see more of one.
+    """Print a table of the predictions from all runs of a folder, and the command for one run.
 
     Raises:
-        ValueError: If an argument is wrong, whatever the run is.
+        ValueError: If an argument is wrong for every run.
     """
     from rich.console import Console
 
@@ -51,6 +51,6 @@ def show_runs(
     console = Console(highlight=False)
     console.print(Section(runs_table(folder, found)))
     one = max(found, key=lambda each: (each.found is not None, found.index(each)))
-    what = "One of them in full" if one.found else "Why not"
+    what = "The full prediction of one run" if one.found else "To see the reason"
     said = f"{what}: noisescale predict {shlex.quote(printable(one.run))}"
     console.print(said, markup=False, soft_wrap=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own objects, named on the command line as `module.path:name` or `file.py:name`."""
+"""Load the user's own objects, named as `module.path:name` or `file.py:name`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from noisescale.printable import printable
 
 
 def load(target: str) -> Any:
-    """Return the object that `target` names. Modules are looked for in the working folder, too.
+    """Return the object that `target` names. Modules may also be in the working folder.
 
     Raises:
-        ValueError: If it has no such form, cannot be imported, or there is no such name in it.
+        ValueError: If `target` has another form, cannot be imported, or does not have the name.
 
     Example:
         >>> load("collections:OrderedDict").__name__
@@ -29,25 +29,25 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise ValueError(
-            f"`{printable(target)}` must be like package.module:name or file.py:name, got no name"
-            " in it. Name a function, class or object after a colon."
+            f"`{printable(target)}` must be written as package.module:name or file.py:name, got no"
+            " name after a colon. Add the name of a function, class or object."
         )
     if place.startswith(".") and not place.endswith(".py"):
         raise ValueError(
-            f"`{printable(target)}` must be like package.module:name or file.py:name, got a"
-            " relative module. Name it from the top, or by its file."
+            f"`{printable(target)}` must be written as package.module:name or file.py:name, got a"
+            " relative module. Write the full name of the module, or its file."
         )
     try:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     except ImportError as error:
         raise ValueError(
             f"`{printable(target)}` must be importable, got {type(error).__name__}:"
-            f" {printable(error)}. Check the name, and that what it imports is installed."
+            f" {printable(error)}. Check the name, and whether its imports are installed."
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ValueError(
-                f"`{printable(target)}` must name something that is there, got no {part!r} in"
+                f"`{printable(target)}` must name an object that exists, got no {part!r} in"
                 f" {printable(getattr(found, '__name__', place))}. Check the part after the colon."
             )
         found = getattr(found, part)
@@ -55,10 +55,10 @@ def load(target: str) -> Any:
 
 
 def made(target: str, found: Any) -> Any:
-    """Return what `found` makes if it is a function or class, else itself.
+    """Return the result of `found` if it is a function or class; else return `found`.
 
     Raises:
-        ValueError: If it needs arguments.
+        ValueError: If the function or class needs arguments.
 
     Example:
         >>> made("collections:Counter", load("collections:Counter"))
@@ -70,17 +70,17 @@ def made(target: str, found: Any) -> Any:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ValueError(
-            f"`{printable(target)}` must need no arguments, got one that has a {error}."
-            " Name a function that calls it."
+            f"`{printable(target)}` must be callable without arguments, got: {error}."
+            " Name a function that calls it with its arguments."
         ) from error
     return found()
 
 
 def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
-    """Return a LightningModule and what it trains on, named by one target or by two.
+    """Return a LightningModule and its data, from one target or from two.
 
     Raises:
-        ValueError: If they are something else.
+        ValueError: If a target is something else.
     """
     module, examples = made(target, load(target)), None
     if isinstance(module, tuple) and len(module) == 2:
@@ -89,19 +89,19 @@ def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
         examples = made(data, load(data))
     if not hasattr(module, "training_step"):
         raise ValueError(
-            f"`{printable(target)}` must be a LightningModule, or return one with its data, got"
-            f" {type(module).__name__}. Name a function that returns both."
+            f"`{printable(target)}` must be a LightningModule, or a function that returns a"
+            f" LightningModule and its data, got {type(module).__name__}. Name such a function."
         )
     if examples is None:
         raise ValueError(
-            f"`{printable(target)}` must come with data, got a LightningModule alone."
-            " Give `--data`."
+            f"`{printable(target)}` must come with data, got only a LightningModule."
+            " Give the data with `--data`."
         )
     return module, examples
 
 
 def is_first() -> bool:
-    """Whether this is rank 0: Lightning starts the same command again for every other device."""
+    """Whether this process is rank 0. Lightning starts the same command for every device."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
@@ -109,7 +109,7 @@ def is_first() -> bool:
 
 @contextmanager
 def told_in_a_line(too_large: str) -> Iterator[None]:
-    """Errors of Lightning's about its arguments are one line; those in a module keep all of it."""
+    """Turn Lightning's errors about arguments into one line. Errors in a module keep all lines."""
     from noisescale.lightning.profiling.timed_fit import is_out_of_memory
     from noisescale.lightning.trainer_access import MisconfigurationException
 
@@ -136,7 +136,7 @@ def _module(name: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(
-            f"`{printable(path)}` must be a Python file, got none there. Check the path."
+            f"`{printable(path)}` must be a Python file, got a path without a file. Check it."
         )
     _search(path.resolve().parent)
     if path.stem in sys.modules:  # the same name again, or that of another module
@@ -144,7 +144,7 @@ def _file(path: Path) -> ModuleType:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return known
         raise ValueError(
-            f"`{printable(path)}` must not be named as a module that is imported, got"
+            f"`{printable(path)}` must not have the name of an imported module, got"
             f" {path.stem!r}."
             " Rename the file."
         )
@@ -152,6 +152,6 @@ def _file(path: Path) -> ModuleType:
 
 
 def _search(folder: Path) -> None:
-    """Where a script in that folder would look: first of all beside itself."""
+    """Search modules in a folder first, as a script in this folder would."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that hold several values, and what options are called."""
+"""Options with several values, and the names of options."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def flags_of(command: Callable[..., Any]) -> dict[str, str]:
 
 
 def numbers(option: str, text: str | None) -> list[float] | None:
-    """Return the numbers of "1,2,4", whole ones as integers; None stays None.
+    """Return the numbers in a text like "1,2,4". Whole numbers are integers; None stays None.
 
     Raises:
-        ValueError: If a part of it is no number.
+        ValueError: If a part of the text is not a number.
 
     Example:
         >>> numbers("devices", "1,2,4")
@@ -39,6 +39,6 @@ def numbers(option: str, text: str | None) -> list[float] | None:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"`--{option}` must be numbers, got {text!r}. Give for instance 1,2,4."
+            f"`--{option}` must be numbers, got {text!r}. Write, for example, 1,2,4."
         ) from None
     return [int(value) if value.is_integer() else value for value in values]

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from noisescale.predictor import Prediction
 
 TICK = 1.0
-"""Seconds between two pictures; files are read every `--every` seconds."""
+"""Seconds between two updates of the screen. Files are read every `--every` seconds."""
 
 
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code that shells give to what this signal ended."""
+"""The exit code of a command that this signal ended."""
 
-HOW_TO_END = "Ctrl-C ends."
+HOW_TO_END = "Press Ctrl-C to end."
 
 
 EXAMPLE = "noisescale watch lightning_logs"
@@ -37,29 +37,29 @@ def watch_run(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a TensorBoard or CSVLogger run that is going on. Of a folder of several"
-            " runs, the newest.",
+            help="Folder of a TensorBoard or CSVLogger run that trains now. In a folder with"
+            " several runs, the newest run is shown.",
         ),
     ],
     every: Annotated[
-        float, typer.Option(help="Seconds from one reading of the run's files to the next.")
+        float, typer.Option(help="Seconds between two readings of the run's files.")
     ] = 5.0,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Print once and end, as without a terminal."),
+        typer.Option("--once", help="Print once and exit. Without a terminal this is the default."),
     ] = False,
     optimizer: Annotated[
         int,
-        typer.Option(help="Which optimizer, if several were measured."),
+        typer.Option(help="Number of the optimizer, if several were measured."),
     ] = 0,
     monitor: Annotated[
-        str | None, typer.Option(help="Name of the monitor, if it was given one.")
+        str | None, typer.Option(help="Name of the monitor, if it has a name.")
     ] = None,
 ) -> None:
-    """Show the noise scale of a run while it trains, and what it would advise now."""
+    """Show the noise scale of a run while it trains, and the present advice."""
     try:
         with renamed(flags_of(watch_run)):
-            checked_positive("every", every, "Pass 5 for a look every 5 seconds.")
+            checked_positive("every", every, "Pass 5 to read the files every 5 seconds.")
             live = sys.stdout.isatty() and not once
             _watch(run, every if live else None, optimizer, monitor)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def watch_run(
 
 
 def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) -> None:
-    """Draw what the files say, again and again; once where `every` is None."""
+    """Show the state of a run again and again; once if `every` is None."""
     from rich.console import Console
     from rich.live import Live
 
@@ -97,7 +97,7 @@ def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) 
 def _look(
     followed: FollowedRun, found: Prediction | ValueError | None
 ) -> Prediction | ValueError | None:
-    """Read on; return what is predicted from the run by now, or why nothing is."""
+    """Read what was added. Return the present prediction, or the reason why there is none."""
     from noisescale.predictor import predict
 
     if not followed.read():

@@ -147,7 +147,7 @@ class _Events:
         return any(path not in files or file.unread < 0 for path, file in known)
 
     def read(self, files: list[Path]) -> bool:
-        """Take what was added, and return whether that was anything."""
+        """Read what was added. Return whether there was anything new."""
         from noisescale.history.event_files import EventFile
 
         before = sum(file.whole for file in self._files.values())
@@ -175,7 +175,7 @@ class _Csv:
         return self._file is not None and (self._file.path not in files or self._file.replaced())
 
     def read(self, files: list[Path]) -> bool:
-        """Take what was added, and return whether that was anything."""
+        """Read what was added. Return whether there was anything new."""
         (path,) = files
         if self._file is None:
             self._file = GrowingCsv(path)

@@ -11,7 +11,7 @@ class RunError(ValueError):
     """The files of a run cannot be used. The error has a word for the reason.
 
     Example:
-        >>> RunError("empty", "`version_0` must hold events, got none.").word
+        >>> RunError("empty", "`version_0` must contain events, got none.").word
         'empty'
     """
 

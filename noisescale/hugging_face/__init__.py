@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A callback for the Trainer of Hugging Face's transformers, thin like Lightning's."""
+"""A callback for the Trainer of Hugging Face's transformers."""
 
 try:
     import transformers as _transformers  # noqa: F401 - whether it is there is all we ask
 except ImportError as error:
     raise ImportError(
-        "`transformers` must be installed for NoiseScaleCallback. Install it with what its Trainer"
-        ' needs: `pip install "noisescale[hugging-face]"`.'
+        "`transformers` must be installed for NoiseScaleCallback. Install it with the packages that"
+        ' its Trainer needs: `pip install "noisescale[hugging-face]"`.'
     ) from error
 
 from noisescale.hugging_face.noise_scale_callback import NoiseScaleCallback as NoiseScaleCallback

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of all that is logged the console shows the noise scale with its interval."""
+"""Show only the noise scale and its interval in the console, not all logged keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from noisescale.guard import Guard, beside_training
 
 SHOWN = ("noise_scale/simple", "noise_scale/simple_low", "noise_scale/simple_high")
-"""In the console, where the noise scale is resolved."""
+"""The keys that the console shows if the noise scale is resolved."""
 
 AT_LEAST = "noise_scale/lower_bound"
-"""In the console, where the noise scale is not resolved."""
+"""The key that the console shows if the noise scale is not resolved."""
 
 
 class Fewer(TrainerCallback):
-    """Takes keys out of the logs before a callback that prints them."""
+    """Remove keys from the logs before a callback that prints them."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -25,7 +25,7 @@ class Fewer(TrainerCallback):
 
     @beside_training
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """Leave three keys, or the lower bound."""
+        """Keep three keys, or the lower bound, and remove the other keys."""
         kept = SHOWN if SHOWN[0] in (logs or {}) else (AT_LEAST,)
         self.left_out = {
             key: value
@@ -37,7 +37,7 @@ class Fewer(TrainerCallback):
 
 
 class All(TrainerCallback):
-    """Puts them back after it, for the callbacks that come later."""
+    """Put the removed keys back, for the callbacks after the one that prints."""
 
     def __init__(self, fewer: Fewer, guard: Guard) -> None:
         self._guard = guard
@@ -45,18 +45,18 @@ class All(TrainerCallback):
 
     @beside_training
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """Put them back."""
+        """Put the removed keys back."""
         if logs is not None:
             logs.update(self._fewer.left_out)
         self._fewer.left_out = {}
 
 
 def print_less(callbacks: list[TrainerCallback], guard: Guard) -> None:
-    """Put a pair of callbacks around each one of a Trainer that prints logs, if there is none.
+    """Put a pair of callbacks around each callback that prints logs, unless it has a pair.
 
     Args:
-        callbacks: The Trainer's own list, while no event is handed round.
-        guard: Keeps errors from the training.
+        callbacks: The Trainer's own list of callbacks. No event may be in progress.
+        guard: Keeps errors away from the training.
     """
     for printer in [c for c in callbacks if isinstance(c, PrinterCallback | ProgressCallback)]:
         place = callbacks.index(printer)
@@ -68,5 +68,5 @@ def print_less(callbacks: list[TrainerCallback], guard: Guard) -> None:
 
 
 def print_all(callbacks: list[TrainerCallback]) -> None:
-    """Take the pairs out again."""
+    """Remove the pairs that `print_less` added."""
     callbacks[:] = [c for c in callbacks if not isinstance(c, Fewer | All)]

@@ -110,8 +110,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     """
 
     _HOW_TO_HAVE_SEVERAL = (
-        "(`gradient_accumulation_steps=2`), as a `compute_loss` of several of the model's outputs"
-        " needs, or use more devices (`torchrun --nproc-per-node 2`)."
+        "(`gradient_accumulation_steps=2`), or use more devices (`torchrun --nproc-per-node 2`)."
+        " A `compute_loss` that uses several outputs of the model always needs one of the two."
     )
 
     def __init__(
@@ -300,7 +300,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._hooks = []
 
     def _forward_hook(self, share_of: nn.Module | None) -> Callable[..., None]:
-        """The hook on what the Trainer calls; `share_of` a model losses count by their share."""
+        """Return the hook on the module that the Trainer calls.
+
+        With `share_of`, losses are weighted as this model weights them, see `loss_share`.
+        """
         batch_size_of = self._batch_size_fn or trainer_access.BatchCounter()
 
         def on_forward(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Trainers the noise scale can be measured under, and what to do about the others."""
+"""Refuse settings of the Trainer under which the noise scale cannot be measured."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ if TYPE_CHECKING:
 
 _UNSUPPORTED_TYPES = {
     "DEEPSPEED": "DeepSpeed reduces gradients inside its own engine",
-    "FSDP": "the Trainer's FSDP shards gradients before a callback can see them",
+    "FSDP": "the Trainer's FSDP shards gradients before a callback can read them",
     "MEGATRON_LM": "Megatron-LM runs the backward pass inside its own engine",
     "XLA": "XLA traces steps instead of running them",
 }
 
-_USE_DDP = "Launch one process a device, `torchrun --nproc-per-node N`, or leave the callback out."
+_USE_DDP = (
+    "Start one process for each device (`torchrun --nproc-per-node N`), or leave the callback out."
+)
 
 
 def check_supported(args: TrainingArguments, optimizer: Any, distributed_type: str) -> None:
-    """Raise where the numbers would be wrong or cannot be had.
+    """Raise if the noise scale would be wrong, or cannot be measured.
 
     Args:
-        args: The Trainer's.
-        optimizer: The one that steps, not accelerate's wrapper.
+        args: The arguments of the Trainer.
+        optimizer: The optimizer itself, not accelerate's wrapper.
         distributed_type: The name of accelerate's way of training.
 
     Raises:
-        ValueError: The message names the setting and the remedy.
+        ValueError: If a setting does not allow measuring. The message names the setting and the
+            remedy.
     """
     if distributed_type in _UNSUPPORTED_TYPES:
         reason = _UNSUPPORTED_TYPES[distributed_type]
         _refuse("distributed_type", distributed_type, reason, _USE_DDP)
     if args.n_gpu > 1:
-        reason = "nn.DataParallel sums up the gradients of all devices in one backward pass"
+        reason = "nn.DataParallel adds the gradients of all devices in one backward pass"
         _refuse("n_gpu", str(args.n_gpu), reason, _USE_DDP)
     if args.parallelism_config is not None:
         kind = type(args.parallelism_config).__name__
-        reason = "tensor, context and sequence parallelism spread an example over ranks"
+        reason = "tensor, context and sequence parallelism split an example over ranks"
         _refuse("parallelism_config", kind, reason, _USE_DDP)
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         reason = "it steps within the backward pass"
-        _refuse("optim", name, reason, "Use one that steps after it, such as `adamw_torch`.")
+        remedy = "Use an optimizer that steps after the pass, such as `adamw_torch`."
+        _refuse("optim", name, reason, remedy)
     if isinstance(optimizer, torch.optim.LBFGS):
         reason = "it takes several gradients a step, at different weights"
         _refuse("optimizer", "LBFGS", reason, "Use a first-order optimizer such as SGD or AdamW.")
 
 
 def check_wrapper(module: nn.Module) -> None:
-    """Raise where what wraps the model replaces the mean gradient by something else.
+    """Raise if a DDP hook replaces the mean gradient by something else.
 
     Raises:
-        ValueError: The message names the hook and the remedy.
+        ValueError: If there is such a hook. The message names the hook and the remedy.
     """
     ddp = unwrapped(module)
     if isinstance(ddp, DistributedDataParallel) and (found := spoiling_comm_hook(ddp)) is not None:

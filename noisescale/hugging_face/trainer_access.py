@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the callback needs of transformers and accelerate that they do not offer in public.
+"""All uses of private parts of transformers and accelerate.
 
-Read in transformers 5.23.0 and accelerate 1.15.0, with torch 2.13.
+They were read in transformers 5.23.0 and accelerate 1.15.0, with torch 2.13.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from noisescale.collectors.choosing import unwrapped
 def on_first_training_pass(
     model: nn.Module, callback: Callable[[nn.Module], None]
 ) -> RemovableHandle:
-    """Call back once, with the module that the Trainer calls, when it trains `model` first.
+    """Call `callback` once, at the first forward pass that trains `model`.
 
-    That is DistributedDataParallel or what torch.compile made of it. The Trainer gives its
-    callbacks the model inside only, so all modules are watched until the outermost is called.
+    The callback receives the module that the Trainer calls. It may be DistributedDataParallel, or
+    the result of torch.compile. The Trainer only gives the model inside to callbacks, so all
+    modules are watched until the outermost one is called.
     """
 
     def on_forward(module: nn.Module, _: Any) -> None:
@@ -48,25 +49,25 @@ def on_first_training_pass(
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether a forward pass under way is one to learn from."""
+    """Whether the present forward pass is part of training."""
     return module.training and torch.is_grad_enabled()
 
 
 def is_last_micro_batch() -> bool:
-    """Whether the optimizer steps after the micro-batch under way."""
+    """Whether the optimizer steps after the present micro-batch."""
     return bool(GradientState().sync_gradients)
 
 
 def distributed_type() -> str:
-    """The name of accelerate's way of training."""
+    """Return the name of accelerate's way of training."""
     return str(AcceleratorState().distributed_type.value)
 
 
 def saved_state(callback: TrainerCallback, state: TrainerState) -> dict[str, Any]:
-    """What a callback's `state` was when the checkpoint that training goes on from was saved.
+    """Return a callback's `state` from the checkpoint with which training continues.
 
-    The Trainer reads it with the rest of its own state, and makes new callbacks of it only where
-    `restore_callback_states_from_checkpoint` is set, which it is not by default.
+    The Trainer reads this state with its own. It only restores callbacks from it if
+    `restore_callback_states_from_checkpoint` is set, which is not the default.
     """
     saved: Any = state.stateful_callbacks
     found = saved.get(type(callback).__name__) if state.global_step else None
@@ -75,17 +76,18 @@ def saved_state(callback: TrainerCallback, state: TrainerState) -> dict[str, Any
 
 
 def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
-    """What the Trainer multiplies the mean loss of a micro-batch by, up to a common factor.
+    """Return the weight of a micro-batch's mean loss in the step, up to a common factor.
 
-    Models that take `num_items_in_batch` divide the sum of their losses by the number of labels
-    in the whole step, so that each micro-batch counts by its share of them.
+    Models that take `num_items_in_batch` divide the sum of their losses by the number of labels in
+    the whole step. So the weight of a micro-batch is its share of these labels.
 
     Args:
-        model: Not wrapped.
-        inputs: Keyword arguments of its forward pass.
+        model: The model without wrappers.
+        inputs: The keyword arguments of the model's forward pass.
 
     Returns:
-        None where all micro-batches count alike. A tensor on the device: reading it would wait.
+        The weight, as a tensor on the device: reading it would wait for the device. None if all
+        micro-batches have the same weight.
     """
     items = inputs.get("num_items_in_batch")
     if items is None:
@@ -102,7 +104,7 @@ def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
 
 
 def _shifts_labels(model: nn.Module) -> bool:
-    """Whether a model's loss takes no account of each sequence's first label."""
+    """Whether a model's loss ignores the first label of each sequence."""
     get_base_model: Any = getattr(model, "get_base_model", lambda: model)  # that of PEFT's
     inner = get_base_model()
     encodes = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
@@ -118,9 +120,9 @@ class BatchCounter(batch_counter.BatchCounter):
     def uncountable(self, batch: Mapping[str, Any]) -> ValueError:
         """Return an error that names the arguments."""
         return ValueError(
-            "`batch_size_fn` must be given for batches whose size cannot be inferred, got one"
+            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
             f" of {', '.join(batch) or 'no keyword arguments'}. Pass a function from the"
-            " model's keyword arguments to the number of examples this rank has in them."
+            " model's keyword arguments to the number of this rank's examples."
         )
 
     def warn(self, message: str) -> None:
@@ -129,10 +131,10 @@ class BatchCounter(batch_counter.BatchCounter):
 
 
 def go_first(callback: TrainerCallback) -> None:
-    """Move a callback before those that report, which the Trainer puts before the user's.
+    """Move a callback before the callbacks that report. The Trainer puts these first.
 
-    Logs reach all callbacks as one dict, in their order: what is added to it is seen by those
-    that come later.
+    All callbacks receive the logs as one dict, in order. So later callbacks see the keys that an
+    earlier one adds.
     """
     for callbacks in lists_with(callback):
         callbacks.remove(callback)
@@ -140,7 +142,7 @@ def go_first(callback: TrainerCallback) -> None:
 
 
 def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
-    """The Trainers' own lists of callbacks that a callback is in: they hand out no reference."""
+    """Return the Trainers' own lists that contain a callback. Trainers do not expose them."""
     return [
         holder
         for holder in gc.get_referrers(callback)
@@ -171,8 +173,8 @@ def warn(message: str) -> None:
 @cache
 def _warn_that_labels_are_hidden() -> None:
     warn(
-        "The loss is computed outside the model, from labels that NoiseScaleCallback does not see."
-        " The callback assumes that all micro-batches have the same number of labels. If they do"
-        " not, B_simple reads too high: by the relative variance of that number, times the size of"
-        " a micro-batch."
+        "The loss is computed outside the model, from labels that NoiseScaleCallback cannot see."
+        " The callback assumes that all micro-batches have equally many labels. If they do not,"
+        " B_simple reads too high, by the size of a micro-batch times the relative variance of the"
+        " number of labels. Let the model compute the loss to avoid this."
     )

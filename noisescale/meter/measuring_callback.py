@@ -125,12 +125,13 @@ class MeasuringCallback(ABC):
         return True
 
     def _tell_that_nothing_is_measured(self, reason: Exception) -> None:
-        """Warn where one process trains. `reason`: why halves of a batch are not compared."""
-        why = str(reason).removesuffix(INSTEAD)  # the remedy follows, in the trainer's words
+        """Warn if one process trains. `reason` says why halves of a batch are not compared."""
+        why = str(reason).removesuffix(INSTEAD)  # the remedy below says how to do it here
         self._tell(
-            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient a"
-            f" step, and the halves of a batch cannot be compared. {why} The training goes on"
-            f" unmeasured. Accumulate two or more micro-batches a step {self._HOW_TO_HAVE_SEVERAL}"
+            f"{type(self).__name__} has nothing to measure: one process trains, with one gradient"
+            f" in each step, and the halves of a batch cannot be compared. {why} Training goes on,"
+            " and no noise scale is logged. Accumulate two or more micro-batches in each step"
+            f" {self._HOW_TO_HAVE_SEVERAL}"
         )
 
     def _interrupt(self) -> None:

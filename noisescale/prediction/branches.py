@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of a run: what larger batches take from a checkpoint to the run's own later loss."""
+"""Branches of a run: steps at other batch sizes from a checkpoint to the run's later loss."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from noisescale.printable import printable
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 
 FORMAT = "noisescale branches 2"
-"""What the first key of a file says."""
+"""The value of the key `format` in a file."""
 
 UNLIKE = 1.5
-"""Branches at the run's own batch size that take this many times its steps are no copies of it."""
+"""Branches at the run's own batch size differ from it if their steps differ by this factor."""
 
 LEAST_ALIKE = 2
-"""From this many branches at the run's own batch size on, they replace the run itself."""
+"""This many branches at the run's own batch size, or more, replace the run itself."""
 
 LEAST_STEPS = 0.5
-"""Steps that count for a branch that was at the loss from the start."""
+"""The number of steps that is assumed for a branch whose loss was low enough from the start."""
 
 SAME_SIZE = 0.02
-"""Of the run's batch size: its mean may be a little smaller, by the last batch of each epoch."""
+"""Batch sizes count as the run's own within this share. The last batch of an epoch is smaller."""
 
 _LOSS = "loss"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One training from the checkpoint, with its own batch size and its own order of the data."""
+    """One training from the checkpoint, at one batch size and with one order of the data."""
 
     batch_size: float
     order: int
-    """Seeds the order of the data."""
+    """The number of the order of the data, from 0."""
     learning_rate_factor: float
-    """On the learning rate of the run."""
+    """The factor on the learning rate of the run."""
     steps: tuple[float, ...]
-    """Of the branch, at which its loss was taken; the first is 0."""
+    """The steps of the branch at which its loss was evaluated. The first is 0."""
     losses: tuple[float, ...]
-    """On the same examples as those of the run."""
+    """The losses at these steps, on the same examples as the losses of the run."""
     seconds: float
-    """That it trained, evaluations included."""
+    """The time of the training, with the evaluations of the loss."""
     diverged: bool = False
-    """Whether it was given up: its loss was not finite, or far above the loss at the start."""
+    """Whether it was stopped: its loss was not finite, or far above the loss at the start."""
     diverged_at: tuple[float, ...] = ()
-    """Larger factors on the learning rate at which it diverged before."""
+    """Larger factors on the learning rate with which the branch diverged before."""
     slower_at: tuple[float, ...] = ()
     """Other factors on the learning rate that took longer with this order of the data."""
 
@@ -72,11 +72,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class BranchedRun:
-    """A run, and branches from one of its checkpoints on.
+    """A run, and branches from one of its checkpoints.
 
-    The run itself is the branch at its own batch size B: from the step of the checkpoint on it took
-    s steps to its later loss. A branch at another batch size takes s(B') = s_min + e_min/B' steps
-    to that loss. McCandlish et al. define the critical batch size as e_min/s_min of this law. It
+    The run itself is the branch at its own batch size B: from the checkpoint it took s steps to its
+    later loss. A branch at another batch size B' takes s(B') = s_min + e_min/B' steps to that loss.
+    McCandlish et al. define the critical batch size as e_min/s_min of this law. This definition
     needs no tolerance, and it holds for any optimizer.
 
     References:
@@ -85,37 +85,37 @@ class BranchedRun:
     """
 
     batch_size: float
-    """Of the run, in examples."""
+    """The batch size of the run, in examples."""
     course: tuple[tuple[float, float], ...]
-    """Step and loss of the run's checkpoints: first the one that branches start from."""
+    """Steps and losses of the run's checkpoints. Branches start from the first checkpoint."""
     loss_examples: int
-    """Examples that losses are taken over."""
+    """The number of examples on which losses are evaluated."""
     rule: str
-    """By which the learning rate goes with the batch size."""
+    """The rule by which the learning rate follows the batch size."""
     branches: tuple[Branch, ...] = field(default=())
     parameters: float | None = None
-    """Numbers that the run trained, if that is known."""
+    """The number of trained numbers in the model, if it is known."""
     learning_rate_change: float = 1.0
-    """The run's learning rate at the end, over that at the checkpoint."""
+    """The run's learning rate at the end, divided by its learning rate at the checkpoint."""
     of_a_stream: bool = False
-    """Whether all orders had nearly the same examples."""
+    """Whether the data are a stream: all orders then had nearly the same examples."""
 
     @property
     def start(self) -> float:
-        """The step of the run that branches start from."""
+        """The step of the run at which branches start."""
         return self.course[0][0]
 
     @property
     def until(self) -> float:
-        """The step of the last checkpoint whose loss was taken."""
+        """The step of the last checkpoint whose loss was evaluated."""
         return self.course[-1][0]
 
     @cached_property
     def falling(self) -> tuple[tuple[float, float], ...]:
-        """Steps and losses of the run, averaged where the loss does not fall.
+        """Steps and losses of the run, averaged so that the loss falls from each to the next.
 
-        Neighbours are pooled, at their mean step, until each has a lower loss than the one before
-        it (isotonic regression): a single loss may be low, or high, by chance.
+        A single loss may be low or high by chance. So neighbours are averaged, at their mean step,
+        until each loss is lower than the loss before it (isotonic regression).
         """
         pools: list[list[tuple[float, float]]] = []
         for point in self.course[1:]:
@@ -129,7 +129,7 @@ class BranchedRun:
 
     @property
     def falls(self) -> bool:
-        """Whether the run had a lower loss later."""
+        """Whether the run had a lower loss after the checkpoint."""
         return len(self.falling) > 1
 
     @property
@@ -144,7 +144,7 @@ class BranchedRun:
 
     @property
     def half(self) -> tuple[float, float] | None:
-        """The step and loss of the run nearest to the middle; None if no loss is known near it."""
+        """Step and loss of the run near the middle of the branches; None if none is known."""
         within = [
             point
             for point in self.falling[1:-1]
@@ -156,16 +156,16 @@ class BranchedRun:
     def critical_batch_size(
         self, until: tuple[float, float] | None = None, *, confidence: float = 0.95
     ) -> Bounded:
-        """Return B_crit from the checkpoint on, with its profile interval.
+        """Return B_crit of the run after the checkpoint, with its profile interval.
 
         Each batch size is one point: the median over its orders of the data. Its error has two
-        parts: the scatter of the orders, and `STEPS_SCATTER`, as its learning rate is hardly tuned.
-        The run itself is a point only if it has too few branches at its own batch size. With more
-        branches the run is left out: a run that ends when it reaches its result ends where its loss
-        is low by luck.
+        parts: the scatter of the orders, and `STEPS_SCATTER`, because its learning rate is hardly
+        tuned. The run itself is only a point if there are too few branches at its own batch size.
+        Otherwise it is left out: a run that ends when it reaches its result often ends at a loss
+        that is low by luck.
 
         Args:
-            until: Step and loss of the run up to which; default: its end.
+            until: Step and loss of the run at which branches end. Default: `end` and `goal`.
             confidence: Coverage of the interval.
 
         Raises:
@@ -176,8 +176,8 @@ class BranchedRun:
         if not reached.keys() - {self.batch_size}:
             raise ValueError(
                 f"`branches` must reach the run's own loss, {loss:.4g}, got no branch that did at a"
-                f" batch size other than {self.batch_size:g}: {self.fates}. Branch at smaller batch"
-                " sizes, or with another `learning_rate` rule."
+                f" batch size other than {self.batch_size:g}: {self.fates}. Train branches at"
+                " smaller batch sizes, or with another `learning_rate` rule."
             )
         if len(reached.get(self.batch_size, ())) < LEAST_ALIKE:
             reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
@@ -191,9 +191,10 @@ class BranchedRun:
         )
 
     def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:
-        """From batch size to the logarithms of the steps that its branches took to a loss.
+        """Return, for each batch size, the logarithms of the steps of its branches to a loss.
 
-        Of batch sizes at which half of the branches did; the others count as the slowest.
+        Batch sizes at which fewer than half of the branches reached the loss are left out. At the
+        others, a branch that did not reach the loss counts as a slow one.
         """
         found: dict[float, list[float]] = {}
         for branch in self.branches:
@@ -212,27 +213,27 @@ class BranchedRun:
 
     @property
     def fates(self) -> str:
-        """How branches that did not reach the loss ended, in words."""
+        """How the branches ended that did not reach the loss, in words."""
         lost = [b for b in self.branches if b.steps_to(self.goal) is None]
         said = [
             f"{b.batch_size:g} (order {b.order + 1}) diverged"
             if b.diverged
-            else f"{b.batch_size:g} (order {b.order + 1}) was at {b.losses[-1]:.4g}"
+            else f"{b.batch_size:g} (order {b.order + 1}) had a loss of {b.losses[-1]:.4g}"
             f" after {b.steps[-1]:,.0f} steps"
             for b in lost
         ]
         return "; ".join(said) or "no branch has been trained"
 
     def by_noise_scale(self, history: Mapping[str, Array]) -> Bounded:
-        """Return B_crit by the noise scale that the run measured over the same steps."""
+        """Return B_crit from the noise scale that the run measured over the same steps."""
         return critical_batch_size_over(as_history(history), self.start, self.end)
 
     def law(self, history: History, kappa: Bounded) -> RunLaw:
-        """Return the law of a run: from the checkpoint on, it is the law of the branches.
+        """Return the law of a whole run, from its branches.
 
-        Before the checkpoint B_crit is another, as there is less noise early in a run. It comes
-        from the noise scale times kappa there, or from the branches if the noise scale is not
-        resolved. After the end of the branches, B_crit comes from the branches.
+        After the checkpoint, B_crit comes from the branches, also after their end. Before the
+        checkpoint B_crit differs, because there is less noise early in a run. There it comes from
+        the noise scale times kappa, or from the branches if the noise scale is not resolved.
         """
         found, last = self.critical_batch_size(), float(history["step"][-1])
         law = RunLaw.at(Segments.of(history.between(self.start, self.end)), found)
@@ -253,19 +254,20 @@ class BranchedRun:
         lost = [b for b in self.branches if b.steps_to(self.goal) is None]
         if lost:
             found.append(
-                f"Branches did not reach the loss of the run, {self.goal:.4g}: {self.fates}."
+                f"Some branches did not reach the loss of the run, {self.goal:.4g}: {self.fates}."
             )
         found += [*self._doubts_on_the_run(), *self._doubts_on_learning_rates()]
         if self.of_a_stream:
             found.append(
-                "The data are a stream, so all orders had nearly the same examples. The interval"
-                " does not include how much other examples would change B_crit."
+                "The data are a stream, so all orders had nearly the same examples. Other examples"
+                " would give another B_crit, and its interval does not include this error."
             )
         if self.half is None:
             found.append(
-                "It is not known whether the sudden change of batch size and learning rate still"
-                " affects B_crit. That needs a checkpoint of the run near the middle of its steps"
-                " that the branches cover. Save checkpoints more often."
+                "At their start the branches change batch size and learning rate at once. It was"
+                " not checked whether this change still affects B_crit at their end. The check"
+                " needs a checkpoint of the run near the middle of the branches, whose loss lies"
+                " between the losses at their start and their end. Save more checkpoints."
             )
             return tuple(found)
         try:
@@ -274,32 +276,34 @@ class BranchedRun:
             return tuple(found)
         if early.high < late.value or late.value < early.low:
             found.append(
-                f"Up to step {self.half[0]:,.0f} the branches give a B_crit of {early.value:.3g}"
-                f" ({early.low:.3g} to {early.high:.3g}), up to step {self.end:,.0f} one of"
-                f" {late.value:.3g}: the sudden change of batch size and learning rate still"
-                " affects it. Branch over more of the run."
+                f"Up to step {self.half[0]:,.0f} of the run the branches give a B_crit of"
+                f" {early.value:.3g} ({early.low:.3g} to {early.high:.3g}). Up to step"
+                f" {self.end:,.0f} they give {late.value:.3g}. So the change of batch size and"
+                " learning rate at their start still affects B_crit. Choose checkpoints that are"
+                " farther apart."
             )
         return tuple(found)
 
     def _doubts_on_the_run(self) -> Iterator[str]:
-        """Whether branches do what the run did."""
+        """Yield reasons to doubt that branches train like the run."""
         own = self.end - self.start
         means = {b: math.exp(np.median(x)) for b, x in self._logs_of_steps(self.goal).items()}
         if (again := means.pop(self.batch_size, None)) is not None:
             if not 1 / UNLIKE < again / own < UNLIKE:
                 yield (
-                    f"Branches at the run's own batch size took {again:,.0f} steps where the run"
-                    f" took {own:,.0f}: the branches lack something that the run had, such as"
-                    " gradient clipping, a callback, or code that depends on `global_step`."
+                    f"Branches at the run's own batch size took {again:,.0f} steps, and the run"
+                    f" took {own:,.0f}. So the branches do not train like the run. They may lack"
+                    " its gradient clipping, a callback, or code that depends on `global_step`."
+                    " Give them the same settings."
                 )
             own = again
         for size, steps in means.items():
             if size > self.batch_size and steps < own * self.batch_size / size / UNLIKE:
                 yield (
-                    f"At {size / self.batch_size:.3g} times the batch size {own:,.0f} steps became"
-                    f" {steps:,.0f}, a larger gain than any batch size can give. Either the run's"
-                    " own learning rate was too small, or the branches lack something that the run"
-                    " had."
+                    f"At {size / self.batch_size:.3g} times the batch size, branches took"
+                    f" {steps:,.0f} steps instead of {own:,.0f}. Even perfect scaling would take"
+                    f" {own * self.batch_size / size:,.0f}. Either the run's own learning rate was"
+                    " too small, or the branches do not train like the run. B_crit reads too high."
                 )
 
     def _doubts_on_learning_rates(self) -> Iterator[str]:
@@ -308,19 +312,19 @@ class BranchedRun:
             tried = max(max(b.diverged_at) for b in alike)
             used = ", ".join(sorted({f"{b.learning_rate_factor:.3g}" for b in alike}))
             yield (
-                f"Branches at {size:g} diverged at {tried:.3g} times the learning rate, and were"
-                f" trained at {used} times: if that is not their best learning rate, B_crit is"
-                " wrong."
+                f"Branches at a batch size of {size:g} diverged with {tried:.3g} times the learning"
+                f" rate, and were trained with {used} times the learning rate. If this is not"
+                " their best learning rate, B_crit is wrong."
             )
         if not 1 / 1.2 < self.learning_rate_change < 1.2:
             yield (
-                f"The run's learning rate changed {self.learning_rate_change:.3g}-fold along these"
-                " steps. Branches go through this change in the number of steps that the noise"
-                " scale predicts, which pulls B_crit towards the noise scale."
+                "During the steps of the branches the run's learning rate changed by a factor of"
+                f" {self.learning_rate_change:.3g}. Branches spread this change over the number of"
+                " steps that the noise scale predicts. This moves B_crit towards the noise scale."
             )
 
     def to_file(self, path: str | PathLike[str]) -> None:
-        """Write the run and its branches as JSON. The file is written whole or not at all."""
+        """Write the run and its branches as JSON. The file is never left half-written."""
         path = Path(path)
         written = path.with_name(path.name + ".part")
         written.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
@@ -328,11 +332,11 @@ class BranchedRun:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> BranchedRun:
-        """Read what `to_file` wrote.
+        """Read a file that `to_file` wrote.
 
         Raises:
-            ValueError: If the file is not one of branches.
-            OSError: If it cannot be read.
+            ValueError: If the file was not written by `to_file`.
+            OSError: If the file cannot be read.
         """
         try:
             read: dict[str, Any] = json.loads(Path(path).read_text())
@@ -347,7 +351,8 @@ class BranchedRun:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"`{printable(path)}` must be a file of `noisescale branch`, got"
-                f" {type(error).__name__}: {printable(error)}. Branch anew into another file."
+                f" {type(error).__name__}: {printable(error)}. Name another file, or train the"
+                " branches again into a new file."
             ) from error
 
 

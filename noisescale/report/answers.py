@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader asks a prediction first: the run itself, twice its devices, the best of all."""
+"""The first questions to a prediction: the run itself, twice its devices, the best choice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from noisescale.report.numbers import count, plural
 
 
 class Doubling(NamedTuple):
-    """The run on twice its devices, each with the same batch, against the run itself."""
+    """The run on twice its devices, with the same batch on each, compared with the run itself."""
 
     row: PredictedRow
     time: Bounded
-    """Ratio of the hours, or of the steps where no seconds a step are known."""
+    """Ratio of the hours, or of the steps if step times are not known."""
     compute: Bounded
-    """Ratio of the device-hours, or of the examples where no seconds a step are known."""
+    """Ratio of the device-hours, or of the examples if step times are not known."""
 
 
 def timed(p: PredictionRecord) -> bool:
@@ -41,14 +41,14 @@ def device_counts(p: PredictionRecord) -> list[int]:
 
 
 def own_batch_size(p: PredictionRecord) -> float:
-    """Return the run's batch size; the mean where it changed along the run."""
+    """Return the run's batch size, or the mean if it changed along the run."""
     if p.own_batch_size is not None:
         return p.own_batch_size
     return float((p.run.steps * p.run.batch_size).sum() / p.run.steps.sum())
 
 
 def row_at(p: PredictionRecord, batch_size: float, devices: int) -> PredictedRow:
-    """Return the row of any batch size, whether or not it is among those of the tables."""
+    """Return the row of a batch size, even if the tables do not have it."""
     return p.hardware.row(p.law, batch_size, devices, far=False)
 
 
@@ -58,32 +58,32 @@ def own_row(p: PredictionRecord) -> PredictedRow:
 
 
 def critical_row(p: PredictionRecord) -> PredictedRow | None:
-    """Return the row of the critical batch size on the run's devices; None without one."""
+    """Return the row of the critical batch size on the run's devices; None if it is not known."""
     critical = p.critical_batch_size.value
     return row_at(p, critical, p.own_devices) if 0 < critical < math.inf else None
 
 
 def critical_or_least(p: PredictionRecord) -> float:
-    """Return the critical batch size, its lower bound where it is not resolved."""
+    """Return the critical batch size, or its lower bound if it is not resolved."""
     return p.critical_batch_size.value if p.resolved else p.critical_batch_size.low
 
 
 def steps_ratio(p: PredictionRecord, batch_size: float) -> Bounded:
-    """Return steps at a batch size over those at the run's own, whose error goes with theirs."""
+    """Return the steps at a batch size divided by the run's. Their errors are fully correlated."""
     own = own_batch_size(p)
     ends = [sums.steps(batch_size) / sums.steps(own) for sums in (p.law.low, p.law.high)]
     return Bounded(p.law.middle.steps(batch_size) / p.law.middle.steps(own), min(ends), max(ends))
 
 
 def time_ratio(p: PredictionRecord, row: PredictedRow) -> Bounded:
-    """Return hours of a row over those of the run; steps where no seconds a step are known."""
+    """Return the hours of a row divided by the run's, or steps if step times are not known."""
     ratio = steps_ratio(p, row.batch_size)
     own_seconds = own_row(p).seconds_per_step.value
     return ratio * row.seconds_per_step * (1 / own_seconds) if timed(p) else ratio
 
 
 def measuring(p: PredictionRecord) -> tuple[float, float] | None:
-    """Return measured steps and the share of the run's time they took; None if not recorded."""
+    """Return the measured steps and their share of the run's time; None if not recorded."""
     unknown = np.full_like(p.run.steps, math.nan)
     columns = (p.history.get(name, unknown) for name in ("measured_steps", "measuring_cost"))
     steps, cost = (float(column[-1]) for column in columns)
@@ -110,10 +110,9 @@ def doubled(p: PredictionRecord) -> Doubling:
 def pareto(
     rows: Sequence[PredictedRow], at: Callable[[PredictedRow], tuple[float, float]]
 ) -> list[PredictedRow]:
-    """Return the rows that no other one beats on one axis without losing on the other.
+    """Return the rows that no other row beats on both axes, in rising order on the first axis.
 
-    By rising place on the first axis: each that is left is below all those before it on the second,
-    or in the same place as the last of them.
+    Each row is below all rows before it on the second axis, or at the same place as the row before.
     """
     placed = [(here, row) for row in rows if all(map(math.isfinite, here := at(row)))]
     left: list[tuple[tuple[float, float], PredictedRow]] = []
@@ -124,18 +123,18 @@ def pareto(
 
 
 def same(row: PredictedRow, other: PredictedRow) -> bool:
-    """Return whether two rows are of one batch size on one number of devices."""
+    """Return whether two rows have the same batch size on the same number of devices."""
     return row.batch_size == other.batch_size and row.devices == other.devices
 
 
 def plan(row: PredictedRow, cross: str = "x") -> str:
-    """Write how the devices share a batch: device batch x accumulation x devices."""
+    """Return how the devices share a batch: device batch x accumulation x devices."""
     shares = (count(row.device_batch_size), count(row.accumulation), count(row.devices))
     return f" {cross} ".join(shares)
 
 
 def shared(row: PredictedRow) -> str:
-    """Write in words how the devices share a batch; nothing for all of it at once on one."""
+    """Return in words how the devices share a batch; "" if one device takes it at once."""
     each = f"{count(row.device_batch_size)} on each device" if row.devices > 1 else ""
     if row.accumulation == 1:
         return each and f" ({each})"
@@ -144,5 +143,5 @@ def shared(row: PredictedRow) -> str:
 
 
 def batch_on_devices(row: PredictedRow) -> str:
-    """Write a batch size with its devices: '64 on 4 devices'."""
+    """Return a batch size with its devices: '64 on 4 devices'."""
     return f"{count(row.batch_size)} on {plural(row.devices, 'device')}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of a run: what they will cost, and what they say."""
+"""Branches of a run in words: their cost before training, and their results."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ class Planned(NamedTuple):
     batch_size: float
     steps: Bounded
     factor: float
-    """On the learning rate."""
+    """The factor on the learning rate."""
 
 
 def cost_lines(
     start: float, end: float, planned: Sequence[Planned], orders: int, device_hours: Bounded
 ) -> list[str]:
-    """Return what is about to be trained and what it costs, in whole sentences."""
+    """Return the branches to train and their cost, in whole sentences."""
     each = "; ".join(
         f"{count(one.batch_size)} (learning rate x {number(one.factor)}, about"
         f" {banded(one.steps)} steps)"
         for one in planned
     )
     lines = [
-        f"Branches from step {count(start)} to the loss of step {count(end)}, {orders} of each"
-        f" batch size: {each}."
+        f"Branches start at step {count(start)} and train until the loss of step {count(end)},"
+        f" {orders} at each batch size: {each}."
     ]
     if math.isnan(device_hours.value):
-        return [*lines, "What they cost is not known: the run's steps were not timed."]
+        return [*lines, "Their cost is not known: the run's steps were not timed."]
     unit = duration_for([device_hours])
     return [
         *lines,
-        f"They cost about {banded(unit.of(device_hours))} device-{unit.name}, at the run's own time"
-        " an example. Evaluations of the loss are in it.",
+        f"They cost about {banded(unit.of(device_hours))} device-{unit.name}, at the run's speed."
+        " This includes evaluations of the loss.",
     ]
 
 
 def headline(
     branched: BranchedRun, history: Mapping[str, Array], unit: str = "examples"
 ) -> list[tuple[str, str]]:
-    """Return what the branches say, up to half of the way and to its end, and what the run said."""
+    """Return B_crit from the branches, half way and at their end, and from the noise scale."""
     lines = [("Critical batch size", _said(branched, None, f" {unit}, by branches"))]
     if branched.half is not None:
-        lines.append(("  up to half of the way", _said(branched, branched.half, f" {unit}")))
+        lines.append(("  half way", _said(branched, branched.half, f" {unit}")))
     by_noise_scale = branched.by_noise_scale(history)
-    said = "not resolved over the same steps"
+    said = "not resolved in the same steps of the run"
     if math.isfinite(by_noise_scale.value):
-        said = f"{banded(by_noise_scale)} {unit}, over the same steps"
+        said = f"{banded(by_noise_scale)} {unit}, in the same steps of the run"
     lines.append(("  by the noise scale", said))
     return lines
 
 
 def branches_table(branched: BranchedRun) -> Table:
-    """Return the steps of the branches to half of the way and to its end."""
+    """Return a table of the steps of the branches, half way and to their end."""
     ends = [x for x in (branched.half, branched.falling[-1]) if x is not None]
     headings = ["batch size", "learning rate", "orders", *(f"to step {x[0]:,.0f}" for x in ends)]
     own = [f"{step - branched.start:,.0f}" for step, _ in ends]
@@ -82,11 +82,11 @@ def branches_table(branched: BranchedRun) -> Table:
         used = sorted({branch.learning_rate_factor for branch in alike})
         factor = f"x {' and '.join(map(number, used))}"
         lines.append(Line([Cell(count(size)), Cell(factor), Cell(str(len(alike))), *cells], []))
-    return Table("Steps to the loss that the run had", headings, lines, [])
+    return Table("Steps to the loss of the run", headings, lines, [])
 
 
 def as_json(branched: BranchedRun, history: Mapping[str, Array]) -> str:
-    """Return everything as JSON, bounds and None as in `Prediction.to_dict`."""
+    """Return everything as JSON. Bounds and None are as in `Prediction.to_dict`."""
     half = None if branched.half is None else _known(branched, branched.half)
     found = {
         "version": __version__,
@@ -100,7 +100,7 @@ def as_json(branched: BranchedRun, history: Mapping[str, Array]) -> str:
 
 
 def _known(branched: BranchedRun, until: tuple[float, float] | None) -> Bounded | None:
-    """The critical batch size; None where no branch reached the loss."""
+    """Return the critical batch size; None if no branch reached the loss."""
     with suppress(ValueError):
         return branched.critical_batch_size(until)
     return None

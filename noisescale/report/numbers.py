@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, bounds and durations as people read them."""
+"""Write numbers, bounds and durations for people to read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def number(value: float) -> str:
-    """Write a number: three significant digits, all of them from 1,000 to ten million.
+    """Write a number with three significant digits; from 1,000 to ten million with all digits.
 
     Example:
         >>> [number(x) for x in (0.01234, 62.754, 12345.2, 6.4e7)]
@@ -31,7 +31,7 @@ def number(value: float) -> str:
 
 
 def rough(value: float) -> str:
-    """Write a number in three significant digits, thousands shortened: for bounds in tables.
+    """Write a bound for a table: three significant digits, with thousands as "k".
 
     Example:
         >>> [rough(x) for x in (62.754, 7790.4, 13023, 1_666_936)]
@@ -44,7 +44,7 @@ def rough(value: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """Write a number in two significant digits: for ratios, which are never known better.
+    """Write a ratio with two significant digits: more would never be certain.
 
     Example:
         >>> [two_digits(x) for x in (0.6512, 1.004, 12.34, 173.0)]
@@ -57,7 +57,7 @@ def two_digits(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Write a batch size or a number of devices: whole if it is whole, and never shortened.
+    """Write a batch size or a number of devices. Whole numbers have all their digits.
 
     Example:
         >>> count(4194304.0), count(62.754)
@@ -67,7 +67,7 @@ def count(value: float) -> str:
 
 
 def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
-    """Write the bounds alone; nothing where they say no more than the value.
+    """Write bounds without the value; "" if both bounds are the same.
 
     Example:
         >>> bounds(Bounded(20.0, 15.0, 30.0)), bounds(Bounded(20.0, 20.0, 20.0))
@@ -84,9 +84,9 @@ def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
 
 
 def settled(band: Bounded) -> Bounded:
-    """Return a band without a value but with equal bounds with that as its value.
+    """Return a band without a value, but with equal bounds, with the bound as its value.
 
-    Such are the steps of the run itself where its noise scale is not resolved.
+    The steps of the run itself are such a band if its noise scale is not resolved.
 
     Example:
         >>> settled(Bounded(math.nan, 500.0, 500.0)).value
@@ -98,12 +98,12 @@ def settled(band: Bounded) -> Bounded:
 
 
 def inverse(band: Bounded) -> Bounded:
-    """Return the band of a ratio the other way round."""
+    """Return the band of 1 divided by a ratio."""
     return Bounded(1 / band.value, 1 / band.high, 1 / band.low)
 
 
 def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
-    """Write a value with its bounds in parentheses; the bounds alone where there is no value.
+    """Write a value with its bounds in parentheses, or only the bounds if there is no value.
 
     Example:
         >>> banded(Bounded(20.0, 15.0, 30.0))
@@ -166,7 +166,7 @@ def duration_for(bands: Iterable[Bounded]) -> Duration:
 
 
 def middle(band: Bounded) -> float:
-    """Return the value, or where there is none a number between its bounds, to choose units by."""
+    """Return the value, or else a number between the bounds, to choose a unit from."""
     if math.isfinite(band.value):
         return band.value
     return math.sqrt(band.low * band.high) if math.isfinite(band.high) else band.low

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction, and a fit of a sweep, as builtins and as JSON."""
+"""A prediction or a fit of a sweep in builtin types and as JSON."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ ROW = (
 HARDWARE = ("max_device_batch_size", "devices_per_node", "price_per_device_hour", "hour_worth")
 SECOND_RUN = ("batch_sizes", "steps", "result", "scatter")
 SWEEP = ("batch_size", "measured_steps", "fitted_steps", "log_residual")
-"""What is told of a row, of the devices, of a run of a sweep."""
+"""The keys of a row, of the devices, of a second run, and of a run of a sweep."""
 
 
 def as_dict(p: PredictionRecord) -> dict[str, Any]:
-    """Return everything but the history, in builtins.
+    """Return everything but the history, in builtin types.
 
     | key | meaning |
     |---|---|
-    | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
-    | `resolved` | whether the critical batch size is a value, not a lower bound alone |
-    | `critical_batch_size` | B_crit = E_min/S_min, with the bounds of theory and measurement |
-    | `critical_batch_size_by_noise_scale` | as measured, with the bounds of that alone |
-    | `recommended` | one of `rows`: on the run's devices, or what costs least |
-    | `on_more_devices` | one of `rows`: up to where more devices pay; None where they do not |
+    | `version`, `unit`, `confidence` | of noisescale; of batch sizes; coverage of the bounds |
+    | `resolved` | whether the critical batch size has a value, not only a lower bound |
+    | `critical_batch_size` | B_crit = E_min/S_min, with errors of theory and measurement |
+    | `critical_batch_size_by_noise_scale` | B_crit by the noise scale, with its own error only |
+    | `recommended` | one of `rows`: the best on the run's devices, or the cheapest |
+    | `on_more_devices` | one of `rows`: the most devices that pay off; None if none do |
     | `twice_the_devices` | batch size, devices; time and compute as ratios to the run's own |
     | `rows` | batch size, devices, device batch, accumulation; steps, examples, hours ... |
     | `tradeoff` | S_min, E_min, gamma |
     | `calibration` | kappa of B_crit = kappa·B_simple, its source, and whether it is theory |
-    | `second_run` | batch sizes and steps of both runs, their result and scatter; None without |
-    | `run` | what was measured: steps, examples, batch size, devices, hours; how many steps, \
-      and which share of the time measuring took |
-    | `step_time` | whether hours are known; most examples a device takes; devices a node |
+    | `second_run` | batch sizes and steps of both runs, their result and scatter; may be None |
+    | `run` | steps, examples, batch size, devices, hours; the number of measured steps, and the \
+      share of the time that measuring took |
+    | `step_time` | whether hours are known; most examples on a device; devices in a node |
     | `warnings`, `assumptions` | whole sentences |
 
-    What has bounds is `{"value", "low", "high"}`. None is what is unknown (the value where only
-    bounds are known) or unbounded (the upper bound where there is none); a batch size that
-    changed along the run is None, too.
+    A quantity with bounds is `{"value", "low", "high"}`. Unknown values are None: the value if only
+    bounds are known, the upper bound if there is none, and a batch size that changed along the run.
     """
     twice = doubled(p)
     record: dict[str, Any] = finite(
@@ -80,7 +79,7 @@ def as_dict(p: PredictionRecord) -> dict[str, Any]:
 
 
 def as_json(p: PredictionRecord) -> str:
-    """Return `as_dict` as JSON of RFC 8259, which has neither NaN nor infinity."""
+    """Return `as_dict` as JSON by RFC 8259, without NaN and infinity."""
     return json.dumps(as_dict(p), indent=2, allow_nan=False, ensure_ascii=False)
 
 
@@ -91,17 +90,17 @@ def fit_as_dict(
     optimal_batch_size: float | None = None,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """Return a fit of a sweep in builtins, bounds and None as in `as_dict`.
+    """Return a fit of a sweep in builtin types. Bounds and None are as in `as_dict`.
 
     | key | meaning |
     |---|---|
-    | `version`, `unit`, `confidence` | of noisescale; what is counted; coverage of the bounds |
+    | `version`, `unit`, `confidence` | of noisescale; of batch sizes; coverage of the bounds |
     | `min_steps`, `min_examples`, `critical_batch_size` | S_min, E_min and their ratio |
-    | `overhead_batch_size` | with 20 % overhead from B_opt; None where that is not given |
-    | `relative_errors` | standard errors of their logarithms |
-    | `sharpness`, `p_value` | of the bend that fits best, and of the law against it |
-    | `rms_log_residual` | of the logarithms of the steps |
-    | `sweep` | batch size, steps measured and fitted, log residual of each run |
+    | `overhead_batch_size` | the batch size with 20 % overhead; None if B_opt was not given |
+    | `relative_errors` | standard errors of the logarithms of S_min, E_min and B_crit |
+    | `sharpness`, `p_value` | of the bend that fits best; of the law, tested against this bend |
+    | `rms_log_residual` | root mean square of the residuals of log steps |
+    | `sweep` | batch size, measured and fitted steps, log residual of each run |
     | `warnings` | whole sentences |
     """
     fitted_steps = map(fit.steps, fit.batch_sizes)
@@ -151,7 +150,7 @@ def _told(found: object, *names: str) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Return builtins that JSON can write: bands as dictionaries, None for NaN and infinities.
+    """Return values that JSON can hold: bands as dictionaries, None for NaN and infinities.
 
     Example:
         >>> finite({"steps": np.array([1.0, math.inf]), "bounds": (math.nan, 2)})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fit of a sweep says, in a few lines and a table."""
+"""The results of a fit to a sweep, in a few lines and a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noisescale.tradeoff.profile import STEPS_SCATTER
 def fit_headline(
     fit: TradeoffFit, unit: str, optimal_batch_size: float | None, confidence: float
 ) -> list[tuple[str, str]]:
-    """Return what a sweep says: the law's two ends, where they meet, and whether it holds."""
+    """Return the results of a sweep: B_crit, S_min, E_min, and a test of the law."""
     bands, errors, unit = fit.bands(confidence), fit.relative_errors, printable(unit)
     few = len(fit.batch_sizes) < 4
     found = [
@@ -29,17 +29,17 @@ def fit_headline(
     ]
     if optimal_batch_size is not None:
         size = number(fit.overhead_batch_size(0.2, optimal_batch_size))
-        over = f"over perfect scaling from {count(optimal_batch_size)}, Zhang et al. 2024"
+        over = f"relative to perfect scaling from {count(optimal_batch_size)}, Zhang et al. 2024"
         found.append(("With 20 % overhead", f"{size} {unit} ({over})"))
-    tested = "not tested: it takes four batch sizes or more, with some scatter"
+    tested = "not tested: the test needs four batch sizes or more, with some scatter"
     if math.isfinite(fit.p_value):
-        holds = "the law is doubtful" if fit.p_value < DOUBTFUL else "nothing speaks against it"
+        holds = "the law is doubtful" if fit.p_value < DOUBTFUL else "no evidence against the law"
         tested = f"{number(fit.p_value)}: {holds}"
-    return [*found, ("p of the law", tested)]
+    return [*found, ("p-value of the law", tested)]
 
 
 def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
-    """Return the steps of each run of a sweep beside those of the law."""
+    """Return a table of the measured and the fitted steps of each run of a sweep."""
     sweep = sorted(zip(fit.batch_sizes, fit.measured_steps, fit.log_residuals, strict=True))
     lines = []
     for size, steps, residual in sweep:
@@ -50,7 +50,7 @@ def fit_table(fit: TradeoffFit, name: str, unit: str) -> Table:
         title=f"Steps to the goal{f', {printable(name)}' if name else ''}",
         headings=["batch size", "measured", "fitted", "residual"],
         lines=lines,
-        notes=[f"batch size: {printable(unit)} a step, over all devices."],
+        notes=[f"batch size: {printable(unit)} in each step, over all devices."],
     )
 
 
@@ -62,7 +62,7 @@ def _fitted(band: Bounded, error: float, unit: str, confidence: float, few: bool
         scatter = f"at least {STEPS_SCATTER:.0%}".replace("%", " %")
         return (
             f"{number(band.value)} {unit} ({100 * confidence:g} % interval {around}, from"
-            f" {scatter} of scatter: so few runs do not show their own)"
+            f" {scatter} assumed scatter: three runs or fewer do not show their own)"
         )
     return (
         f"{number(band.value)} ± {number(band.value * error)} {unit}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers in a few lines and the tables under them, for a terminal as for a page."""
+"""The answers in a few lines, and the tables below them, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from noisescale.report.numbers import (
     two_digits,
 )
 
-STARRED = "* outside of what was measured: a far batch size, or a step time that was not timed."
+STARRED = "* extrapolated: the batch size is far from the run's, or the step time was not measured."
 
 
 Column = tuple[str, Callable[[PredictedRow], Bounded | str]]
-"""A heading, and what a row says under it."""
+"""A heading, and a function from a row to its entry."""
 
 STEPS: Column = ("steps", lambda row: row.steps)
 BATCH_SIZE: Column = (
@@ -58,7 +58,7 @@ PLANS: tuple[Column, ...] = (
 
 
 class Cell(NamedTuple):
-    """A value, and what it may be instead."""
+    """A value and its bounds."""
 
     text: str
     bounds: str = ""
@@ -66,7 +66,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: its cells, and the words that mark it."""
+    """A row of a table: its cells, and marks such as "this run"."""
 
     cells: list[Cell]
     marks: list[str]
@@ -74,7 +74,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Headings over lines; the first cell of a line names it."""
+    """A title, headings and lines. The first cell of a line is its name."""
 
     title: str
     headings: list[str]
@@ -83,7 +83,7 @@ class Table:
 
 
 def headline(p: PredictionRecord) -> list[tuple[str, str]]:
-    """Return what to do, how sure that is, how to be surer, and what measuring took."""
+    """Return the answers: what to do, how certain it is, and what measuring cost."""
     lines = [*_what_to_do(p), *_how_sure(p)]
     if (found := measuring(p)) is not None:
         steps, share = found
@@ -93,7 +93,7 @@ def headline(p: PredictionRecord) -> list[tuple[str, str]]:
 
 
 def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
-    """On the devices of the run, then on more of them."""
+    """Yield the advice for the run's devices, then for more devices."""
     best, more, twice = p.recommended, p.on_more_devices, doubled(p).row
     at_least = "" if p.resolved else " or more"
     here = _best_here(p)
@@ -114,15 +114,15 @@ def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
         what = f"{plural(best.devices, 'device')}, {size(best)}: {_against_run(p, best)}"
         if best == here:
             what = f"the same, on {_these(p)}"
-        yield "Cheapest with waiting" if costed else "Best of those given", what
+        yield "Cheapest with waiting" if costed else "Best of your choices", what
     elif more is not None:
         shown.append(more)
-        what = f"up to {count(more.devices)} pay, with {size(more)}: {_against_run(p, more)}"
+        what = f"up to {count(more.devices)} pay off, with {size(more)}: {_against_run(p, more)}"
         yield "More devices", what
     elif max(device_counts(p)) > p.own_devices:
-        said = "do not pay: the compute grows by more than the time shrinks"
+        said = "do not pay off: the compute grows by more than the time shrinks"
         if not p.resolved:
-            said = "may pay or not: the critical batch size is not resolved"
+            said = "may or may not pay off: the critical batch size is not resolved"
         yield "More devices", said
     if not any(row is not None and same(row, twice) for row in shown):
         on = plural(twice.devices, "device")
@@ -130,7 +130,7 @@ def _what_to_do(p: PredictionRecord) -> Iterator[tuple[str, str]]:
 
 
 def _best_here(p: PredictionRecord) -> PredictedRow | None:
-    """The best row on the run's own devices, if these are among the rows."""
+    """Return the best row on the run's own devices, if there are rows for them."""
     return best_row_on(p.own_devices, candidate_rows(p.rows, p.law, p.own_batch_size), p.law)
 
 
@@ -153,12 +153,12 @@ def _these(p: PredictionRecord) -> str:
 
 
 def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
-    """The critical batch size with all of its bounds, then what these are made of."""
+    """Yield the critical batch size with its bounds, then the parts of these bounds."""
     by_noise_scale = p.critical_batch_size_by_noise_scale
     interval = f"{100 * p.confidence:g} % interval"
     if p.second_run is not None:
         yield "Critical batch size", _bounded(p, p.critical_batch_size, interval)
-        yield "  from", "two runs, each taken to be at its best learning rate"
+        yield "  from", "two runs, each assumed to have its best learning rate"
         yield "  by the noise scale", _bounded(p, by_noise_scale, interval)
         return
     if not p.calibration.is_theory:
@@ -168,7 +168,7 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     band = p.calibration.kappa
     if band.low == band.high:
         yield "Critical batch size", _bounded(p, by_noise_scale, interval)
-        yield "  theory", "may be off: how far depends on the optimizer, which was not recorded"
+        yield "  theory", "has an error that depends on the optimizer, which was not recorded"
         return
     with_theory = _bounded(p, p.critical_batch_size, "with the theory's error")
     yield "Critical batch size", with_theory
@@ -176,27 +176,27 @@ def _how_sure(p: PredictionRecord) -> Iterator[tuple[str, str]]:
     kind = getattr(p.history, "optimizer", None)
     of = "this optimizer" if kind is None else kind.title
     of += " at a falling learning rate" if has_decayed(p.history) else ""
-    yield "  theory", f"B_crit was {band.low:g} to {band.high:g} x the noise scale under {of}"
-    yield "  to be surer", advice_on(own_batch_size(p), p.critical_batch_size.value)
+    yield "  theory", f"with {of} B_crit was {band.low:g} to {band.high:g} x the noise scale"
+    yield "  more certainty", advice_on(own_batch_size(p), p.critical_batch_size.value)
 
 
 def _at_the_end(p: PredictionRecord) -> str:
-    """The noise scale that a progress bar showed last: that of the end, not of the whole run."""
+    """Return a remark on the last value of the progress bar. It is not the run's noise scale."""
     logged = np.asarray(p.history.get("noise_scale", ()), dtype=np.float64)
     high = np.asarray(p.history.get("high", ()), dtype=np.float64)
     if not (len(logged) and np.isfinite(logged[-1]) and np.isfinite(high[-1])):
         return ""
-    return f" over the whole run. The progress bar shows the end of the run: {number(logged[-1])}"
+    return f" over the run. The progress bar shows the noise scale at its end, {number(logged[-1])}"
 
 
 def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
     """Write a critical batch size with its bounds."""
     if not math.isfinite(band.value):
         if not band.low:
-            return "not resolved, without a lower bound either"
+            return "not resolved, and without a lower bound"
         return f"at least {number(band.low)} {p.unit}, not resolved"
     if not band.value:
-        return f"at most {number(band.high)} {p.unit}: steps did not fall"
+        return f"at most {number(band.high)} {p.unit}: a larger batch did not need fewer steps"
     around = f"at least {number(band.low)}"
     if math.isfinite(band.high):
         around = f"{number(band.low)} to {number(band.high)}"
@@ -204,7 +204,7 @@ def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
 
 
 def tables(p: PredictionRecord) -> list[Table]:
-    """Return the table of batch sizes and, with several numbers of devices, that of devices."""
+    """Return the table of batch sizes and, with several numbers of devices, a table of devices."""
     found = [_batch_sizes(p)]
     if len(device_counts(p)) > 1:
         found.append(_devices(p) if timed(p) else _devices_in_steps(p))
@@ -222,20 +222,20 @@ def _batch_sizes(p: PredictionRecord) -> Table:
 
 
 def _devices(p: PredictionRecord) -> Table:
-    """The best row of each number of devices."""
+    """Return the table of the best rows for each number of devices."""
     rows = [p.best_for(devices) for devices in device_counts(p)]
     hours, *compute = _hours(rows)
     columns = [*PLANS, STEPS, hours, _speed_up(p), *compute]
-    note = "plan: device batch x accumulation x devices. speed-up: in time, over this run."
+    note = "plan: device batch x accumulation x devices. speed-up: in time, relative to this run."
     return _table(p, "More devices, at the best batch size of each", rows, columns, note)
 
 
 def _devices_in_steps(p: PredictionRecord) -> Table:
-    """The run with its batch size in proportion to the devices."""
+    """Return the table of the run with its batch size in proportion to the devices."""
     own = own_batch_size(p) / p.own_devices
     rows = [row_at(p, own * devices, devices) for devices in device_counts(p)]
     columns = [*PLANS, STEPS, (p.unit, lambda row: row.examples), _speed_up(p)]
-    note = "plan: device batch x accumulation x devices. speed-up: in steps, over this run."
+    note = "plan: device batch x accumulation x devices. speed-up: in steps, relative to this run."
     return _table(p, "More devices, each with the same batch", rows, columns, note)
 
 
@@ -252,7 +252,7 @@ def _table(
 
 
 def _hours(rows: Sequence[PredictedRow]) -> list[Column]:
-    """Columns of hours, device-hours and cost, as far as they are known."""
+    """Return the columns of hours, device-hours and cost, as far as they are known."""
     unit = duration_for(row.hours for row in rows)
     found: list[tuple[str, Callable[[PredictedRow], Bounded]]] = [
         (unit.name, lambda row: unit.of(row.hours)),
@@ -268,7 +268,7 @@ def _speed_up(p: PredictionRecord) -> Column:
 
 
 def cell_of(found: Bounded | str) -> Cell:
-    """Return a value with its bounds as a table shows them."""
+    """Return a value with its bounds as a cell of a table."""
     if isinstance(found, str):
         return Cell(found)
     band = settled(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction, or a fit of a sweep, in a terminal: answers, tables, what is doubtful."""
+"""A prediction or a fit of a sweep in a terminal: answers, tables, warnings, assumptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from noisescale.tradeoff.fit import TradeoffFit
 
 
 def as_text(p: PredictionRecord, width: int = 100, *, details: bool = True) -> str:
-    """Return the report as a terminal of `width` characters shows it, without colours."""
+    """Return the report as plain text, `width` characters wide."""
     return plain(report(p, details=details), width)
 
 
@@ -32,9 +32,9 @@ def print_report(
 
     Args:
         p: The prediction.
-        console: Where to. Default: standard output.
-        details: Whether tables and assumptions follow the answers and warnings.
-        more: How to get the details, where they are left out: "add --details".
+        console: The console to print to. Default: standard output.
+        details: Whether to print the tables and assumptions, too.
+        more: If details are left out, how to get them: "add --details".
     """
     console = console or Console()
     console.print(report(p, details=details))
@@ -52,22 +52,23 @@ def fit_as_text(
     optimal_batch_size: float | None = None,
     confidence: float = 0.95,
 ) -> str:
-    """Return the report on a sweep as a terminal of `width` characters shows it.
+    """Return the report on a sweep as plain text, `width` characters wide.
 
     Args:
-        fit: From `fit_tradeoff`.
-        name: Of the sweep, its file say.
-        width: In characters, at least 40.
-        unit: What a batch size counts.
-        optimal_batch_size: B_opt of Zhang et al. 2024, from where scaling is counted; with it the
-            batch size that costs 20 % more than perfect scaling is told.
+        fit: The fit from `fit_tradeoff`.
+        name: The name of the sweep, for example its file.
+        width: The width in characters, at least 40.
+        unit: The unit of batch sizes.
+        optimal_batch_size: B_opt of Zhang et al. 2024: up to this batch size scaling counts as
+            perfect. With it, the report has the batch size that costs 20 % more than perfect
+            scaling.
         confidence: Coverage of the intervals.
     """
     return plain(fit_report(fit, name, unit, optimal_batch_size, confidence), width)
 
 
 def plain(content: RenderableType, width: int) -> str:
-    """Render for a terminal without colours, and without spaces at the ends of lines."""
+    """Render as plain text, without colours and without spaces at the ends of lines."""
     if width < 40:
         raise ValueError(f"`width` must be at least 40, got {width!r}. Pass 80.")
     file = StringIO()
@@ -80,7 +81,7 @@ def plain(content: RenderableType, width: int) -> str:
 
 
 def report(p: PredictionRecord, *, details: bool) -> Group:
-    """Put everything in the order in which it is read: the answers, tables, what is doubtful."""
+    """Return all parts in reading order: answers, tables, warnings, assumptions."""
     found: list[RenderableType] = [pairs(headline(p))]
     if details:
         found += map(Section, tables(p))
@@ -93,7 +94,7 @@ def report(p: PredictionRecord, *, details: bool) -> Group:
 def fit_report(
     fit: TradeoffFit, name: str, unit: str, optimal_batch_size: float | None, confidence: float
 ) -> Group:
-    """Put everything of a sweep in its order; arguments as of `fit_as_text`."""
+    """Return all parts of the report on a sweep. For arguments see `fit_as_text`."""
     return Group(
         pairs(fit_headline(fit, unit, optimal_batch_size, confidence)),
         Section(fit_table(fit, name, unit)),
@@ -106,7 +107,7 @@ def _warnings(sentences: Sequence[str]) -> list[RenderableType]:
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
-    """Lines of a name and what is said about it: bold, unless the name is indented."""
+    """Return lines of a name and its text. The text is bold, unless the name is indented."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -116,9 +117,9 @@ def pairs(lines: Iterable[tuple[str, str]]) -> Grid:
 
 
 class Section:
-    """A table under its title, with bounds and marks in a second line, dim.
+    """A table under its title. Bounds and marks are in a second, dim line of each row.
 
-    Where that is too wide for the terminal bounds take a line each: nothing is ever cut off.
+    If the table is too wide for the terminal, each bound takes a line. Nothing is ever cut off.
     """
 
     def __init__(self, table: Table) -> None:
@@ -143,7 +144,7 @@ class Section:
         yield from (Text(note, style="dim") for note in self.table.notes)
 
     def _columns(self, dash: str) -> list[list[Text]]:
-        """Headings and cells, a list for each column."""
+        """Return headings and cells, in a list for each column."""
         lines = [
             [Text(heading.replace("-", "-\n").replace(" ", "\n")) for heading in
              self.table.headings]
@@ -158,7 +159,7 @@ class Section:
 def listed(
     title: str, sentences: Iterable[str], mark: str, style: str = ""
 ) -> list[RenderableType]:
-    """Sentences under a title, each behind a mark."""
+    """Return sentences under a title, each with a mark before it."""
     grid = Grid.grid()
     grid.add_column(no_wrap=True)
     grid.add_column()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to say about a run that is going on, for a terminal."""
+"""The state of a run that still trains, for a terminal."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from noisescale.report.tables import headline
 from noisescale.report.text import pairs
 
 CRITICAL = "Critical batch size"
-"""The line of the headline that comes first here."""
+"""The line of the headline that is shown first."""
 
 WIDTH = 32
-"""Of the noise scale's course, in characters."""
+"""The width of the noise scale's course, in characters."""
 
 PATIENCE = 60.0
-"""Seconds without a new row that need no remark, however fast the rows have been."""
+"""For this many seconds without a new row there is no remark, however fast rows have come."""
 
 GAPS = 4.0
-"""As many of the usual gaps between two rows need no remark either."""
+"""For this many of the usual gaps between two rows there is no remark, either."""
 
 
 def watched(
     run: FollowedRun, found: PredictionRecord | ValueError | None, now: float, note: str = ""
 ) -> Group:
-    """Put together what a run has logged, and what that would advise.
+    """Return the state of a run and the present advice.
 
     Args:
-        run: As it was read last.
-        found: The prediction from its history, or why there is none; None before the first row.
-        now: In seconds since the epoch.
-        note: The last words, for instance how to end.
+        run: The run, as it was read last.
+        found: The prediction from its history, or the reason why there is none; None before the
+            first row.
+        now: The time in seconds since the epoch.
+        note: A last sentence, for example how to end.
     """
     history = run.history
     if history is None:
@@ -52,7 +53,7 @@ def watched(
         advice = [(name, what) for name, what in headline(found) if _is_advice(name)]
         said += [("", ""), *sorted(advice, key=lambda line: line[0] != CRITICAL)]
     elif found is not None:
-        said += [("", ""), ("Prediction", f"none yet: {printable(found)}")]
+        said += [("", ""), ("Prediction", f"not possible yet: {printable(found)}")]
     age = _age(run, history, now)
     return Group(_title(run), pairs(said), age.append(note and f" {note}", style="dim"))
 
@@ -67,18 +68,18 @@ def _title(run: FollowedRun) -> Text:
 
 def _waiting(run: FollowedRun) -> str:
     if run.run is None:
-        return "Waiting for a run: there is no event file and no metrics.csv in this folder yet."
+        return "Waiting for a run. There is no event file and no metrics.csv in this folder yet."
     if not run.others:
         return "Waiting for the first row. Nothing has been logged yet."
     others = printable(", ".join(run.others[:3]))
     return (
-        f"Waiting for the first row of NoiseScaleMonitor. Logged so far: {others}. If there is"
-        " none to come, add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+        f"Waiting for the first row of NoiseScaleMonitor. Logged so far: {others}. If the run has"
+        " no monitor, add `NoiseScaleMonitor()` to the callbacks of the Trainer."
     )
 
 
 def _state(history: History) -> Iterator[tuple[str, str]]:
-    """What the last row says."""
+    """Yield the values of the last row."""
     last = {name: float(values[-1]) for name, values in history.items()}
     unit = history.unit
     yield "Step", f"{count(last['step'])} ({count(last['examples'])} {unit})"
@@ -109,7 +110,7 @@ def _noise_scale(last: dict[str, float], unit: str, confidence: float) -> str:
 
 
 def _course(history: History) -> str | None:
-    """The logged noise scale along the run; None while there is none to draw."""
+    """Return the logged noise scale along the run as a line of blocks; None if there is none."""
     steps, values = history["step"], history["noise_scale"]
     values = np.where(np.isfinite(history["high"]) & (values > 0), values, math.nan)
     known = np.flatnonzero(np.isfinite(values))
@@ -122,7 +123,7 @@ def _course(history: History) -> str | None:
 
 
 def _is_advice(name: str) -> bool:
-    """Whether a line of the headline is what to do: not what that is made of, nor about the run."""
+    """Whether a line of the headline is advice, not a detail and not about measuring."""
     return not name.startswith(" ") and name != "Measuring took"
 
 
@@ -139,7 +140,7 @@ def _age(run: FollowedRun, history: History, now: float) -> Text:
 
 
 def _usual_gap(history: History) -> float:
-    """Seconds after which a new row is overdue."""
+    """Return the seconds after which a new row is late."""
     gaps = np.diff(history["step"], prepend=0)[-10:] * history["seconds_per_step"][-10:]
     known = gaps[np.isfinite(gaps)]
     return max(PATIENCE, GAPS * float(np.median(known))) if len(known) else PATIENCE

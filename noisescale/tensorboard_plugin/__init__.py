@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page "Noise scale" in TensorBoard. Imports nothing: TensorBoard imports it at its start."""
+"""The tab "Noise scale" in TensorBoard. TensorBoard imports this file at its start."""

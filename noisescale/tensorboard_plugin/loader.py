@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorBoard finds by the entry point `tensorboard_plugins`.
+"""The entry point `tensorboard_plugins`, by which TensorBoard finds the tab.
 
-An error while this is imported would keep the whole `tensorboard` command from starting, one in
-`load` is logged and costs the page alone: hence as little as possible is imported here.
+This file imports as little as possible. An error at its import would prevent the whole
+`tensorboard` command from starting. An error in `load` is logged, and only the tab is missing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class NoiseScaleLoader(base_plugin.TBLoader):  # type: ignore[misc]
-    """Loads the page when TensorBoard starts."""
+    """Load the tab when TensorBoard starts."""
 
     def load(self, context: base_plugin.TBContext) -> NoiseScalePlugin | PageWithoutFigures:
-        """Return the plugin, or where plotly is missing one that says how to install it."""
+        """Return the plugin, or without plotly a page that says how to install plotly."""
         if not is_installed("plotly"):
             from noisescale.tensorboard_plugin.without_figures import PageWithoutFigures
 

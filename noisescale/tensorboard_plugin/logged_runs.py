@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs with the monitor and their histories, as TensorBoard's data provider has them."""
+"""The runs with a monitor and their histories, from TensorBoard's data provider."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from noisescale.tensorboard_plugin.query import index
 from noisescale.tensorboard_plugin.sampled import on_common_steps
 
 MOST_POINTS = 1000
-"""Of each tag. TensorBoard keeps as many at random itself, the last one always."""
+"""The number of points of each tag. TensorBoard also keeps this many, at random, with the last."""
 
 TAGS = ("simple", "simple_high", "lower_bound", *COLUMNS, *ABOUT_RUN)
-"""What is read; columns that are logged under another name are just not found."""
+"""The tags to read. Columns that have another name in logs are not found, which does no harm."""
 
 
 class Measured(NamedTuple):
@@ -66,14 +66,14 @@ class Measured(NamedTuple):
 
 
 class LoggedRuns(NamedTuple):
-    """The runs of an experiment; `provider` is the one that TensorBoard gives its plugins."""
+    """The runs of an experiment. `provider` is the data provider that plugins get."""
 
     provider: Any
     ctx: RequestContext
     experiment: str
 
     def any(self) -> bool:
-        """Whether there is a run with the monitor."""
+        """Whether there is a run with a monitor."""
         without_a_name = [f"{before}{prefix_of(0)}step" for before in TRAINER_PREFIXES]
         return bool(self._tags(without_a_name)) or bool(self.measured())
 
@@ -89,7 +89,7 @@ class LoggedRuns(NamedTuple):
         )
 
     def _tags(self, wanted: list[str] | None) -> dict[str, Any]:
-        """Those that there are of the wanted ones (None: all), in each run that has any."""
+        """Return the wanted tags that exist in each run (all tags if `wanted` is None)."""
         found = self.provider.list_scalars(
             self.ctx,
             experiment_id=self.experiment,
@@ -102,8 +102,8 @@ class LoggedRuns(NamedTuple):
         """Return what was logged of one optimizer by one monitor.
 
         Raises:
-            NotFoundError: If there is no such run, or nothing of that optimizer in it.
-            ValueError: If no row of it is whole.
+            NotFoundError: If there is no such run, monitor or optimizer.
+            ValueError: If the history has no whole row.
         """
         run, monitor, optimizer = measured
         prefix = prefix_of(optimizer, monitor)

@@ -41,9 +41,9 @@ MOST_RUNS = 30
 
 
 class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
-    """What other batch sizes and more devices would cost, for each run with the monitor in it.
+    """Show what other batch sizes and more devices would cost, for each run with a monitor.
 
-    | route | answers |
+    | route | answer |
     |---|---|
     | `/runs` | runs with their ids, names and colours; one for each monitor and optimizer |
     | `/comparison?of=&of=&across=` | the noise scales of several runs, and a table of them |
@@ -52,7 +52,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     `of` is an id. Both may have `devices`, `price`, `worth`, `kappa`, as `predict` knows them.
 
-    A bad value is answered by status 400 and `{"error": ...}`, one line with the remedy.
+    The answer to a bad value has the status 400 and is `{"error": ...}`: one line with the remedy.
     """
 
     plugin_name = "noise_scale"
@@ -76,11 +76,11 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return {path: wrappers.Request.application(answer) for path, answer in routes.items()}
 
     def is_active(self) -> bool:
-        """Whether any run has something to show."""
+        """Whether there is a run to show."""
         return LoggedRuns(self._provider, RequestContext(), "").any()
 
     def data_plugin_names(self) -> tuple[str, ...]:
-        """Return none: with "scalars" the page would show for every folder of logs."""
+        """Return none: with "scalars" the tab would appear for every folder of logs."""
         return ()
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
@@ -89,7 +89,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     @cached_property
     def _plotly_script(self) -> bytes:
-        """Compressed once: TensorBoard's own way would do it at every request."""
+        """The script, compressed once. TensorBoard would compress it at every request."""
         script = files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()
         return gzip.compress(script, compresslevel=6, mtime=0)
 
@@ -213,7 +213,7 @@ def _response(body: str | bytes, kind: str, status: int = 200) -> wrappers.Respo
 
 
 def _kept(response: wrappers.Response, request: wrappers.Request) -> wrappers.Response:
-    """A browser keeps it and asks whether it is still the same: after an upgrade it is not."""
+    """Let the browser keep a file, and ask each time whether it changed (after an upgrade)."""
     response.headers["Cache-Control"] = "no-cache"
     response.add_etag()
     return response.make_conditional(request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page's form holds, as numbers."""
+"""Read the numbers in the form of the tab."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import math
 from collections.abc import Mapping
 
 _LONGEST = 9
-"""Digits of an index: more are no number of an optimizer."""
+"""The most digits of an index: no run has that many optimizers."""
 
 
 def number(query: Mapping[str, str], name: str) -> float | None:
-    """Return a number of the form; None where its field is empty.
+    """Return the number in a field of the form; None if the field is empty.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: If the field has no finite number.
 
     Example:
         >>> number({"price": " 2.5 ", "worth": ""}, "price")
         2.5
     """
     text = query.get(name, "").strip()
-    return _number(text, f"`{name}` must be a number", "Write it as 2.5.") if text else None
+    rule = f"`{name}` must be a number"
+    return _number(text, rule, "Write, for example, 2.5.") if text else None
 
 
 def numbers(query: Mapping[str, str], name: str) -> list[float] | None:
-    """Return numbers with commas between them; None where their field is empty.
+    """Return the numbers in a field, with commas between them; None if the field is empty.
 
-    A comma at the end is fine: another number is being typed.
+    A comma at the end is allowed: the user may be typing another number.
 
     Raises:
-        ValueError: If one of them is not a number.
+        ValueError: If a part is not a finite number.
 
     Example:
         >>> numbers({"devices": "1, 2, 4,"}, "devices")
@@ -40,14 +41,14 @@ def numbers(query: Mapping[str, str], name: str) -> list[float] | None:
     if not parts[-1]:
         parts.pop()
     rule = f"`{name}` must be numbers with commas between them"
-    return [_number(part, rule, "Write them as 1, 2, 4.") for part in parts] or None
+    return [_number(part, rule, "Write, for example, 1, 2, 4.") for part in parts] or None
 
 
 def index(query: Mapping[str, str], name: str) -> int:
-    """Return a whole number from 0 on; 0 where its field is empty.
+    """Return the whole number in a field, 0 or more; 0 if the field is empty.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: If the field has anything else.
 
     Example:
         >>> index({"optimizer": "1"}, "optimizer")
@@ -56,7 +57,8 @@ def index(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "").strip() or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST):
         raise ValueError(
-            f"`{name}` must be a whole number, 0 or more, got {_short(text)}. Write it as 1."
+            f"`{name}` must be a whole number, 0 or more, got {_short(text)}. Write, for example,"
+            " 1."
         )
     return int(text)
 
@@ -72,5 +74,5 @@ def _number(text: str, rule: str, remedy: str) -> float:
 
 
 def _short(text: str) -> str:
-    """What was got, for an error of one line."""
+    """Return a value in quotes, cut to fit into an error of one line."""
     return repr(text if len(text) <= 80 else f"{text[:80]}...")

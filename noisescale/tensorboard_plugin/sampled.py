@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tags of which TensorBoard kept different steps -> tags on the steps of one of them."""
+"""Bring tags to common steps. TensorBoard may have kept different steps of each."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ Array = NDArray[np.float64]
 Scalars = Mapping[str, tuple[Array, Array]]
 
 LONGEST_GAP = 20
-"""Rows without a value between two values of a tag: with fewer, it was logged at them.
+"""If fewer rows than this lie between two kept values of a tag, it was logged at these rows, too.
 
-Where a tag was logged at every row, TensorBoard kept a row of the base or a value of the tag with
-nearly equal chance, so that so many rows come in a row with a chance of 2⁻²⁰.
+Suppose that a tag was logged at every row. Then the next point that TensorBoard kept is a row of
+the base or a value of the tag, with nearly equal chances. So 20 rows follow each other without a
+value with a chance of 2⁻²⁰.
 """
 
 
 def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array]]:
-    """Return the scalars at the steps of `base`, a tag that is in every row that was logged.
+    """Return the scalars at the steps of `base`, a tag that was logged in every row.
 
-    Of each tag TensorBoard keeps a number of points at random (1,000 unless told otherwise). Tags
-    that were logged equally often keep the same steps. One that was left out now and then, as the
-    noise scale is where it is not resolved, keeps others: of a long run few rows would have it,
-    and the rest would pass for not resolved. It is interpolated between its neighbours, except in
-    gaps that are too long to be due to chance, and before its first value.
+    TensorBoard keeps a number of points of each tag, chosen at random (1,000 by default). Tags that
+    were logged equally often keep the same steps. The noise scale is not logged while it is not
+    resolved, so it keeps other steps. In a long run few rows would then have a noise scale, and the
+    other rows would look as if they were not resolved. So missing values are interpolated between
+    their neighbours. They are not interpolated before the first value, or in gaps that are too long
+    to be due to chance.
 
     Args:
-        scalars: From tag to the steps it was logged at, and its values.
-        base: Rows are the steps of this tag.
+        scalars: From a tag to its steps and its values.
+        base: The tag whose steps are the rows.
 
     Returns:
-        Tags that keep all they were logged at, or the steps of `base`, are as they were.
+        The scalars. A tag is unchanged if all its points were kept, or if it has all the steps of
+        `base`.
 
     Example:
         >>> rows = np.arange(0.0, 10.0, 2.0)
@@ -47,7 +50,7 @@ def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array
 
 
 def _latest(steps: Array, values: Array) -> tuple[Array, Array]:
-    """By rising step; of a step that was logged twice, by a run that was resumed, the later."""
+    """Sort by step. If a resumed run logged a step twice, use the later value."""
     unique, from_the_end = np.unique(steps[::-1], return_index=True)
     return unique, values[::-1][from_the_end]
 

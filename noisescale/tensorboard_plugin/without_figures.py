@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tab where plotly is not installed: one line that says how to install it."""
+"""The tab without plotly: one line that says how to install it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
 
 
 class PageWithoutFigures(base_plugin.TBPlugin):  # type: ignore[misc]
-    """Stands in for `NoiseScalePlugin`, which needs plotly."""
+    """Replaces `NoiseScalePlugin` if plotly is not installed."""
 
     plugin_name = "noise_scale"
 
@@ -25,15 +25,15 @@ class PageWithoutFigures(base_plugin.TBPlugin):  # type: ignore[misc]
         self._provider = context.data_provider
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """Return the one route: the page's script."""
+        """Return the only route: the script of the page."""
         return {"/index.js": wrappers.Request.application(_script)}
 
     def is_active(self) -> bool:
-        """Whether any run has something to show."""
+        """Whether there is a run to show."""
         return LoggedRuns(self._provider, RequestContext(), "").any()
 
     def data_plugin_names(self) -> tuple[str, ...]:
-        """Return none: with "scalars" the page would show for every folder of logs."""
+        """Return none: with "scalars" the tab would appear for every folder of logs."""
         return ()
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:

@@ -91,12 +91,13 @@ def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
 
     assert code == 0
     assert re.search(
-        r"Branches from step 40 to the loss of step 80, 2 of each batch size: 32", progress
+        r"Branches start at step 40 and train until the loss of step 80, 2 at each batch size: 32",
+        " ".join(progress.split()),
     )
     assert re.search(r"They cost about .* device-(milli)?seconds", " ".join(progress.split()))
     assert progress.count(", order ") == 2
     assert "Critical batch size" in told
-    assert "up to half of the way" in told
+    assert "  half way " in told
     assert f"Next: noisescale predict {RUN[0]} --branches {file}" in progress
     code, again, nothing_new = ended("branch", *RUN, *options)
     assert (code, again) == (0, told)
@@ -159,7 +160,7 @@ def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
         patch.setattr(branching, "_trained", stopped)
         code, _, errors = ended("branch", *RUN, *options)
     assert code != 0
-    assert f"Branches that ended are in {file}: the same command goes on" in errors
+    assert f"Finished branches are in {file}. Start the same command again to continue." in errors
     code, _, errors = ended("branch", *RUN, *options)
     assert code == 0
     assert "order 1:" not in errors
@@ -179,11 +180,11 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
     [
         (["gone", "saved", "branched_model:make"], "`run` must be a folder or a file, got gone"),
         ([*RUN[:1], "gone", *RUN[2:]], "`checkpoint` must be a file, got gone"),
-        ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must hold the optimizer's state, got"),
+        ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must contain the optimizer's state,"),
         ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or multiples"),
         (
             [*RUN, "--batch-sizes", "1x"],
-            "`--batch-sizes` must have one that differs from the run's own",
+            "`--batch-sizes` must have a batch size that differs from the run's own",
         ),
         ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
         ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
@@ -193,9 +194,9 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the whole command again"),
         ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),
         ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
-        ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that is there"),
+        ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that exists, got"),
         ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),
-        ([*RUN[:2], "branched_model:gone"], "`branched_model:gone` must name something that is"),
+        ([*RUN[:2], "branched_model:gone"], "`branched_model:gone` must name an object that ex"),
         ([*RUN[:2], "branched_model:other", *RUN[3:]], "`checkpoint` must be of this module, got"),
     ],
     ids=lambda value: ascii(value)[-60:],

@@ -63,7 +63,7 @@ def test_options_of_predict_fit_a_screen_and_the_most_used_come_first(
     assert panels == [
         "Arguments",
         "Options",
-        "Measurements that make the critical batch size surer",
+        "Measurements for a more certain critical batch size",
         "Step times",
         "Reading the run",
     ]

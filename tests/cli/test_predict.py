@@ -157,28 +157,28 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
         ),
         (
             ["--branches", "b.csv"],
-            "`--branches` must come with `--branch-step`, got none. Give the step of the run that"
-            " the branches started from.",
+            "`--branches` with a CSV file must be used with `--branch-step`, got no step. Give the"
+            " step of the run at which the branches started.",
         ),
         (
             ["--branch-step", "500"],
-            "`--branch-step` must come with `--branches`, got 500 alone. Give the CSV file of what"
-            " the branches ended with, too.",
+            "`--branch-step` must be used with `--branches`, got only 500. Also give the CSV file"
+            " with the losses of the branches.",
         ),
         (
             ["--loss-scatter", "0.1"],
-            "`--loss-scatter` must come with `--branches` of a CSV of losses, got none. Leave it"
-            " out.",
+            "`--loss-scatter` must be used with a CSV file of losses in `--branches`, got no file."
+            " Leave `--loss-scatter` out.",
         ),
         (
             ["--branches", "b.json", "--branch-examples", "100"],
-            "`--branch-examples` must come with `--branches` of a CSV of losses, got b.json. Leave"
-            " it out.",
+            "`--branch-examples` must be used with a CSV file of losses in `--branches`, got"
+            " b.json. Leave `--branch-examples` out.",
         ),
         (
             ["--sweep", "s.csv", "--calibration", "2"],
             "`--calibration`, `--sweep` and `--branches` must not be combined, got several of them."
-            " Give the one that you trust.",
+            " Give only the one that you trust most.",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def test_the_knee_is_marked_where_more_bring_little() -> None:
 
     assert code == 0, err
     assert [line.split()[1] for line in out.splitlines() if "knee │" in line] == ["16"]
-    assert "knee: 90% of the most examples/s, or more" in out
+    assert "knee: at least 90% of the highest examples/s" in out
 
 
 def test_out_of_memory_ends_it_cleanly_and_is_told() -> None:
@@ -174,48 +174,50 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
     [
         (
             "own_model",
-            "`own_model` must be like package.module:name or file.py:name, got no name in it."
-            " Name a function, class or object after a colon.",
+            "`own_model` must be written as package.module:name or file.py:name, got no name after"
+            " a colon. Add the name of a function, class or object.",
         ),
-        ("none.py:x", "`none.py` must be a Python file, got none there. Check the path."),
+        ("none.py:x", "`none.py` must be a Python file, got a path without a file. Check it."),
         (
             "no_such:x",
             "`no_such:x` must be importable, got ModuleNotFoundError: No module named 'no_such'."
-            " Check the name, and that what it imports is installed.",
+            " Check the name, and whether its imports are installed.",
         ),
         (
             "own_model:x",
-            "`own_model:x` must name something that is there, got no 'x' in own_model."
+            "`own_model:x` must name an object that exists, got no 'x' in own_model."
             " Check the part after the colon.",
         ),
         (
             "own_model:Needy",
-            "`own_model:Needy` must need no arguments, got one that has a missing a required"
-            " argument: 'width'. Name a function that calls it.",
+            "`own_model:Needy` must be callable without arguments, got: missing a required"
+            " argument: 'width'. Name a function that calls it with its arguments.",
         ),
         (
             "own_model:examples",
-            "`own_model:examples` must be a LightningModule, or return one with its data, got"
-            " TensorDataset. Name a function that returns both.",
+            "`own_model:examples` must be a LightningModule, or a function that returns a"
+            " LightningModule and its data, got TensorDataset. Name such a function.",
         ),
         (
             "own_model:Model",
-            "`own_model:Model` must come with data, got a LightningModule alone. Give `--data`.",
+            "`own_model:Model` must come with data, got only a LightningModule."
+            " Give the data with `--data`.",
         ),
         (
             "own_model:both --device-batch-sizes few",
-            "`--device-batch-sizes` must be numbers, got 'few'. Give for instance 1,2,4.",
+            "`--device-batch-sizes` must be numbers, got 'few'. Write, for example, 1,2,4.",
         ),
         (
             "own_model:small --device-batch-sizes 8",
-            "`--device-batch-sizes` must begin with one that fits in memory, got none that does."
-            " Give smaller ones.",
+            "`--device-batch-sizes` must begin with a size that fits in memory, got no such"
+            " size. Give smaller sizes.",
         ),
         ("own_model:both --precision 7", "Precision '7' is invalid."),
         ("own_model:both --devices 0", "`Trainer(devices=0)` value is not a valid input"),
         (
             "own_model:both --output no/such.csv",
-            "`--output` must be in a folder that is there, got 'no/such.csv'. Make it first.",
+            "`--output` must be in a folder that exists, got 'no/such.csv'."
+            " Create the folder first.",
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_the_command_at_the_end_works(logs: Path) -> None:
 
     what, _, command = last.partition(": ")
     program, *words = shlex.split(command)
-    assert (what, program) == ("One of them in full", "noisescale")
+    assert (what, program) == ("The full prediction of one run", "noisescale")
     assert words == ["predict", "my logs/a"]
     assert "Critical batch size" in run(*words)
 
@@ -81,7 +81,7 @@ def test_where_nothing_can_be_predicted_the_command_says_why(tmp_path: Path) -> 
     last = run("predict", tmp_path).splitlines()[-1]
 
     what, _, command = last.partition(": ")
-    assert what == "Why not"
+    assert what == "To see the reason"
     assert "must be a run with NoiseScaleMonitor" in refused(*shlex.split(command)[1:])
 
 
@@ -112,7 +112,7 @@ def test_a_folder_of_one_run_is_that_run(tmp_path: Path) -> None:
             ["--step-times", "gone.csv"],
             "`gone.csv` must be a CSV file, got a path that does not exist. Check it.",
         ),
-        (["--html", "r.html"], "`--html` must come with one run, got 8 in my logs. Name one of"),
+        (["--html", "r.html"], "`--html` must be used with one run, got 8 runs in my logs. Name"),
     ],
 )
 def test_what_is_wrong_for_every_run_is_one_line(

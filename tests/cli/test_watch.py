@@ -164,7 +164,7 @@ def test_signals_that_end_it_leave_the_cursor_visible(
 ) -> None:
     log_run(tmp_path)
     terminal = Terminal("watch", tmp_path)
-    assert terminal.shows(lambda shown: "Ctrl-C ends." in shown)
+    assert terminal.shows(lambda shown: "Press Ctrl-C to end." in shown)
 
     os.kill(terminal.pid, sent)
 
@@ -207,9 +207,9 @@ def test_monitors_and_optimizers_are_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gone"], "`run` must be a folder or a file, got gone, which is neither."),
-        ([".", "--monitor", "wide"], "`--monitor` must be the name of one in"),
-        ([".", "--optimizer", "3"], "`--optimizer` must be one that was measured in"),
+        (["gone"], "`run` must be a folder or a file, got gone, which does not exist"),
+        ([".", "--monitor", "wide"], "`--monitor` must be the name of a monitor in"),
+        ([".", "--optimizer", "3"], "`--optimizer` must be the number of an optimizer"),
         ([".", "--every", "0"], "`--every` must be positive and finite, got 0.0."),
         ([".", "--every", "nan"], "`--every` must be positive and finite, got nan."),
         ([".", "--every", "soon"], "Invalid value for '--every'"),

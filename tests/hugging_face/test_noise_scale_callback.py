@@ -477,7 +477,7 @@ def test_labels_that_are_hidden_are_told_of() -> None:
     options = {"gradient_accumulation_steps": 2, "extras": {"compute_loss_func": loss}}
     trainer_access._warn_that_labels_are_hidden.cache_clear()
 
-    with pytest.warns(UserWarning, match="all micro-batches have the same number of labels"):
+    with pytest.warns(UserWarning, match="assumes that all micro-batches have equally many"):
         run = fit(NoiseScaleCallback(), **LANGUAGE, **options)
 
     assert run.noise_scale.noise_trace > 0
@@ -533,9 +533,9 @@ def test_a_model_of_texts_and_images_is_counted_in_examples() -> None:
 
 def test_the_batch_size_cannot_always_be_inferred() -> None:
     message = (
-        "`batch_size_fn` must be given for batches whose size cannot be inferred, got one of text."
-        " Pass a function from the model's keyword arguments to the number of examples this rank"
-        " has in them."
+        "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch of"
+        " text. Pass a function from the model's keyword arguments to the number of this rank's"
+        " examples."
     )
     with pytest.raises(ValueError, match="batch_size_fn") as error:
         trainer_access.BatchCounter()({"text": ["one", "two"]})
@@ -560,7 +560,7 @@ def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
     batch: dict[str, Any] = {}
     batch["itself"] = batch
 
-    with pytest.raises(ValueError, match="got one of itself") as error:
+    with pytest.raises(ValueError, match="got a batch of itself") as error:
         trainer_access.BatchCounter()(batch)
 
     assert isinstance(error.value.__cause__, RecursionError)

@@ -177,7 +177,7 @@ def check_compiled(compared: Any, ranks: int, recorded: list[StepNorms]) -> None
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("reused", "must have"), ("compiled", "must not be compiled if single examples are")],
+    [("reused", "must have"), ("compiled", 'must not be compiled with `small_batch="example"`')],
 )
 def test_examples_that_were_asked_for_and_cannot_be_told_apart_are_refused(
     name: str, why: str

@@ -32,10 +32,10 @@ def test_the_first_lines_answer_what_how_sure_and_what_twice_the_devices_buy() -
     assert said == " ".join(
         [
             f"On these 2 devices {both}: {than_this}",
-            "More devices up to 4 pay, with a batch of 128 examples (32 on each device):",
+            "More devices up to 4 pay off, with a batch of 128 examples (32 on each device):",
             than_this,
             "Critical batch size 100 examples (95 % interval 80.0 to 125)",
-            "theory may be off: how far depends on the optimizer, which was not recorded",
+            "theory has an error that depends on the optimizer, which was not recorded",
         ]
     )
 
@@ -43,7 +43,7 @@ def test_the_first_lines_answer_what_how_sure_and_what_twice_the_devices_buy() -
 def test_twice_the_devices_have_a_line_where_no_other_line_is_theirs() -> None:
     lines = dict(headline(predict(history(noise_scale=3.0))))
 
-    assert lines["More devices"].startswith("do not pay")
+    assert lines["More devices"].startswith("do not pay off")
     twice = "4 devices, a batch of 128 examples (32 on each device): "
     assert lines["Twice the devices"].startswith(twice)
 
@@ -139,7 +139,7 @@ def test_extrapolated_rows_are_starred_and_explained() -> None:
     text = as_text(predict(history(), [64, 1024]), 100)
 
     assert re.search(r"\n +1,024\* ", text)
-    assert "* outside of what was measured" in text
+    assert "* extrapolated: the batch size is far from the run's" in text
     assert "*" not in as_text(predict(history(), [64, 128], [2]), 100)
 
 
@@ -185,8 +185,8 @@ def test_a_fit_is_told_with_errors_intervals_and_residuals() -> None:
     assert f"110 ± 3.29 examples (95 % interval {band.low:.3g} to {band.high:.3g})" in text
     assert "Fewest steps         90.7 ± 1.74 steps (95 % interval " in text
     # 1.2·16 + 0.2·110.07
-    assert "41.2 examples (over perfect scaling from 16, Zhang et al. 2024)" in text
-    assert "nothing speaks against it" in text
+    assert "41.2 examples (relative to perfect scaling from 16, Zhang et al. 2024)" in text
+    assert "no evidence against the law" in text
     assert "Steps to the goal, sweep.csv" in text
     # 242 steps against 90.70 + 9983/64
     assert re.search(r"\n +64 +242 +247 +-1\.9 %\n", text)
@@ -197,7 +197,7 @@ def test_a_fit_of_two_points_says_what_its_error_is_taken_from() -> None:
 
     said = " ".join(text.split())
     assert "Critical batch size 112 examples (95 % interval at least " in said
-    assert "at least 15 % of scatter: so few runs do not show their own)" in said
+    assert "at least 15 % assumed scatter: three runs or fewer do not show their own)" in said
     assert "not tested" in text
 
 
@@ -233,7 +233,7 @@ def test_what_is_not_resolved_recommends_no_smaller_batch_and_no_number_of_devic
 
     assert p.recommended.batch_size >= 64
     assert "examples" in lines["On these 2 devices"]
-    assert "may pay or not" in lines.get("More devices", "may pay or not")
+    assert "may or may not pay off" in lines.get("More devices", "may or may not pay off")
 
 
 def test_where_the_own_devices_cost_least_they_are_not_told_twice() -> None:

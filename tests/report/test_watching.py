@@ -47,7 +47,7 @@ def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> Non
     run.of_runs = 3
     run.path = Path("logs")
 
-    lines = said(run, predict(of), "Ctrl-C ends.").splitlines()
+    lines = said(run, predict(of), "Press Ctrl-C to end.").splitlines()
 
     assert lines[:9] == [
         "logs/version_3",
@@ -63,7 +63,7 @@ def test_the_last_row_its_course_and_the_advice_are_shown(tmp_path: Path) -> Non
     assert lines[9].startswith("Critical batch size  ")
     assert any(line.startswith("More devices ") for line in lines[10:])
     assert not any(line.startswith("  ") and "theory" in line[:12] for line in lines)
-    assert lines[-1] == "The last row came 12 s ago. Ctrl-C ends."
+    assert lines[-1] == "The last row came 12 s ago. Press Ctrl-C to end."
     assert len(lines) <= 19
 
 
@@ -122,18 +122,19 @@ def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     unmeasured.others = ["loss", "epoch", "accuracy", "lr"]
     no_run = FollowedRun(tmp_path)
 
-    assert said(nothing, None, "Ctrl-C ends.") == (
-        "logs/version_3\nWaiting for the first row. Nothing has been logged yet. Ctrl-C ends.\n"
+    assert said(nothing, None, "Press Ctrl-C to end.") == (
+        "logs/version_3\nWaiting for the first row. Nothing has been logged yet."
+        " Press Ctrl-C to end.\n"
     )
     assert "Logged so far: loss, epoch, accuracy. " in said(unmeasured, None)
     assert "add `NoiseScaleMonitor()`" in said(unmeasured, None)
-    assert "Waiting for a run: " in said(no_run, None)
+    assert "Waiting for a run. There is no event file" in said(no_run, None)
 
 
 def test_why_nothing_is_predicted_yet_is_said(tmp_path: Path) -> None:
     text = said(followed(history(), tmp_path), ValueError("`history` must have rows."))
 
-    assert "Prediction      none yet: `history` must have rows." in text
+    assert "Prediction      not possible yet: `history` must have rows." in text
 
 
 def test_names_from_files_cannot_reach_the_terminal_as_they_are(tmp_path: Path) -> None:

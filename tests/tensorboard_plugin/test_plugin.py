@@ -179,7 +179,7 @@ def test_a_bad_comparison_is_answered_with_one_line(
         (
             {"price": "two"},
             400,
-            "`price` must be a number, got 'two'. Write it as 2.5.",
+            "`price` must be a number, got 'two'. Write, for example, 2.5.",
         ),
         (
             {"devices": "0"},
@@ -190,17 +190,19 @@ def test_a_bad_comparison_is_answered_with_one_line(
         (
             {"devices": "1,,2"},
             400,
-            "`devices` must be numbers with commas between them, got ''. Write them as 1, 2, 4.",
+            "`devices` must be numbers with commas between them, got ''."
+            " Write, for example, 1, 2, 4.",
         ),
         (
             {"optimizer": "-1"},
             400,
-            "`optimizer` must be a whole number, 0 or more, got '-1'. Write it as 1.",
+            "`optimizer` must be a whole number, 0 or more, got '-1'. Write, for example, 1.",
         ),
         (
             {"devices": "1 2"},
             400,
-            "`devices` must be numbers with commas between them, got '1 2'. Write them as 1, 2, 4.",
+            "`devices` must be numbers with commas between them, got '1 2'."
+            " Write, for example, 1, 2, 4.",
         ),
         (
             {"kappa": "1e300"},
@@ -228,10 +230,11 @@ def test_a_bad_comparison_is_answered_with_one_line(
         (
             {"optimizer": 5000 * "1"},
             400,
-            f"`optimizer` must be a whole number, 0 or more, got '{80 * '1'}...'. Write it as 1.",
+            f"`optimizer` must be a whole number, 0 or more, got '{80 * '1'}...'."
+            " Write, for example, 1.",
         ),
-        ({"price": "2,50"}, 400, "`price` must be a number, got '2,50'. Write it as 2.5."),
-        ({"kappa": "inf"}, 400, "`kappa` must be a number, got 'inf'. Write it as 2.5."),
+        ({"price": "2,50"}, 400, "`price` must be a number, got '2,50'. Write, for example, 2.5."),
+        ({"kappa": "inf"}, 400, "`kappa` must be a number, got 'inf'. Write, for example, 2.5."),
         ({"run": "gone"}, 404, "Not found: `run` must have the noise scale, got 'gone'."),
         (
             {"optimizer": "1"},

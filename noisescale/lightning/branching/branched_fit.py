@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fit of a copy of a module, from a checkpoint on, until it reaches a given loss."""
+"""One fit of a copy of a module, from a checkpoint until it reaches a given loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 PATIENCE = 3
-"""A branch is given up after this many losses in a row that show no learning."""
+"""A branch is stopped after this many high losses in a row."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all branches of a run have in common."""
+    """The module, the data and the settings that all branches of a run share."""
 
     module: pl.LightningModule
     data: Any
@@ -43,7 +43,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a branch: its losses by step, from step 0 on."""
+    """The course of a branch: its steps, from step 0, and its losses."""
 
     steps: tuple[float, ...]
     losses: tuple[float, ...]
@@ -52,14 +52,14 @@ class Course:
 
 
 def seed_all(seed: int) -> None:
-    """Seed what data and modules draw from: torch, numpy and random."""
+    """Seed the random numbers of torch, numpy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
 
 
 def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
-    """Return the module's loss on the held examples with the weights of each checkpoint."""
+    """Return the loss on the held examples for the weights of each checkpoint."""
     losses: list[float] = []
 
     class Evaluate(Callback):
@@ -86,7 +86,7 @@ def branched_fit(
     settle: Callable[[torch.optim.Optimizer], None],
     learning_rate: Callable[[int], float],
 ) -> Course:
-    """Train from a checkpoint until the loss is below the goal, and some steps more.
+    """Train from a checkpoint until the loss is below the goal, and then some more steps.
 
     Learning-rate schedules and learning rates that the module sets are ignored.
 
@@ -94,7 +94,7 @@ def branched_fit(
         ground: The module and the data.
         checkpoint: A checkpoint with the optimizer's state.
         device_batch_size: Examples in a micro-batch.
-        accumulation: Micro-batches a step.
+        accumulation: Micro-batches in each step.
         steps: The most steps to take.
         seed: Seed of the order of the data, and of randomness in the module.
         goal: The loss to reach on the held examples.
@@ -117,7 +117,7 @@ def branched_fit(
 
 
 class _Look(Callback):
-    """Loads the checkpoint, sets the learning rate, and looks at the loss now and then."""
+    """Load the checkpoint, set the learning rate, and evaluate the loss from time to time."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Look(Callback):
         if len(trainer.optimizers) != len(self._checkpoint.optimizers):
             raise ValueError(
                 f"`checkpoint` must be of this module, got {len(self._checkpoint.optimizers)}"
-                f" optimizers in it, while the module has {len(trainer.optimizers)}. Name a"
+                f" optimizers in the checkpoint and {len(trainer.optimizers)} in the module. Name a"
                 " checkpoint of the same module."
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
@@ -206,20 +206,20 @@ class _Look(Callback):
 def _load_state(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], checkpoint: Checkpoint
 ) -> None:
-    """Put an optimizer's state into another of its kind, and no other."""
+    """Load an optimizer's state. Raise a ValueError if the optimizer is of another kind."""
     settings = {key for group in optimizer.param_groups for key in group} - {"initial_lr"}
     saved = {key for group in state["param_groups"] for key in group} - {"initial_lr"}
     if settings != saved:
         raise ValueError(
-            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path}, which differs"
-            f" from {type(optimizer).__name__} in the settings"
+            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path}. Its optimizer"
+            f" differs from {type(optimizer).__name__} in the settings"
             f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same module."
         )
     optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
-    """Put the weights of a checkpoint into a module.
+    """Load the weights of a checkpoint into a module.
 
     Raises:
         ValueError: If the weights are of another module.
@@ -229,13 +229,13 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"`checkpoint` must be of this module, got {checkpoint.path}, whose weights do not fit:"
+            f"`checkpoint` must be of this module, got {checkpoint.path}. Its weights do not fit:"
             f" {reason[:300]}. Name a checkpoint of the same module."
         ) from error
 
 
 def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]) -> float:
-    """The mean of the module's training loss over batches of examples, as in evaluation."""
+    """Return the mean training loss over the held examples, with the module in evaluation mode."""
     modes = [(part, part.training) for part in module.modules()]
     log, log_dict = module.log, module.log_dict
     module.log = module.log_dict = _nothing  # type: ignore[method-assign]
@@ -263,7 +263,7 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
 
 
 def _output(module: pl.LightningModule, arguments: tuple[Any, ...]) -> Any:
-    """What `training_step` returns, without a graph unless it takes gradients itself."""
+    """Call `training_step`, without a graph unless the step computes gradients itself."""
     try:
         with torch.no_grad():
             return module.training_step(*arguments)
@@ -275,18 +275,19 @@ def _output(module: pl.LightningModule, arguments: tuple[Any, ...]) -> Any:
 
 
 def _loss_in(output: Any) -> Tensor | None:
-    """The loss of what `training_step` returned; None where it leaves the batch out."""
+    """Return the loss in the result of `training_step`; None if the step skips the batch."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not (loss is None or isinstance(loss, Tensor)):
         raise ValueError(
             f"`training_step` must return a loss for branches, got {type(output).__name__}."
-            " Return the loss, or a dict with `loss` in it; manual optimization has no branches."
+            " Return the loss, or a dict with the key `loss`. Manual optimization cannot be"
+            " branched."
         )
     return loss
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of `self.log`, where there is nothing to log to."""
+    """Replaces `self.log` while nothing is to be logged."""
 
 
 def _fit(

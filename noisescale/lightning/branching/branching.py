@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 MOST_STEPS = 1.5
-"""A branch at a larger batch size is given up after this many times the steps of the run."""
+"""A branch at a larger batch size is stopped after this many times the steps of the run."""
 
 MOST_STEPS_ALIKE = 3.0
-"""As `MOST_STEPS`, for branches at the run's own batch size, whose steps scatter most."""
+"""`MOST_STEPS` for branches at the run's own batch size. Their steps scatter most."""
 
 
 def train_branches(
@@ -53,34 +53,34 @@ def train_branches(
     on_branch: Callable[[Branch], None] = lambda _: None,
     **trainer_options: Any,
 ) -> BranchedRun:
-    """Train the branches that are missing, and save each in a file as soon as it is done.
+    """Train the branches that are missing, and save each branch in a file when it ends.
 
     Args:
-        branching: From `plan_branches`.
-        module: The LightningModule of the run, as it was made; a copy is trained.
+        branching: The plan from `plan_branches`.
+        module: The LightningModule of the run, newly made. A copy of it is trained.
         data: The training data, see `profile_step_times`.
-        output: A JSON file. Branches that it already holds are not trained again.
-        loss_examples: Number of examples on which losses are evaluated, the same ones every time.
+        output: A JSON file. Branches in this file are not trained again.
+        loss_examples: Number of examples on which losses are evaluated. They are always the same.
         on_course: Called when the losses of the run's checkpoints are known.
         on_start: Called with the plan and the order of a branch when it begins.
         on_branch: Called with a branch when it ends.
         trainer_options: Arguments of the Trainer.
 
     Raises:
-        ValueError: If the file holds other branches, the checkpoints are not the module's, or the
-            run's loss did not fall.
+        ValueError: If the file has branches with other settings, the checkpoints are of another
+            module, or the run's loss did not fall.
     """
     if not module.automatic_optimization:
         raise ValueError(
-            "`module` must be trained by automatic optimization for branches, got one with manual"
-            " optimization. Compare whole runs: `noisescale predict --second-run`."
+            "`module` must use automatic optimization for branches, got manual optimization."
+            " Compare two whole runs instead: `noisescale predict --second-run`."
         )
     if loss_examples < 1:
         raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
     if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
         raise ValueError(
             "`strategy` must start the whole command again for each device, got"
-            f" {trainer_options['strategy']!r}, which starts only a function of it. Give ddp."
+            f" {trainer_options['strategy']!r}, which starts only a function. Give ddp."
         )
     history = branching.history
     own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
@@ -109,7 +109,7 @@ def train_branches(
 def _with_trainer(
     data: Any, module: pl.LightningModule, trainer_options: dict[str, Any]
 ) -> Iterator[None]:
-    """A data module's `setup` may ask for a trainer."""
+    """Give a data module a trainer, as its `setup` may need one."""
     if getattr(data, "trainer", True) is not None:
         yield
         return
@@ -121,7 +121,7 @@ def _with_trainer(
 
 
 def _keep(branched: BranchedRun, output: Path) -> None:
-    """Write the file, on one rank alone."""
+    """Write the file on one rank."""
     if getattr(rank_zero_only, "rank", 0) == 0:
         branched.to_file(output)
 
@@ -134,11 +134,12 @@ def _branch(
     goal: float,
     known: Sequence[Branch],
 ) -> Branch:
-    """Train one branch, and the first one of a batch size at smaller learning rates, too.
+    """Train one branch. The first branch of a batch size also tries smaller learning rates.
 
-    The law is of batch sizes at their own best learning rates, and a rule is no more than a start:
-    of the powers of its factor the first branch goes down as long as it gets there sooner. Later
-    orders have what was found, and go on from there if they diverge.
+    The law holds for batch sizes at their own best learning rates, and a rule is only a first
+    guess. So the first branch tries smaller powers of the rule's factor, as long as each reaches
+    the goal sooner. Later orders start with the factor that was found, and try smaller ones if they
+    diverge.
     """
     factors = branching.factors(plan.batch_size)
     if known:
@@ -204,16 +205,17 @@ def _trained(
 def _known_or_new(
     branching: Branching, ground: Ground, output: Path, loss_examples: int
 ) -> BranchedRun:
-    """What is in the file, if it is of these branches; else the losses of the checkpoints."""
+    """Return the branches in the file, or a new record with the losses of the checkpoints."""
     if output.exists():
         known = BranchedRun.from_file(output)
         now = (branching.checkpoint.step, branching.end, branching.rule, loss_examples)
         then = (int(known.start), int(known.until), known.rule, known.loss_examples)
         if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
             raise ValueError(
-                f"`output` must hold branches of the same settings, got {printable(output)} with"
-                f" steps {then[0]} to {then[1]}, rule {then[2]!r} and {then[3]} examples (now"
-                f" {now[0]} to {now[1]}, {now[2]!r}, {now[3]}). Name another file."
+                f"`output` must have branches with the same settings, got {printable(output)} with"
+                f" steps {then[0]} to {then[1]}, rule {then[2]!r} and {then[3]} examples. The"
+                f" settings now are steps {now[0]} to {now[1]}, rule {now[2]!r} and {now[3]}"
+                " examples. Name another file."
             )
         return known
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
@@ -233,7 +235,7 @@ def _known_or_new(
         raise ValueError(
             f"`until` must have a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
             f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, on"
-            f" {loss_examples} examples. Branch over more of the run."
+            f" {loss_examples} examples. Choose checkpoints that are farther apart."
         )
     _keep(branched, output)
     return branched

@@ -17,13 +17,13 @@ from noisescale.printable import printable
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What branches need of a checkpoint."""
+    """The parts of a checkpoint that branches need."""
 
     path: Path
     step: int
-    """Optimizer steps that had been taken."""
+    """The number of optimizer steps before the checkpoint."""
     weights: dict[str, Any]
-    """The trained weights, even if WeightAveraging has stored averages beside them."""
+    """The trained weights, not the averages that WeightAveraging may have stored as well."""
     optimizers: list[dict[str, Any]]
 
     @classmethod
@@ -32,17 +32,17 @@ class Checkpoint:
 
         Args:
             path: The file.
-            to_train: Whether training continues from the checkpoint, which needs the optimizer's
+            to_train: Whether training continues from the checkpoint. This needs the optimizer's
                 state.
             name: Name of the argument, for errors.
 
         Raises:
-            ValueError: If the file is not a checkpoint, or lacks what is needed.
+            ValueError: If the file is not a checkpoint, or a needed part is missing.
             OSError: If the file cannot be read.
         """
         if not path.is_file():
             raise FileNotFoundError(
-                f"`{name}` must be a file, got {printable(path)}, which is not one. Name a file"
+                f"`{name}` must be a file, got {printable(path)}, which is not a file. Name a file"
                 " that ModelCheckpoint wrote."
             )
         try:
@@ -63,9 +63,9 @@ class Checkpoint:
             ) from error
         if to_train and not found.goes_on:
             raise ValueError(
-                f"`{name}` must hold the optimizer's state, got {printable(path)} without it:"
-                " branches would begin with a transient of their own. Save a checkpoint with"
-                " `ModelCheckpoint(save_weights_only=False)`, after the first step."
+                f"`{name}` must contain the optimizer's state, got {printable(path)} without it."
+                " Without this state branches would not continue the run. Save a checkpoint after"
+                " the first step, with `ModelCheckpoint(save_weights_only=False)`."
             )
         return found
 
@@ -77,16 +77,17 @@ class Checkpoint:
 
     @property
     def goes_on(self) -> bool:
-        """Whether training can continue: the optimizer's state is here, or SGD needs none."""
+        """Whether training can continue: the optimizer's state is there, or plain SGD has none."""
         groups = [group for state in self.optimizers for group in state.get("param_groups", ())]
         keeps = any(group.get("momentum") or "betas" in group for group in groups)
         return bool(groups) and (not keeps or all(state.get("state") for state in self.optimizers))
 
 
 def steps_in(folder: Path) -> dict[Path, int]:
-    """Return the checkpoints in a folder and the optimizer steps that each had taken.
+    """Return the checkpoints in a folder, with the number of optimizer steps before each.
 
-    The steps are read from the file names if these hold them. Unreadable files are left out.
+    The steps are read from the names of the files, or else from the files. Files that cannot be
+    read are left out.
     """
     found = {}
     for path in sorted(folder.glob("*.ckpt")):

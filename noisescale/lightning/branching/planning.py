@@ -23,46 +23,46 @@ from noisescale.printable import printable
 from noisescale.scheduling.learning_rate import factors_for
 
 MOST_CHECKPOINTS = 8
-"""Most checkpoints between the first and the last whose losses are evaluated."""
+"""The most checkpoints, between the first and the last, whose losses are evaluated."""
 
 SAME_SIZE = 1.1
-"""The largest batch size over the smallest, in a run whose batch size counts as constant."""
+"""The batch size counts as constant if the largest is at most this multiple of the smallest."""
 
 MORE_STEPS = 1.05
-"""From one evaluation of a branch's loss to the next."""
+"""From one evaluation of a branch's loss to the next, the steps grow by this factor."""
 
 BEYOND = 1.15
-"""A branch goes on for this many times the steps at which its loss was first below the goal."""
+"""A branch ends after this multiple of the steps at which its loss was first below the goal."""
 
 FORWARD = 1 / 3
-"""Cost of an example without its gradient: the backward pass takes twice the forward pass."""
+"""The cost of an example without its gradient: the backward pass costs twice the forward pass."""
 
 POWERS = (1.0, 0.5, 0.25, 0.0)
-"""Powers of a rule's factor on the learning rate, tried while branches diverge or get faster."""
+"""The powers of a rule's factor on the learning rate. They are tried in this order."""
 
 ALIKE = 1.1
-"""Factors on the learning rate that differ by less count as one."""
+"""Two factors on the learning rate count as the same if their ratio is below this."""
 
 RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
 
 
 @dataclass(frozen=True)
 class Branching:
-    """A plan of branches, made by `plan_branches`."""
+    """A plan of branches, from `plan_branches`."""
 
     history: History
     checkpoint: Checkpoint
     course: tuple[Path, ...]
-    """Other checkpoints of the run whose losses are taken; the last is the run's end."""
+    """Later checkpoints of the run whose losses are evaluated. The last one is at step `end`."""
     end: int
     learning_rates: tuple[Array, Array]
-    """Steps of the run, and its learning rate at each over the checkpoint's learning rate."""
+    """Steps of the run, and its learning rates divided by the checkpoint's learning rate."""
     batch_size: float
     plans: tuple[Plan, ...]
     orders: int
     rule: str
     by_noise_scale: Bounded
-    """B_crit by the noise scale from the checkpoint to the end."""
+    """B_crit from the checkpoint to the end, by the noise scale."""
 
     @property
     def steps(self) -> int:
@@ -70,12 +70,12 @@ class Branching:
         return self.end - self.checkpoint.step
 
     def learning_rate_at(self, steps: float) -> float:
-        """Return the run's learning rate some steps after the checkpoint, over the checkpoint's."""
+        """Return the run's learning rate after some steps, divided by the checkpoint's."""
         at = self.checkpoint.step + min(steps, self.steps)
         return float(np.interp(at, *self.learning_rates))
 
     def factors(self, batch_size: float) -> list[float]:
-        """Return the factors on the run's learning rate to try, the rule's own first."""
+        """Return the factors on the run's learning rate to try. The first is the rule's own."""
         found = [self.factor(batch_size)]
         for power in POWERS[1:]:
             factor = found[0] ** power
@@ -117,7 +117,7 @@ class Branching:
         return max(1, math.floor(min(self.steps_at(batch_size).low, soonest) / 3))
 
     def device_hours(self, loss_examples: int) -> Bounded:
-        """Return the device-hours of all branches at the run's speed; NaN if that is not known.
+        """Return the device-hours of all branches at the run's speed; NaN if it is not known.
 
         Args:
             loss_examples: Examples in each evaluation of the loss.
@@ -172,18 +172,18 @@ def plan_branches(
 
     Args:
         history: The history of the run.
-        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state; or a folder of
-            such files, of which the one nearest to the middle of the run is used.
-        until: A later checkpoint, whose loss branches are to reach. Default: the latest one in the
-            folder of `checkpoint`.
-        batch_sizes: Batch sizes of the branches: "4x" is four times the run's, a number counts
-            examples. A branch at the run's own batch size checks that branches do what the run did.
-        orders: Number of branches at each batch size, each with its own order of the data.
+        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state. In a folder of
+            such files, the checkpoint nearest to the middle of the run is used.
+        until: A later checkpoint. Branches train until they reach its loss. Default: the latest
+            checkpoint in the folder of `checkpoint`.
+        batch_sizes: Batch sizes of the branches. "4x" is four times the run's; a number counts
+            examples. A branch at the run's own batch size checks that branches train like the run.
+        orders: Number of branches at each batch size. Each has its own order of the data.
         rule: Rule for the learning rate, see `factors_for`. "auto" is the square root for Adam and
-            its kin. For SGD it is the gain of a step, (1 + b/B0)/(1 + b/B), which is B/B0 far below
-            the noise scale b; and B/B0 if the noise scale is not resolved.
-        devices: Number of devices that branches are trained on.
-        max_device_batch_size: The most examples on a device at once. Default: the run's own.
+            its variants. For SGD it is the gain of a step, (1 + b/B0)/(1 + b/B). Far below the
+            noise scale b this is B/B0. If the noise scale is not resolved, it is B/B0.
+        devices: Number of devices on which branches are trained.
+        max_device_batch_size: The most examples on a device at once. Default: as in the run.
 
     Raises:
         ValueError: If an argument is wrong, or does not fit the run.
@@ -199,8 +199,8 @@ def plan_branches(
             raise ValueError(f"`{name}` must be at least 1, got {given}. Give {usual}.")
     if max_device_batch_size is not None and max_device_batch_size < 1:
         raise ValueError(
-            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}. Leave it out"
-            " for the run's own."
+            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}. Leave it"
+            " out to use the run's own."
         )
     if checkpoint.is_dir():
         checkpoint = _middle(checkpoint, last)
@@ -210,16 +210,17 @@ def plan_branches(
         within = [path for path, step in ends.items() if first.step < step <= last]
         if not within:
             raise ValueError(
-                "`until` must be a later checkpoint of the run, got no other one beside"
-                f" {first.path.name} (step {first.step}) up to step {last:,.0f}. Name one."
+                "`until` must be a later checkpoint of the run, got no checkpoint beside"
+                f" {first.path.name} (step {first.step}) up to step {last:,.0f}. Name a later"
+                " checkpoint, or an earlier one to start from."
             )
         until = max(within, key=lambda path: ends[path])
     last_one = Checkpoint.read(until, name="until")
     end = last_one.step
     if not first.step < end <= last:
         raise ValueError(
-            f"`until` must be later than `checkpoint`, within the run of {last:,.0f} steps, got"
-            f" step {end}, while `checkpoint` is at step {first.step}. Name another checkpoint."
+            f"`until` must be a checkpoint after `checkpoint` (step {first.step}) and within the"
+            f" run ({last:,.0f} steps), got step {end}. Name another checkpoint."
         )
     between = sorted(
         (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
@@ -242,8 +243,8 @@ def plan_branches(
     plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
     if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
         raise ValueError(
-            f"`batch_sizes` must have one that differs from the run's own, {size:.4g}, got"
-            f" {', '.join(map(str, batch_sizes))}. Give 4x,16x."
+            "`batch_sizes` must have a batch size that differs from the run's own,"
+            f" {size:.4g}, got {', '.join(map(str, batch_sizes))}. Give 4x,16x."
         )
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
     if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
@@ -257,7 +258,7 @@ def plan_branches(
 
 
 def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tuple[Array, Array]:
-    """The course of the learning rate from one checkpoint to the other, from 1 on."""
+    """Return the steps and learning rates from one checkpoint to the other. The first rate is 1."""
     start, end = first.learning_rate, last.learning_rate
     if not start > 0:
         raise ValueError(
@@ -269,8 +270,9 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
     within &= np.isfinite(recorded)
     if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
         raise ValueError(
-            f"`run` must have recorded its learning rate, which went from {start:g} to {end:g}, got"
-            " none: an older version wrote the logs. Train the run again."
+            "`run` must have recorded its learning rate, got a log of an older version without it."
+            f" The rate changed from {start:g} to {end:g} between the checkpoints. Train the run"
+            " again."
         )
     steps = [float(first.step), *history["step"][within], float(last.step)]
     rates = [start, *recorded[within], end]
@@ -280,7 +282,7 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
 
 
 def _batch_size(given: str | float, own: float) -> float:
-    """Examples: "4x" is four times the run's own."""
+    """Return a batch size in examples. "4x" is four times the run's own."""
     text = str(given).strip()
     try:
         size = float(text[:-1]) * own if text.endswith("x") else float(text)
@@ -289,19 +291,19 @@ def _batch_size(given: str | float, own: float) -> float:
     if not 1 <= size < math.inf:
         raise ValueError(
             "`batch_sizes` must be numbers of examples, or multiples of the run's own, got"
-            f" {given!r}. Give for instance 4x,16x."
+            f" {given!r}. Write, for example, 4x,16x."
         )
     return size
 
 
 def _plan(size: float, devices: int, most: int) -> Plan:
-    """Micro-batches of nearly the device's most, all alike."""
+    """Return a plan with equal micro-batches, as large as fit on the device."""
     accumulation = max(1, math.ceil(size / (devices * most) / 1.0001))
     return Plan(max(1, round(size / (devices * accumulation))), accumulation, devices)
 
 
 def _middle(folder: Path, last: float) -> Path:
-    """The checkpoint nearest to the middle of a run."""
+    """Return the checkpoint nearest to the middle of a run."""
     found = {path: step for path, step in steps_in(folder).items() if 0 < step < last}
     if not found:
         raise ValueError(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NoiseScaleMonitor, and what it logs, writes and reports."""
+"""NoiseScaleMonitor: measure the noise scale, log it and report on it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to measure of a Trainer: the gradients of each of its optimizers."""
+"""A meter for the gradients of each optimizer of a Trainer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def meters_for(
     trainer: pl.Trainer, options: MeterOptions, *, name: str | None = None
 ) -> list[LoggedMeter]:
-    """Return a meter for each optimizer, for one where gradients are taken together.
+    """Return a meter for each optimizer, or one meter with automatic optimization.
 
     Args:
-        trainer: About to fit, its strategy set up.
-        options: The monitor's, `with_assigned_groups`.
-        name: The monitor's.
+        trainer: The Trainer of a fit that is about to start, with its strategy set up.
+        options: The monitor's options, from `with_assigned_groups`.
+        name: The monitor's name.
 
     Raises:
-        ValueError: If what the options ask for cannot be measured.
+        ValueError: If the gradients cannot be measured with these options.
     """
     model = trainer.strategy.model
     assert model is not None
@@ -43,8 +43,8 @@ def meters_for(
         try:
             if options.small_batch == "example" and is_compiled(trainer.lightning_module):
                 raise ValueError(
-                    "`model` must not be compiled if single examples are compared, got one that"
-                    " torch.compile made. Leave it uncompiled, or choose"
+                    '`model` must not be compiled with `small_batch="example"`, got a model made by'
+                    " torch.compile. Do not compile it, or choose"
                     ' `small_batch="rank"` or "micro_batch".'
                 )
             meter = NoiseScaleMeter.from_options(
@@ -61,15 +61,18 @@ def meters_for(
         meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name)))
     if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
-            "NoiseScaleMonitor compares the two halves of a batch, because one process trains and"
-            " does not accumulate. A measured step has one more backward pass, so few steps are"
-            " measured. With `Trainer(accumulate_grad_batches=2)` no step needs that pass."
+            "NoiseScaleMonitor compares the halves of a batch, because one process trains and does"
+            " not accumulate. A measured step needs one more backward pass, so few steps are"
+            " measured. With `Trainer(accumulate_grad_batches=2)` no extra pass is needed."
         )
     return meters
 
 
 def with_assigned_groups(options: MeterOptions, trainer: pl.Trainer) -> MeterOptions:
-    """Have a pattern match parameters of any optimizer; one that matches none is an error."""
+    """Return the options with groups assigned over the parameters of all optimizers.
+
+    A pattern that matches no parameter of any optimizer is an error.
+    """
     model = trainer.strategy.model
     assert model is not None
     groups = assigned_groups(model, options.groups, _parameters(trainer.optimizers))
@@ -77,7 +80,7 @@ def with_assigned_groups(options: MeterOptions, trainer: pl.Trainer) -> MeterOpt
 
 
 def ids_of_trained(trainer: pl.Trainer) -> set[int]:
-    """What tells the parameters that are trained now from those that were earlier."""
+    """Return the ids of the parameters that are trained now."""
     return {id(p) for p in _parameters(trainer.optimizers) if p.requires_grad}
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Fit:
-    """What is known of a fit, from batch to batch."""
+    """The state of a fit, from batch to batch."""
 
     counter: trainer_access.BatchCounter = field(default_factory=trainer_access.BatchCounter)
     trained: set[int] = field(default_factory=set)
@@ -50,7 +50,7 @@ class _Fit:
     batch_idx: int = 0
     local_batch_size: float = 0
     rows_of_batch: int | None = None
-    """Where the size that is counted is another."""
+    """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
 
@@ -149,7 +149,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     _HOW_TO_HAVE_SEVERAL = (
         "(`Trainer(accumulate_grad_batches=2)`), or use more devices"
-        ' (`Trainer(devices=2, strategy="ddp")`, also with `accelerator="cpu"`).'
+        ' (`Trainer(devices=2, strategy="ddp")`; this also works with `accelerator="cpu"`).'
     )
 
     def __init__(
@@ -199,32 +199,32 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def name(self) -> str | None:
-        """What tells it from other monitors of the same Trainer."""
+        """The name that separates this monitor from other monitors of the same Trainer."""
         return self._name
 
     @property
     def state_key(self) -> str:
-        """What its state is called in a checkpoint; without a name as it has always been."""
+        """The key of the monitor's state in a checkpoint; without a name as in all versions."""
         unnamed = super().state_key
         return unnamed if self._name is None else self._generate_state_key(name=self._name)
 
     @property
     def noise_scales(self) -> list[NoiseScale]:
-        """Those of all optimizers, where several are used under manual optimization."""
+        """The noise scales of all optimizers; manual optimization may have several."""
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
     def follow(self, confidence: float = 0.95) -> None:
-        """Keep the last steps of fits to come, for `recent_noise_scale`."""
+        """Keep the last steps of the next fits, for `recent_noise_scale`."""
         self._follow = confidence
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
-        """That of the last steps, see `NoiseScaleMeter`; unmeasured before the fit."""
+        """The noise scale of the last steps, see `NoiseScaleMeter`; not measured before the fit."""
         return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
 
     @property
     def last_measured_step(self) -> int:
-        """Optimizer steps up to the last measured one; 0 before the fit."""
+        """The number of optimizer steps up to the last measured step; 0 before the fit."""
         return 0 if self._first is None else self._first.meter.last_measured_step
 
     @property
@@ -234,23 +234,23 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def least_micro_batches(self) -> int:
-        """Micro-batches that a step needs to be measured; 2 where one process compares them."""
+        """The micro-batches that a measured step needs; 2 if one process compares them."""
         return 1 if self._first is None else self._first.meter.least_micro_batches
 
     @property
     def compares_halves(self) -> bool:
-        """Whether halves of a batch are what was asked for, or single examples."""
+        """Whether the user asked for halves of a batch or single examples."""
         return self._options.small_batch in ("half", "example")
 
     def examples_in(self, batch: Any) -> float:
-        """What `batch_size_fn` counts in a batch."""
+        """Return the number of examples in a batch, by `batch_size_fn`."""
         size = (self._batch_size_fn or self._fit.counter)(batch)
         check_batch_size(size, "What `batch_size_fn` returns")
         return float(size)
 
     @property
     def histories(self) -> list[History]:
-        """Those of all optimizers, where several are used under manual optimization."""
+        """The histories of all optimizers; manual optimization may have several."""
         return [logged.history for logged in self._meters] or [self.history]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -274,8 +274,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if not self._fit.trained:
             self._tell(
                 "NoiseScaleMonitor has nothing to measure: no parameter of an optimizer requires a"
-                " gradient. The training goes on without the monitor. Unfreeze parameters before"
-                " the training starts, or remove the monitor."
+                " gradient. Training goes on, and no noise scale is logged. Unfreeze parameters"
+                " before training starts, or remove the monitor."
             )
             return
         options = with_assigned_groups(self._options, trainer)
@@ -385,7 +385,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._interrupt()
         # A run that is killed and goes on from here does not log again what was before.
         for logger in trainer.loggers:
-            with self._guard(f"{type(logger).__name__} did not save its last values"):
+            with self._guard(f"{type(logger).__name__} did not save the last metrics"):
                 logger.save()
 
     @beside_training
@@ -427,7 +427,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         reading = logged.read(at_end=at_end)
         if trainer_access.has_log_steps(trainer):
             for logger in trainer.loggers:
-                with self._guard(f"{type(logger).__name__} was not given the noise scale"):
+                with self._guard(f"{type(logger).__name__} did not log the noise scale"):
                     logger.log_metrics(reading.known, step=step)
         # What is not known is NaN, not left out: ModelCheckpoint takes NaN for the worst value, and
         # EarlyStopping stops and says why (`check_finite=False` goes on). A monitored key that is
@@ -441,14 +441,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def _prefix(self) -> str:
-        """What the names of its metrics begin with, those of all optimizers."""
+        """The prefix of the monitor's metrics, common to all optimizers."""
         return prefix_of(0, self._name)
 
     def _publish(self, trainer: pl.Trainer) -> None:
-        """Put metrics where early stopping, checkpoints and schedules are about to look.
+        """Put metrics into `callback_metrics`, for early stopping, checkpoints and schedules.
 
-        They look when epochs and validations end, whatever `log_every_n_steps` is. Loggers and the
-        history keep to that. Reads the device where there is something new.
+        These read them when epochs and validations end, whatever `log_every_n_steps` is. Loggers
+        and the history follow `log_every_n_steps`. Reads the device if there is something new.
         """
         if not self._meters:
             trainer_access.publish(trainer, nothing_measured(self._prefix))
@@ -470,9 +470,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
             self._tell(
-                "Parameters were unfrozen after the fit started. NoiseScaleMonitor measures only"
-                " those that were trained at its start. Resume from a checkpoint to measure all"
-                " of them."
+                "Parameters have been unfrozen since the fit started. NoiseScaleMonitor only"
+                " measures the parameters that were trained at its start. To measure all of them,"
+                " resume the training from a checkpoint."
             )
         self._look_for_shared_examples(batch)
 

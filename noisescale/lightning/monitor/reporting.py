@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report at the end of a fit: tables on the console, a page beside the logs and in loggers."""
+"""The report at the end of a fit: text on the console, and a page for the run and its loggers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 def warn_if_text_alone() -> None:
-    """Warn where a run is going to have no page, since plotly is not installed."""
+    """Warn that there will be no page, if plotly is not installed."""
     if not is_installed("plotly"):
-        page = how_to_install("plotly", "Its page with figures")
+        page = how_to_install("plotly", "The page with figures")
         trainer_access.rank_zero_warn(
-            f"`NoiseScaleMonitor(report=True)` will print the report as text alone. {page}"
+            f"`NoiseScaleMonitor(report=True)` will only print the report as text. {page}"
         )
 
 
 def report_run(
     trainer: pl.Trainer, histories: Sequence[History], guard: Guard, monitor: str | None = None
 ) -> None:
-    """Print and save what the run predicts, on one rank.
+    """Print the prediction from a run and save it as a page, on one rank.
 
-    The page is `noise_scale.html` in the run's own folder (see `run_folder`), of a monitor with a
-    name `noise_scale_<name>.html`, of further optimizers `..._optimizer_1.html` and so on. W&B and
-    MLflow get a copy, with the run. There is no page without plotly. Where nothing can be
-    predicted, a warning says why. `guard` keeps one that fails from the others.
+    The page is `noise_scale.html` in the run's own folder, see `run_folder`. A monitor with a name
+    writes `noise_scale_<name>.html`. Further optimizers write `..._optimizer_1.html` and so on.
+    W&B and MLflow store a copy with the run. Without plotly there is no page. If nothing can be
+    predicted, a warning says why. `guard` keeps the error of one report away from the others.
     """
     if not trainer.is_global_zero:
         return
@@ -58,16 +58,16 @@ def report_run(
             page = _page(folder, prefix, keep_others=not trainer.loggers)
             print(f"Figures, tables and assumptions: {prediction.to_html(page)}")
             for logger in trainer.loggers:
-                with guard(f"{type(logger).__name__} was not given the page of the noise scale"):
+                with guard(f"{type(logger).__name__} did not get the page of the noise scale"):
                     hand_to(logger, page, f"{prefix}report")
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
     """Return the folder for files of this run, as rank zero sees it.
 
-    Where the first logger writes, or where a ModelCheckpoint would make its folder of checkpoints:
-    of W&B and MLflow `trainer.log_dir` is one folder for all runs. Without a logger it is
-    `default_root_dir`, which is not the run's own.
+    It is the folder of the first logger. For W&B and MLflow, `trainer.log_dir` is one folder for
+    all runs: there it is the folder in which a ModelCheckpoint would put its checkpoints. Without
+    a logger it is `default_root_dir`, which other runs may share.
     """
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
@@ -79,7 +79,7 @@ def run_folder(trainer: pl.Trainer) -> Path:
 
 
 def hand_to(logger: Any, page: Path, key: str) -> None:
-    """Give a logger that keeps files a page of the run; leave others alone."""
+    """Give the page of a run to a logger that stores files. Other loggers are ignored."""
     if isinstance(logger, trainer_access.WANDB_LOGGERS):
         import wandb
 
@@ -89,7 +89,7 @@ def hand_to(logger: Any, page: Path, key: str) -> None:
 
 
 def _page(folder: Path, prefix: str, *, keep_others: bool) -> Path:
-    """The file of a page; where runs share the folder, one that is not there yet."""
+    """Return the file of a page. If runs share the folder, it is a file that does not exist yet."""
     stem = prefix.rstrip("/").replace("/", "_")
     page, version = folder / f"{stem}.html", 1
     while keep_others and page.exists():

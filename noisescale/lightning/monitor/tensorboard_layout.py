@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our charts on TensorBoard's Custom Scalars page, beside whatever the user has put there.
+"""The monitor's charts on TensorBoard's Custom Scalars page, beside the user's own charts.
 
-A run has one layout, and of several written to it the last one counts. So a layout that is
-already in the run is read back and merged, and one that is written while we are there is
-merged on its way.
+A run has one layout: if several are written, the last one counts. So a layout that is already in
+the run is read and merged. A layout that the user writes during the fit is merged when it is
+written.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def charts(
     preconditioned: bool = False,
     monitor: str | None = None,
 ) -> dict[str, Any]:
-    """Our part of the Custom Scalars page; Multiline tags are regular expressions.
+    """Return the monitor's part of the Custom Scalars page. Multiline tags are patterns.
 
     Args:
-        unit: What a noise scale counts.
+        unit: The unit of the noise scale.
         confidence: Coverage of its interval.
-        groups: Whether there is a chart that overlays the parameter groups.
-        preconditioned: Whether there is one of the preconditioned noise scale.
-        monitor: Its name if it has one: then the charts have categories of their own.
+        groups: Whether there is a chart with all parameter groups.
+        preconditioned: Whether there is a chart of the preconditioned noise scale.
+        monitor: The monitor's name, if it has one. Its charts are then in their own categories.
     """
     prefix = prefix_of(0, monitor)
     interval = f"its {confidence * 100:g} % interval [{unit}]"
@@ -78,15 +78,15 @@ def charts(
 
 
 def merged_into(writer: SummaryWriter, page: dict[str, Any], guard: Guard) -> ExitStack:
-    """Add a `page` of charts to the layout of a run, now and whenever the user writes another one.
+    """Add charts to the layout of a run, now and whenever the user writes another layout.
 
     Args:
         writer: The run's writer.
-        page: As for `SummaryWriter.add_custom_scalars`.
-        guard: Keeps the user's layouts as they are where ours cannot be merged with them.
+        page: The charts, in the form for `SummaryWriter.add_custom_scalars`.
+        guard: If the charts cannot be merged, it warns, and the user's layout stays as it is.
 
     Returns:
-        A context that lasts for as long as layouts of the user's are to be merged.
+        A context. Until it is closed, layouts that the user writes are merged.
     """
     ours = _layout_in(custom_scalars(page))
     writer._get_file_writer().add_summary(_summary_of(_merged(_on_disk(writer, guard), ours)))
@@ -112,9 +112,7 @@ def _merging(
         finally:
             del file_writer.add_summary
         summary = written[-1]
-        with guard(
-            "The last layout of charts that was written does not have those of the noise scale"
-        ):
+        with guard("The charts of the noise scale were not added to your layout"):
             summary = _summary_of(_merged(_layout_in(summary), ours))
         file_writer.add_summary(summary)
 
@@ -127,13 +125,13 @@ def _merging(
 
 
 def _on_disk(writer: SummaryWriter, guard: Guard) -> layout_pb2.Layout:
-    """The layout that counts in the writer's run so far; empty where there is none."""
+    """Return the present layout of the writer's run; empty if there is none."""
     writer.flush()
     layout = layout_pb2.Layout()
     for path in sorted(Path(writer.log_dir).glob("*tfevents*")):
         if not path.is_file():  # opening a pipe would wait for ever
             continue
-        with guard("Charts of an earlier event file were lost: the file cannot be read"):
+        with guard("The charts in an event file cannot be read and are lost"):
             for record in islice(RawEventFileLoader(str(path)).Load(), _RECORDS_SEARCHED):
                 if metadata.CONFIG_SUMMARY_TAG.encode() in record:
                     layout = _layout_in(Event.FromString(record).summary)
@@ -148,7 +146,7 @@ def _layout_in(summary: Summary) -> layout_pb2.Layout:
 
 
 def _merged(theirs: layout_pb2.Layout, ours: layout_pb2.Layout) -> layout_pb2.Layout:
-    """Their categories and charts, in their order, then ours; of one title ours is taken."""
+    """Return their categories and charts, then ours. Of two charts with one title, ours stays."""
     merged = layout_pb2.Layout()
     merged.CopyFrom(theirs)
     for category in ours.category:

@@ -406,7 +406,7 @@ def test_what_is_in_the_file_is_not_trained_again(
 
     assert again.branches[0] == first.branches[0]
     assert [branch.order for branch in trained] == [0, 1]
-    with pytest.raises(ValueError, match="`output` must hold branches of the same settings, got"):
+    with pytest.raises(ValueError, match="`output` must have branches with the same settings, got"):
         train(rule="linear")
 
 
@@ -453,14 +453,17 @@ def test_modules_of_both_packages_are_branched(run: tuple[History, Path], tmp_pa
     [
         ({"batch_sizes": ["0x"]}, "`batch_sizes` must be numbers of examples, or multiples"),
         ({"batch_sizes": ["many"]}, "`batch_sizes` must be numbers of examples, or multiples"),
-        ({"batch_sizes": ["1x"]}, "`batch_sizes` must have one that differs from the run's own, 8"),
+        (
+            {"batch_sizes": ["1x"]},
+            "`batch_sizes` must have a batch size that differs from the run's own, 8",
+        ),
         ({"rule": "cubic"}, "`rule` must be one of auto, linear"),
         ({"orders": 0}, "`orders` must be at least 1, got 0"),
-        ({"until": "epoch=0-step=20.ckpt"}, "`until` must be later than `checkpoint`"),
+        ({"until": "epoch=0-step=20.ckpt"}, "`until` must be a checkpoint after `checkpoint`"),
         ({"checkpoint": "epoch=0-step=80.ckpt"}, "`until` must be a later checkpoint"),
         ({"checkpoint": "none.ckpt"}, "`checkpoint` must be a file, got"),
         ({"checkpoint": "no.ckpt"}, "`checkpoint` must be a checkpoint of Lightning, got"),
-        ({"checkpoint": "weights.ckpt"}, "`checkpoint` must hold the optimizer's state, got"),
+        ({"checkpoint": "weights.ckpt"}, "`checkpoint` must contain the optimizer's state, got"),
         ({"checkpoint": "empty"}, "`checkpoint` must be a checkpoint within the run, or a folder"),
     ],
 )
@@ -510,7 +513,7 @@ def test_manual_optimization_is_refused(run: tuple[History, Path], tmp_path: Pat
     module = Regression()
     module.automatic_optimization = False
 
-    with pytest.raises(ValueError, match="must be trained by automatic optimization"):
+    with pytest.raises(ValueError, match="must use automatic optimization for branches"):
         train_branches(plan_branches(*run), module, examples(), tmp_path / "b.json")
 
 

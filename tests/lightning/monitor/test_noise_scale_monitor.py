@@ -310,7 +310,8 @@ def test_one_process_is_told_once_what_to_do_and_trains() -> None:
 
     ours = [str(w.message) for w in warned if "NoiseScaleMonitor" in str(w.message)]
     assert len(ours) == 1
-    assert "Accumulate two or more micro-batches a step" in ours[0]
+    assert ours[0].count("Accumulate two or more micro-batches") == 1
+    assert "Accumulate two or more micro-batches in each step (`Trainer(accumulate" in ours[0]
     assert '`Trainer(devices=2, strategy="ddp")`' in ours[0]
     assert str(monitor.noise_scale) == "not measured yet"
     assert not torch.equal(before["net.weight"], model.state_dict()["net.weight"])

@@ -237,7 +237,7 @@ def test_a_logger_that_refuses_the_page_leaves_it_to_the_others(
     monkeypatch.setattr(reporting, "hand_to", hand_to)
     trainer = rank_zero(tmp_path, CSVLogger(tmp_path, "", ""), TensorBoardLogger(tmp_path, "", ""))
 
-    with pytest.warns(UserWarning, match="CSVLogger was not given the page.*no answer"):
+    with pytest.warns(UserWarning, match="CSVLogger did not get the page.*no answer"):
         report_run(trainer, [told()], Guard())
 
     assert given == [tmp_path / "noise_scale.html"]

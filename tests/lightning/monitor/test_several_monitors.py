@@ -147,11 +147,19 @@ def test_each_goes_on_from_its_own_part_of_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("", ValueError, "`name` must be made of letters, digits, spaces and `_-./` alone"),
-        ("a:b", ValueError, "`name` must be made of letters, digits, spaces and `_-./` alone"),
-        ("a/b", ValueError, '`name` must not be "group", "optimizer_<number>" or have a `/`'),
-        ("group", ValueError, '`name` must not be "group", "optimizer_<number>" or have a `/`'),
-        ("optimizer_1", ValueError, '`name` must not be "group", "optimizer_<number>" or have'),
+        ("", ValueError, "`name` must be made of letters, digits, spaces and `_-./` only"),
+        ("a:b", ValueError, "`name` must be made of letters, digits, spaces and `_-./` only"),
+        (
+            "a/b",
+            ValueError,
+            '`name` must not be "group" or "optimizer_<number>" and must not contain `/`',
+        ),
+        (
+            "group",
+            ValueError,
+            '`name` must not be "group" or "optimizer_<number>" and must not contain `/`',
+        ),
+        ("optimizer_1", ValueError, '`name` must not be "group" or "optimizer_<number>" and'),
         (3, TypeError, "`name` must be a string, got 3. Pass a word, or leave it out."),
     ],
 )
