@@ -513,7 +513,7 @@ def test_manual_optimization_is_refused(run: tuple[History, Path], tmp_path: Pat
     module = Regression()
     module.automatic_optimization = False
 
-    with pytest.raises(ValueError, match="must be trained by automatic optimization"):
+    with pytest.raises(ValueError, match="must use automatic optimization for branches"):
         train_branches(plan_branches(*run), module, examples(), tmp_path / "b.json")
 
 
