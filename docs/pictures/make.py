@@ -161,9 +161,8 @@ def browser(path: str) -> Iterator[Page]:
 def tensorboard(logs: Path) -> Iterator[str]:
     """TensorBoard's address while it shows these logs."""
     address = "http://localhost:6107"
-    server = subprocess.Popen(
-        [BIN / "tensorboard", "--logdir", logs, "--port", "6107"], stderr=subprocess.DEVNULL
-    )
+    command = [BIN / "tensorboard", "--logdir", logs.name, "--port", "6107"]
+    server = subprocess.Popen(command, cwd=logs.parent, stderr=subprocess.DEVNULL)
     try:
         for _ in range(60):
             time.sleep(1)

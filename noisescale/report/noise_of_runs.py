@@ -49,18 +49,18 @@ def noise_of_runs_figure(
 
 
 def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
-    """The least and the largest noise scale at the end of a run."""
-    ends = [
-        (curve.p.run.noise_scale[-1], _shown(name))
+    """The least and the largest critical batch size."""
+    known = [
+        (curve.p.critical_batch_size.value, _shown(name))
         for name, curve, _ in curves
-        if curve.resolved[-1]
+        if curve.p.resolved
     ]
-    if not ends:
-        return "The noise scale of no run is resolved at its end"
-    (least, low), (most, high) = min(ends), max(ends)
+    if not known:
+        return "The critical batch size of no run is resolved"
+    (least, low), (most, high) = min(known), max(known)
     if low == high:
-        return f"At its end, {low} has a noise scale of {number(least)} {unit}"
-    return f"At the end, from {number(least)} ({low}) to {number(most)} {unit} ({high})"
+        return f"The critical batch size of {low} is {number(least)} {unit}"
+    return f"Critical batch sizes from {number(least)} ({low}) to {number(most)} {unit} ({high})"
 
 
 def _shown(name: str) -> str:

@@ -192,4 +192,4 @@ def _caption(p: PredictionRecord) -> str:
         "Perfect scaling: examples within 20 % of their fewest (batch size up to B_crit/5)."
         " Maximal data parallelism: steps within 20 % of their fewest (5 B_crit and more)."
     )
-    return said + (" Open diamonds: outside of what was timed." if timed(p) else "")
+    return said + (" Open diamonds: the step time is extrapolated." if timed(p) else "")

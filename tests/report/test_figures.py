@@ -320,7 +320,7 @@ def test_several_runs_are_overlaid_in_colours_of_their_own() -> None:
     (bound,) = (t for t in figure.data if "at least" in (t.hovertemplate or ""))
     assert (bound.legendgroup, bound.line.dash) == ("b", "dot")
     assert sum(t.fill == "toself" for t in figure.data) == 2
-    assert figure.layout.meta["finding"] == "At the end, from 100 (a) to 100 examples (b)"
+    assert figure.layout.meta["finding"] == "Critical batch sizes from 100 (a) to 100 examples (b)"
 
 
 def test_runs_can_be_compared_at_equal_examples() -> None:
