@@ -93,7 +93,7 @@ class Calibration:
         falling = " at a falling learning rate" if decayed else ""
         source = (
             f"{UNCALIBRATED} With {optimizer.title}{falling} B_crit was {band.low:g} to"
-            f" {band.high:g} times B_simple, in {found_in}."
+            f" {band.high:g} times B_simple in {found_in}."
         )
         return cls(band, source, is_theory=True)
 

@@ -19,15 +19,13 @@ class TheoryBand(NamedTuple):
 
 
 THEORY_BANDS: dict[OptimizerKind, TheoryBand] = {
-    OptimizerKind.SGD: TheoryBand(
-        Bounded(1.0, 0.6, 2.0), "sweeps of digits and MNIST, and 48 runs"
-    ),
+    OptimizerKind.SGD: TheoryBand(Bounded(1.0, 0.6, 2.0), "48 runs, in sweeps of digits and MNIST"),
     OptimizerKind.MOMENTUM: TheoryBand(
-        Bounded(1.0, 0.4, 3.0), "sweeps of digits and MNIST at momentum 0.9, and 48 runs"
+        Bounded(1.0, 0.4, 3.0), "48 runs, in sweeps of digits and MNIST at momentum 0.9"
     ),
     OptimizerKind.ADAM: TheoryBand(
         Bounded(1.0, 0.5, 5.0),
-        "sweeps of digits, MNIST and characters with Adam and AdamW, and 57 runs",
+        "57 runs, in sweeps of digits, MNIST and characters with Adam and AdamW",
     ),
     OptimizerKind.OTHER: TheoryBand(
         Bounded(1.0, 0.4, 5.0),
@@ -48,5 +46,5 @@ def theory_band(kind: OptimizerKind, *, decayed: bool) -> TheoryBand:
     factor = Bounded(1.0, min(DECAYED_LOW, band.factor.low), band.factor.high)
     return TheoryBand(
         factor,
-        f"{band.source}, and of digits with SGD and a learning rate that fell to zero, 24 runs",
+        f"{band.source}; and in 24 runs of digits with SGD, with a learning rate that fell to zero",
     )

@@ -125,9 +125,11 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         ids, across = request.args.getlist("of"), request.args.get("across", ACROSS[0])
         if across not in ACROSS:
             raise ValueError(f"`across` must be one of {', '.join(ACROSS)}, got {across!r}.")
-        if not 1 <= len(ids) <= MOST_RUNS:
+        if not ids:
+            raise ValueError("At least one run must be chosen, got none.")
+        if len(ids) > MOST_RUNS:
             raise ValueError(
-                f"`of` must be 1 to {MOST_RUNS} runs, got {len(ids)}. Choose fewer of them."
+                f"At most {MOST_RUNS} runs can be shown at once, got {len(ids)}. Choose fewer runs."
             )
         runs = self._runs_for(request)
         numbers_of = {run: k for k, run in enumerate(runs.measured())}
