@@ -20,7 +20,7 @@ MOST_BANDS = 4
 _AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
 
 _NAME = 40
-"""Characters of a run's name in the legend; of a longer one the end is kept."""
+"""Characters of a run's name in the legend; of a longer name both ends are kept."""
 
 
 def noise_of_runs_figure(
@@ -64,7 +64,7 @@ def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
 
 
 def _shown(name: str) -> str:
-    return escape(name if len(name) <= _NAME else f"...{name[-_NAME:]}")
+    return escape(name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[-_NAME // 2 :]}")
 
 
 def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:

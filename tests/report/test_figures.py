@@ -343,10 +343,10 @@ def test_many_runs_are_lines_without_areas_and_never_look_the_same() -> None:
     assert len(looks) == 12
 
 
-def test_a_long_name_of_a_run_ends_in_what_sets_it_apart() -> None:
-    name = 100 * "x" + "<b>1"
+def test_a_long_name_of_a_run_keeps_both_ends_which_set_it_apart() -> None:
+    name = "a<" + 100 * "x" + "<b>1"
 
     figure = noise_of_runs_figure([(name, predict(history()), 0)])
 
     (listed,) = (t for t in figure.data if t.showlegend is not False)
-    assert listed.name == f"...{36 * 'x'}&lt;b&gt;1"
+    assert listed.name == f"a&lt;{18 * 'x'}...{16 * 'x'}&lt;b&gt;1"
