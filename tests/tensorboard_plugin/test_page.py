@@ -356,3 +356,20 @@ def test_a_server_that_is_gone_is_named(page: "Page") -> None:
         "TensorBoard does not answer (Failed to fetch). Is it still running?"
     )
     assert answers(frame) == before
+
+
+def test_answers_are_there_without_the_library_of_figures_and_the_page_says_why(
+    browser: "Browser", address: str
+) -> None:
+    page = browser.new_page()
+    page.route("**/noise_scale/plotly.js", lambda route: route.abort())
+    page.goto(f"{address}#noise_scale&{ONE}")
+    frame = page.frame_locator("iframe")
+    frame.locator("#status", has_text="./plotly.js cannot be loaded").wait_for(timeout=20_000)
+
+    look_again(page)
+    page.wait_for_timeout(500)
+
+    assert frame.locator("#status.error").inner_text() == "./plotly.js cannot be loaded"
+    assert answers(frame)[2] == "192 examples (95 % interval 154 to 250)"
+    page.close()

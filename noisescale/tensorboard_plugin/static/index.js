@@ -31,7 +31,8 @@ export async function render() {
   try {
     await Promise.all([loadScript("./plotly.js"), loadScript("./figures.js")]);
   } catch (error) {
-    page.say(error.message, "error");
+    page.fault = error.message;
+    page.say(page.fault, "error");
     return;
   }
   page.canDraw = true;

@@ -23,6 +23,8 @@ export class Page {
   constructor() {
     this.asked = 0; // Questions are numbered, so that a late answer to an early one is dropped.
     this.canDraw = false; // until the figures' library is there
+    this.fault = ""; // why it cannot be loaded
+    this.same = null; // the answer that is shown
     this.drawn = []; // Figures with their elements.
     this.runs = new RunsList(() => this.changed());
     this.across = element("select", {name: "across"});
@@ -87,7 +89,7 @@ export class Page {
       return;
     }
     this.runs.set(runs);
-    await this.redraw();
+    await this.redraw({quietly: this.same !== null}); // nobody waits for this answer
   }
 
   changed() {
@@ -96,7 +98,7 @@ export class Page {
     this.typing = setTimeout(() => this.redraw(), TYPING_MILLISECONDS);
   }
 
-  async redraw() {
+  async redraw({quietly = false} = {}) {
     const shown = this.runs.shown();
     this.runs.draw();
     this.controls.hidden = !this.runs.runs.length;
@@ -108,7 +110,7 @@ export class Page {
     }
     writeState(this.state);
     const number = ++this.asked;
-    const slow = setTimeout(() => this.say("Computing ...", "busy"), TYPING_MILLISECONDS);
+    const slow = quietly ? null : setTimeout(() => this.say("Computing ...", "busy"), TYPING_MILLISECONDS);
     const found = await this.answered(shown);
     clearTimeout(slow);
     if (number !== this.asked) return;
@@ -119,7 +121,7 @@ export class Page {
       this.say(found.error, "error");
       return;
     }
-    this.say("");
+    this.say(this.fault, this.fault && "error");
     this.results.className = "";
     this.of = shown.map(({id}) => id).join();
     const same = JSON.stringify(found);
