@@ -22,6 +22,13 @@ export function drawFigure(drawing, figure, {settings, dark}, isDark, revision) 
   if (Object.keys(kept.ranges).length) Plotly.relayout(drawing, kept.ranges);
 }
 
+/** Plotly listens to the window for each figure until the figure is purged. */
+export function eraseFigures(drawn) {
+  for (const {drawing} of drawn) {
+    if (drawing.data) Plotly.purge(drawing);
+  }
+}
+
 function whatUserChanged(drawing) {
   const ranges = {};
   for (const [name, sent] of Object.entries(drawing.sentRanges)) {

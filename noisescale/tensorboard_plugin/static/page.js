@@ -2,7 +2,7 @@
 // The page: a form with the runs at the left, and beside it what the server says to what the form holds.
 
 import {answers, element, labelled, listed, setColours, setOptions, table} from "./dom.js";
-import {drawFigure} from "./figure.js";
+import {drawFigure, eraseFigures} from "./figure.js";
 import {isDark, readState, runFilter, writeState} from "./host.js";
 import {RunsList} from "./runs_list.js";
 
@@ -154,6 +154,7 @@ export class Page {
 
   draw(shown, {all, one}) {
     const parts = [];
+    const before = this.drawn;
     this.drawn = [];
     if (all) {
       parts.push(...all.figures.map((figure) => this.place(figure, all, shown)));
@@ -170,6 +171,7 @@ export class Page {
       parts.push(...listed("Assumptions", one.assumptions, "assumptions"));
     }
     this.results.replaceChildren(...parts);
+    eraseFigures(before.filter(({drawing}) => !drawing.isConnected));
     this.drawFigures();
   }
 
@@ -213,6 +215,7 @@ export class Page {
 
   clear() {
     this.results.replaceChildren();
+    eraseFigures(this.drawn);
     this.drawn = [];
     this.same = this.of = null;
   }
