@@ -17,7 +17,7 @@ function fittedFigure({data, layout}, width, darkColours) {
 }
 
 function repainted(value, colours) {
-  if (typeof value === "string") return colours[value] || value;
+  if (typeof value === "string") return Object.hasOwn(colours, value) ? colours[value] : value;
   if (Array.isArray(value)) return value.map((item) => repainted(item, colours));
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, repainted(item, colours)]));

@@ -82,6 +82,7 @@ export class Page {
   }
 
   async refresh() {
+    if (this.pending) return; // A poll does not replace the answer under way: a slow one would never show.
     const runs = await ask("./runs");
     if (runs.error) {
       this.say(runs.error, "error");
@@ -111,7 +112,9 @@ export class Page {
     writeState(this.state);
     const number = ++this.asked;
     const slow = quietly ? null : setTimeout(() => this.say("Computing ...", "busy"), TYPING_MILLISECONDS);
+    this.pending = number;
     const found = await this.answered(shown);
+    if (this.pending === number) this.pending = null;
     clearTimeout(slow);
     if (number !== this.asked) return;
     if (found.error) {
@@ -124,7 +127,7 @@ export class Page {
     this.say(this.fault, this.fault && "error");
     this.results.className = "";
     this.of = shown.map(({id}) => id).join();
-    const same = JSON.stringify(found);
+    const same = JSON.stringify([this.detail.value, found]);
     if (same === this.same) return;
     this.same = same;
     this.draw(shown, found);
