@@ -86,6 +86,7 @@ def with_legend(drawn: go.Figure) -> go.Figure:
     drawn.layout.height = height = margin.t + _PLOT_HEIGHT + margin.b
     drawn.layout.legend = {
         "orientation": "h",
+        "traceorder": "normal",  # Traces of a group stand beside the others.
         "font": {"size": 12},
         **{"xref": "container", "x": 0.02, "xanchor": "left"},
         **{"yref": "container", "y": room / height, "yanchor": "top"},
@@ -138,6 +139,7 @@ def draw_bounds(
 ) -> None:
     """Fill what is between the lower and the upper points."""
     name = "between the bounds" if resolved else "not resolved: between the bounds"
+    style = {"legendgroup": "between the bounds"} | style
     draw_area(drawn, name, [*low, *reversed(high)], **style)
 
 

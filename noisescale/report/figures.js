@@ -1,19 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fits figures to the width and the theme of their page. The report and TensorBoard's tab share it.
+// Draws figures, fitted to the width and the theme of their page. The report and TensorBoard's tab share it.
+
+/* global Plotly */
 
 const NARROW = 560; // pixels
 const LEGEND_ROW = 20; // pixels
+const LEGEND_LINE = 45; // pixels, before each name
+const PAPER = 660; // pixels
 
 /**
- * The figure in the colours of the page's theme, with room for its legend at this width, and for its labels on a phone.
+ * Draws a figure anew, as its reader left the one before: zoomed, with traces hidden.
  *
+ * Plotly.react would do that by `uirevision`, but it drops a zoom as soon as the axis to return to is another
+ * by a little, as it is with every new log step, and a double click goes back to the axis of the very first.
+ *
+ * @param drawing The element to draw in.
  * @param figure `data` and `layout` for plotly.
- * @param width Pixels of the element that it is drawn in.
- * @param darkColours From each colour of a figure to the one on a dark page; null on a light page.
+ * @param settings Of plotly.
+ * @param colours From each colour of a figure to the one on a dark page; null on a light page.
+ * @param printing Whether the page is on paper, which has a width of its own.
+ * @param revision While it is the same, the figure is of the same, and what its reader changed is kept.
  */
-function fittedFigure({data, layout}, width, darkColours) {
+export function drawFigure(drawing, figure, {settings, colours, printing = false, revision = ""}) {
+  const {data, layout} = fittedFigure(figure, printing ? PAPER : drawing.clientWidth, colours);
+  const isSame = drawing.data && drawing.revision === revision;
+  const kept = isSame ? whatReaderChanged(drawing) : {ranges: {}, hidden: new Set()};
+  const traces = data.map((trace) => (kept.hidden.has(keyOf(trace)) ? {...trace, visible: "legendonly"} : trace));
+  drawing.revision = revision;
+  drawing.sentRanges = {xaxis: String(layout.xaxis.range), yaxis: String(layout.yaxis.range)}; // Plotly writes in them.
+  drawing.style.height = `${layout.height}px`;
+  const size = printing ? {width: PAPER} : {};
+  Plotly.newPlot(drawing, traces, {...layout, ...size, dragmode: kept.dragmode || layout.dragmode}, settings);
+  if (Object.keys(kept.ranges).length) Plotly.relayout(drawing, kept.ranges);
+}
+
+/** Plotly listens to the window for each figure until the figure is purged. */
+export function eraseFigure(drawing) {
+  if (drawing.data) Plotly.purge(drawing);
+}
+
+function whatReaderChanged(drawing) {
+  const ranges = {};
+  for (const [name, sent] of Object.entries(drawing.sentRanges)) {
+    const {range, autorange} = drawing.layout[name];
+    if (!autorange && String(range) !== sent) ranges[`${name}.range`] = [...range];
+  }
+  const hidden = new Set(drawing.data.filter(({visible}) => visible === "legendonly").map(keyOf));
+  return {ranges, hidden, dragmode: drawing.layout.dragmode};
+}
+
+/** What a trace keeps while its name changes with its value. */
+function keyOf({legendgroup, name}) {
+  return legendgroup || name;
+}
+
+/** The figure in the page's colours, with room for its legend at this width, and for its labels on a phone. */
+function fittedFigure({data, layout}, width, colours) {
   const fitted = withLegend(data, width < NARROW ? narrowed(data, layout, width) : layout, width);
-  return repainted({data, layout: fitted}, darkColours || {});
+  return repainted({data, layout: fitted}, colours || {});
 }
 
 function repainted(value, colours) {
@@ -25,15 +69,23 @@ function repainted(value, colours) {
 
 function withLegend(data, layout, width) {
   const {legend, margin, height} = layout;
-  const names = data.filter(({name, showlegend}) => name && showlegend !== false).map(({name}) => name);
-  const widths = names.map((name) => 52 + legend.font.size * name.length / 2);
-  const available = width - margin.l - margin.r;
+  const widths = legendWidths(data, layout);
+  const available = width - margin.l - margin.r - 20; // Labels of the axis may take more.
+  const isOneRow = widths.reduce((sum, one) => sum + one, 0) < available;
   const columns = Math.max(1, Math.floor(available / Math.max(...widths)));
-  const rows = widths.reduce((sum, one) => sum + one, 0) < available ? 1 : Math.ceil(names.length / columns);
   const before = legend.y * height;
-  const now = LEGEND_ROW * rows + 12;
-  const whole = height + now - before;
-  return {...layout, height: whole, margin: {...margin, b: margin.b + now - before}, legend: {...legend, y: now / whole}};
+  const room = LEGEND_ROW * (isOneRow ? 1 : Math.ceil(widths.length / columns)) + 12;
+  const more = room - before;
+  // By itself a legend scrolls where it takes half of the figure.
+  const below = {...legend, y: 0, yanchor: "bottom", maxheight: room};
+  return {...layout, height: height + more, margin: {...margin, b: margin.b + more}, legend: below};
+}
+
+function legendWidths(data, {legend, font}) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${legend.font.size}px ${font.family}`;
+  return data.filter(({name, showlegend}) => name && showlegend !== false)
+    .map(({name}) => LEGEND_LINE + pen.measureText(name).width);
 }
 
 function narrowed(data, layout, width) {

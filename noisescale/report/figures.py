@@ -75,7 +75,9 @@ def placed(name: str, heading: str, drawn: go.Figure) -> PlacedFigure:
     above, layout.margin.t = layout.margin.t, _TOP
     layout.height -= above - _TOP
     layout.legend.y *= (layout.height + above - _TOP) / layout.height
-    layout.title = None
+    layout.title = layout.meta = (
+        None  # Plotly looks for templates in names and titles if there is `meta`.
+    )
     finding, caption = (unescape(texts[what]) for what in ("finding", "caption"))
     return PlacedFigure(name, heading, finding, caption, drawn.to_plotly_json())
 

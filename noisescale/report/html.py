@@ -64,15 +64,15 @@ def as_html(p: PredictionRecord) -> str:
         unit=escape(p.unit),
         versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
         plotly=get_plotlyjs(),
-        fitting=fitting_script(),
+        drawing=drawing_script(),
         settings=_script(dict(SETTINGS)),
         dark=_script(dict(DARK)),
         data=_script({figure.id: figure.drawing for figure in figures}),
     )
 
 
-def fitting_script() -> str:
-    """Return the script that fits figures to a page's width and theme."""
+def drawing_script() -> str:
+    """Return the script that draws figures, fitted to a page's width and theme: a module."""
     return _file("figures.js")
 
 
@@ -105,8 +105,9 @@ def _table(table: Table) -> str:
     headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
     rows = "\n".join(map(_line, table.lines))
     notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in table.notes)
+    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
     return (
-        f'<h2>{escape(table.title)}</h2>\n<div class="scroll"><table>\n'
+        f"<h2>{escape(table.title)}</h2>\n{scroll}<table>\n"
         f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
     )
 

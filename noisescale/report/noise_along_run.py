@@ -91,6 +91,7 @@ def _draw_critical(drawn: go.Figure, curve: NoiseCurve) -> None:
         x=[0.0, curve.end],
         y=[at, at],
         name=f"critical batch size {banded(p.critical_batch_size)}",
+        legendgroup="critical batch size",
         mode="lines",
         line={"color": VERMILLION, "width": 2, "dash": "dash" if p.resolved else "dot"},
         hoverinfo="name",

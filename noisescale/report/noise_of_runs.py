@@ -90,7 +90,7 @@ def _draw_run(
     again, k = divmod(colour_number, len(SERIES))
     colour, dash = SERIES[k], DASHES[again % len(DASHES)]
     where = {"legendgroup": name, "name": shown}
-    at = {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
+    at = "%{fullData.name}<br>" + {"step": "step", "examples": "example"}[curve.across] + " %{x:,}"
     if banded and curve.resolved.any():
         fill = {"fillcolor": BANDS[k], "legendgroup": name, "showlegend": False}
         draw_area(drawn, shown, curve.band(*ends), **fill)
@@ -100,7 +100,7 @@ def _draw_run(
         showlegend=False,
         mode="lines",
         line={"color": colour, "width": 1, "shape": "vh"},
-        hovertemplate=f"{shown}<br>{at}: batch size %{{y:,.4g}}<extra></extra>",
+        hovertemplate=f"{at}: batch size %{{y:,.4g}}<extra></extra>",
     )
     if not curve.resolved.all():
         drawn.add_scatter(
@@ -109,7 +109,7 @@ def _draw_run(
             showlegend=False,
             mode="lines",
             line={"color": colour, "width": 1.5, "dash": "dot"},
-            hovertemplate=f"{shown}<br>{at}: noise scale at least %{{y:,.3g}}<extra></extra>",
+            hovertemplate=f"{at}: noise scale at least %{{y:,.3g}}<extra></extra>",
         )
     drawn.add_scatter(
         **curve.line(),
@@ -117,5 +117,5 @@ def _draw_run(
         mode=curve.mode,
         line={"color": colour, "dash": dash} | curve.shape | {"width": 2.5},
         marker={"color": colour},
-        hovertemplate=f"{shown}<br>{at}: noise scale %{{y:,.3g}}<extra></extra>",
+        hovertemplate=f"{at}: noise scale %{{y:,.3g}}<extra></extra>",
     )

@@ -83,6 +83,7 @@ def speed_up_figure(p: PredictionRecord) -> go.Figure:
         x=[own],
         y=[1.0],
         name=f"this run: {count(own)} on {plural(p.own_devices, 'device')}",
+        legendgroup="this run",
         mode="markers",
         marker={"symbol": "square-open", "size": 14, "color": BLACK, "line": {"width": 2}},
         hoverinfo="name",

@@ -24,7 +24,7 @@ from noisescale.predictor import Prediction, predict
 from noisescale.renamed import renamed
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.figures import SETTINGS, PlacedFigure, placed, placed_figures
-from noisescale.report.html import fitting_script
+from noisescale.report.html import drawing_script
 from noisescale.report.noise_curve import ACROSS
 from noisescale.report.noise_of_runs import noise_of_runs_figure
 from noisescale.report.numbers import plural
@@ -64,7 +64,7 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def get_plugin_apps(self) -> dict[str, Application]:
         """Return the routes."""
         routes: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
-            "/figures.js": partial(_script, fitting_script),
+            "/figures.js": partial(_script, drawing_script),
             "/plotly.js": self._plotly,
             "/runs": self._runs,
             "/comparison": partial(_answered, self._comparison),

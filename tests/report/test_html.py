@@ -213,6 +213,24 @@ def test_figures_fit_on_paper(browser: "Browser", tmp_path: Path) -> None:
     page.close()
 
 
+def test_a_zoom_stays_as_the_window_changes_in_height_and_in_width(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    page, _ = opened(browser, predict(history()).to_html(tmp_path / "report.html"), 1000)
+    page.evaluate("Plotly.relayout('front', {'yaxis.range': [10, 100]})")
+
+    for width, height in ((1000, 700), (800, 700)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_function(
+            "document.getElementById('front')._fullLayout.width"
+            " === document.getElementById('front').clientWidth"
+        )
+        page.wait_for_timeout(300)
+
+    assert page.evaluate("document.getElementById('front').layout.yaxis.range") == [10, 100]
+    page.close()
+
+
 def background_of(page: "Page", element: str) -> str:
     return str(page.locator(element).first.evaluate("e => getComputedStyle(e).backgroundColor"))
 

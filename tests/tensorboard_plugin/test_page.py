@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PREFIX = "/behind/a/proxy"
 ONE = "p.noise_scale.runs=run%3Done"
 """In an address: only the run "one" is chosen."""
+ONE_ID = "run=one"
+NEW = {"id": "run=new", "name": "new"}
 
 
 @pytest.fixture(scope="module")
@@ -372,4 +374,190 @@ def test_answers_are_there_without_the_library_of_figures_and_the_page_says_why(
 
     assert frame.locator("#status.error").inner_text() == "./plotly.js cannot be loaded"
     assert answers(frame)[2] == "192 examples (95 % interval 154 to 250)"
+    page.close()
+
+
+def several(browser: "Browser", address: str, state: str = "", width: int = 1200) -> "Page":
+    """A page of its own: all runs are chosen unless the state says otherwise."""
+    page = browser.new_page(viewport={"width": width, "height": 1600})
+    page.goto(f"{address}#noise_scale{state}")
+    return page
+
+
+def test_an_answer_that_is_slower_than_the_poll_is_shown(browser: "Browser", address: str) -> None:
+    page = several(browser, address, f"&{ONE}")
+    frame = drawn(page)
+    held: list[Route] = []
+    page.route("**/noise_scale/prediction?*", lambda route: held.append(route))
+
+    frame.locator("input[name=kappa]").fill("2")
+    frame.locator("#status.busy").wait_for()
+    for _ in range(2):
+        look_again(page)
+        page.wait_for_timeout(300)
+    asked = len(held)
+    held[0].continue_()
+    frame.locator("dd", has_text="384 examples").wait_for()
+
+    assert asked == 1
+    page.close()
+
+
+def test_the_run_that_is_answered_for_stays_while_it_is_filtered_out(
+    browser: "Browser", address: str
+) -> None:
+    page = several(browser, address, "&p.noise_scale.detail=run%3Dunresolved")
+    frame = drawn(page)
+    at_first = frame.locator("h1").inner_text()
+
+    frame.locator("input[name=filter]").fill("one")
+    frame.locator("dd", has_text="192 examples").wait_for()
+    frame.locator("input[name=filter]").fill("")
+    frame.locator("h1", has_text="unresolved").wait_for()
+    page.evaluate("location.hash = 'noise_scale'")
+    frame.locator("h1", has_text="one").wait_for()
+
+    assert at_first == "unresolved"
+    page.close()
+
+
+def test_no_run_and_no_filter_are_choices_that_the_address_keeps(
+    browser: "Browser", address: str
+) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}?runFilter=unres#noise_scale")
+    frame = drawn(page)
+
+    frame.locator("input[name=filter]").fill("")
+    frame.locator("label", has_text="2 of 2 shown").wait_for()
+    page.wait_for_function("location.hash.includes('filter')")
+    page.reload()
+    frame = drawn(page)
+    unfiltered = frame.locator("label", has_text="2 of 2 shown").is_visible()
+    frame.locator("input[name=all]").uncheck()
+    frame.locator("#status", has_text="No run is chosen.").wait_for()
+    page.reload()
+    frame.locator("#status", has_text="No run is chosen.").wait_for(timeout=20_000)
+
+    assert unfiltered
+    page.close()
+
+
+def test_a_filter_shows_runs_that_are_not_among_the_first(browser: "Browser", address: str) -> None:
+    page = browser.new_page()
+    others = [{"id": f"run=other{k}", "name": f"other{k}"} for k in range(12)]
+    runs = [run | {"colours": ["#000", "#fff"]} for run in [*others, {"id": ONE_ID, "name": "one"}]]
+    page.route("**/noise_scale/runs", lambda route: route.fulfill(json=runs))
+    page.goto(f"{address}#noise_scale")
+    frame = page.frame_locator("iframe")
+    frame.locator("label", has_text="10 of 13 shown").wait_for(timeout=20_000)
+
+    frame.locator("input[name=filter]").fill("one")
+    frame.locator("dd", has_text="192 examples").wait_for()
+
+    page.close()
+
+
+def test_the_keyboards_place_and_a_tables_scroll_stay_when_the_page_is_drawn_again(
+    browser: "Browser", address: str
+) -> None:
+    page = several(browser, address, width=600)
+    frame = drawn(page)
+    focused = "() => document.activeElement.dataset.key"
+    inner = page.frames[-1]
+    table = frame.get_by_role("region", name="2 runs beside each other")
+
+    table.evaluate("e => { e.scrollLeft = 40; }")
+    frame.get_by_role("button", name="unresolved").focus()
+    page.keyboard.press("Enter")
+    frame.locator("h1", has_text="unresolved").wait_for()
+    on_button, scrolled = inner.evaluate(focused), table.evaluate("e => e.scrollLeft")
+    frame.locator("summary").click()
+    frame.locator(".runs input").nth(1).focus()
+    runs = inner.evaluate("fetch('./runs').then(reply => reply.json())")
+    page.route("**/noise_scale/runs", lambda route: route.fulfill(json=[*runs, runs[0] | NEW]))
+    look_again(page)
+    frame.locator(".runs label", has_text="new").wait_for()
+
+    assert on_button == "run=unresolved"
+    assert scrolled == 40
+    assert inner.evaluate(focused) == "run=unresolved"
+    page.close()
+
+
+def test_news_wait_while_a_zoom_is_dragged(page: "Page") -> None:
+    frame = drawn(page)
+    zoomed = "e => String(e.layout.xaxis.range) !== e.sentRanges.xaxis"
+    plot = frame.locator("#front .nsewdrag").first.bounding_box()
+    assert plot is not None
+    set_kappa = "e => { e.value = '7'; e.dispatchEvent(new Event('input', {bubbles: true})); }"
+
+    page.mouse.move(plot["x"] + 100, plot["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + 200, plot["y"] + 150, steps=4)
+    with page.expect_response("**/noise_scale/prediction?*"):
+        frame.locator("input[name=kappa]").evaluate(set_kappa)
+    page.wait_for_timeout(300)
+    during = frame.locator("dd", has_text="1,344 examples").count()
+    page.mouse.move(plot["x"] + 300, plot["y"] + 250, steps=4)
+    page.mouse.up()
+    frame.locator("dd", has_text="1,344 examples").wait_for()
+
+    assert during == 0
+    assert frame.locator("#front").evaluate(zoomed)
+
+
+def test_runs_that_fail_alike_have_headings_of_their_own(browser: "Browser", address: str) -> None:
+    page = browser.new_page()
+    failed = {"json": {"error": "Too few rows."}, "status": 400}
+    page.route("**/noise_scale/prediction?*", lambda route: route.fulfill(**failed))
+    page.goto(f"{address}#noise_scale")
+    frame = page.frame_locator("iframe")
+    frame.locator("h1", has_text="one").wait_for(timeout=20_000)
+
+    frame.get_by_role("button", name="unresolved").click()
+    frame.locator("h1", has_text="unresolved").wait_for()
+
+    assert frame.locator("#results .error").inner_text() == "Too few rows."
+    page.close()
+
+
+def test_a_figure_that_is_no_longer_shown_listens_to_nothing(
+    browser: "Browser", address: str
+) -> None:
+    page = several(browser, address)
+    frame = drawn(page)
+    frame.locator("#noise-scales .main-svg").first.wait_for()
+    inner = page.frames[-1]
+    inner.evaluate("window.before = document.getElementById('noise-scales')")
+
+    frame.locator(".runs input").nth(1).uncheck()
+    frame.locator("h1").wait_for(state="detached")
+
+    assert inner.evaluate("[before.isConnected, before.data === undefined]") == [False, True]
+    page.close()
+
+
+def test_the_page_is_light_on_paper(browser: "Browser", address: str) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.goto(f"{address}#noise_scale&{ONE}")
+    frame = drawn(page)
+    page.get_by_label("Menu for changing light or dark theme").click()
+    page.get_by_role("menuitem", name="Dark").click()
+    frame.locator("html[data-theme=dark]").wait_for()
+    inner = page.frames[-1]
+    colour = "e => getComputedStyle(e).backgroundColor"
+
+    page.emulate_media(media="print")
+    inner.evaluate("dispatchEvent(new Event('beforeprint'))")
+    figure = frame.locator("#front .main-svg").first
+    printed = frame.locator("html").evaluate(colour), figure.evaluate(colour)
+    width, form = figure.get_attribute("width"), frame.locator("form").is_visible()
+    page.emulate_media(media="screen")
+    inner.evaluate("dispatchEvent(new Event('afterprint'))")
+
+    assert printed == ("rgb(255, 255, 255)", "rgb(255, 255, 255)")
+    assert (width, form) == ("660", False)
+    assert figure.evaluate(colour) == "rgb(32, 33, 36)"
+    assert figure.get_attribute("width") != "660"
     page.close()

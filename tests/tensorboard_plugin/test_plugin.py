@@ -297,9 +297,7 @@ def test_plotlys_script_is_the_installed_one_compressed(plugin: NoiseScalePlugin
     assert len(response.data) < 2_000_000
 
 
-@pytest.mark.parametrize(
-    "route", ["/index.js", "/figure.js", "/figures.js", "/style.css", "/plotly.js"]
-)
+@pytest.mark.parametrize("route", ["/index.js", "/figures.js", "/style.css", "/plotly.js"])
 def test_what_a_browser_has_is_not_sent_again(plugin: NoiseScalePlugin, route: str) -> None:
     client = Client(plugin.get_plugin_apps()[route])
 

@@ -21,9 +21,18 @@ export function setOptions(select, options) {
   const wanted = JSON.stringify(options);
   if (select.dataset.options === wanted) return;
   select.dataset.options = wanted;
-  const chosen = select.value;
   select.replaceChildren(...options.map(({value, text}) => new Option(text, value)));
-  if (options.some(({value}) => value === chosen)) select.value = chosen;
+}
+
+/** Replaces what is in a place. What has the same `data-key` keeps the focus, and how far it is scrolled. */
+export function replaceIn(place, parts) {
+  const scrolled = new Map([...place.querySelectorAll("[data-key]")].map((each) => [each.dataset.key, each.scrollLeft]));
+  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  place.replaceChildren(...parts);
+  for (const each of place.querySelectorAll("[data-key]")) {
+    each.scrollLeft = scrolled.get(each.dataset.key) || 0;
+    if (each.dataset.key === focused) each.focus({preventScroll: true});
+  }
 }
 
 export function answers(lines) {
@@ -48,10 +57,14 @@ export function table({title, headings, lines, notes}, nameOf = (name) => name) 
       element("th", {scope: "row"}, nameOf(name, k), ...marks.map((mark) => element("span", {className: "mark"}, mark))),
       ...others.map(([text, bounds]) =>
         element("td", {}, text, ...(bounds ? [element("span", {className: "bounds"}, bounds)] : [])))));
+  const rows = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+  const scroll = element("div", {className: "scroll", tabIndex: 0}, rows);
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", title);
+  scroll.dataset.key = title;
   return [
     element("h2", {}, title),
-    element("div", {className: "scroll"},
-      element("table", {}, element("thead", {}, head), element("tbody", {}, ...body))),
+    scroll,
     ...notes.map((note) => element("p", {className: "notes"}, note)),
   ];
 }

@@ -30,10 +30,11 @@ export function readState() {
   }));
 }
 
+/** @param state Strings. What is null is left out. */
 export function writeState(state) {
   const {tab, others} = inAddress();
   if (!isOpen(tab)) return;
-  const ours = Object.entries(state).filter(([, value]) => value)
+  const ours = Object.entries(state).filter(([, value]) => value !== null)
     .map(([name, value]) => `${PREFIX}${encodeURIComponent(name)}=${encodeURIComponent(value)}`);
   written = ours.join("&");
   const hash = `#${[tab, ...others, ...ours].join("&")}`;

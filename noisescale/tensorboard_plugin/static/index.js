@@ -18,6 +18,8 @@ export async function render() {
   onStateChange(() => page.readState());
   onThemeChange(() => page.setTheme());
   document.addEventListener("visibilitychange", refresh);
+  window.addEventListener("beforeprint", () => page.print(true));
+  window.addEventListener("afterprint", () => page.print(false));
   let wasVisible = isVisible();
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
@@ -29,7 +31,7 @@ export async function render() {
   // The answers do not wait for the figures' library, which is large.
   await page.refresh();
   try {
-    await Promise.all([loadScript("./plotly.js"), loadScript("./figures.js")]);
+    await loadScript("./plotly.js");
   } catch (error) {
     page.fault = error.message;
     page.say(page.fault, "error");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: a form with the runs at the left, and beside it what the server says to what the form holds.
 
-import {answers, element, labelled, listed, setColours, setOptions, table} from "./dom.js";
-import {drawFigure, eraseFigures} from "./figure.js";
-import {isDark, readState, runFilter, writeState} from "./host.js";
+import {answers, element, labelled, listed, replaceIn, setColours, setOptions, table} from "./dom.js";
+import {drawFigure, eraseFigure} from "./figures.js";
+import {isDark, readState, writeState} from "./host.js";
 import {RunsList} from "./runs_list.js";
 
 const TYPING_MILLISECONDS = 250;
@@ -24,13 +24,17 @@ export class Page {
     this.asked = 0; // Questions are numbered, so that a late answer to an early one is dropped.
     this.canDraw = false; // until the figures' library is there
     this.fault = ""; // why it cannot be loaded
+    this.printing = false;
+    this.released = null; // the end of a drag in a figure
     this.same = null; // the answer that is shown
     this.drawn = []; // Figures with their elements.
     this.runs = new RunsList(() => this.changed());
     this.across = element("select", {name: "across"});
     setOptions(this.across, [{value: "step", text: "steps"}, {value: "examples", text: "examples"}]);
     this.acrossField = labelled("Compare runs at equal", this.across);
+    this.wantedDetail = null; // the id of the run whose answers the reader asked for
     this.detail = element("select", {name: "detail"});
+    this.detail.addEventListener("input", () => { this.wantedDetail = this.detail.value; });
     this.detailField = labelled("Answers for", this.detail);
     this.fields = FIELDS.map(({name, label, hint}) => {
       const inputMode = name === "devices" ? "text" : "decimal";
@@ -49,6 +53,7 @@ export class Page {
     this.status = element("p", {id: "status"});
     this.status.setAttribute("role", "status");
     this.results = element("div", {id: "results"});
+    this.results.addEventListener("pointerdown", () => this.hold());
     this.main = element("main", {}, this.status, this.results);
     this.root = element("div", {id: "page"}, this.controls, this.main);
     this.controls.hidden = true;
@@ -58,16 +63,15 @@ export class Page {
   }
 
   get state() {
-    const values = this.fields.map(({name, input}) => [name, input.value.trim()]);
-    const detail = this.detail.value === this.detail.options[0]?.value ? "" : this.detail.value;
-    const across = this.across.value === "step" ? "" : this.across.value;
-    return {...this.runs.state, across, detail, ...Object.fromEntries(values)};
+    const values = this.fields.map(({name, input}) => [name, input.value.trim() || null]);
+    const across = this.across.value === "step" ? null : this.across.value;
+    return {...this.runs.state, across, detail: this.wantedDetail, ...Object.fromEntries(values)};
   }
 
   read(state) {
-    this.runs.read({filter: runFilter(), ...state});
+    this.runs.read(state);
     this.across.value = state.across || "step";
-    this.wantedDetail = state.detail;
+    this.wantedDetail = state.detail || null;
     for (const {name, input} of this.fields) input.value = state[name] || "";
   }
 
@@ -79,6 +83,21 @@ export class Page {
   setTheme() {
     document.documentElement.dataset.theme = isDark() ? "dark" : "light";
     this.drawFigures();
+  }
+
+  print(printing) {
+    this.printing = printing;
+    this.drawFigures();
+  }
+
+  hold() {
+    this.released = new Promise((resolve) => {
+      const release = () => setTimeout(() => { // when the figure has seen it too
+        this.released = null;
+        resolve();
+      });
+      for (const end of ["pointerup", "pointercancel"]) addEventListener(end, release, {once: true, capture: true});
+    });
   }
 
   async refresh() {
@@ -100,22 +119,24 @@ export class Page {
   }
 
   async redraw({quietly = false} = {}) {
+    const number = ++this.asked;
     const shown = this.runs.shown();
+    const isEmpty = !this.runs.runs.length;
     this.runs.draw();
-    this.controls.hidden = !this.runs.runs.length;
+    this.controls.hidden = isEmpty;
     this.offer(shown);
+    if (!isEmpty) writeState(this.state);
     if (!shown.length) {
       this.clear();
-      this.say(this.runs.runs.length ? NONE_CHOSEN : NO_RUN);
+      this.say(isEmpty ? NO_RUN : NONE_CHOSEN);
       return;
     }
-    writeState(this.state);
-    const number = ++this.asked;
     const slow = quietly ? null : setTimeout(() => this.say("Computing ...", "busy"), TYPING_MILLISECONDS);
     this.pending = number;
     const found = await this.answered(shown);
     if (this.pending === number) this.pending = null;
     clearTimeout(slow);
+    await this.released; // A drawing would end the zoom that is being dragged.
     if (number !== this.asked) return;
     if (found.error) {
       const of = shown.map(({id}) => id).join();
@@ -135,10 +156,8 @@ export class Page {
 
   offer(shown) {
     setOptions(this.detail, shown.map(({id, name}) => ({value: id, text: name})));
-    if (this.wantedDetail && shown.some(({id}) => id === this.wantedDetail)) {
-      this.detail.value = this.wantedDetail;
-      this.wantedDetail = null;
-    }
+    const wanted = shown.find(({id}) => id === this.wantedDetail) || shown[0];
+    if (wanted) this.detail.value = wanted.id;
     this.acrossField.hidden = this.detailField.hidden = shown.length < 2;
     this.summary.textContent = `Runs and settings (${this.runs.count.textContent})`;
   }
@@ -157,7 +176,7 @@ export class Page {
 
   draw(shown, {all, one}) {
     const parts = [];
-    const before = this.drawn;
+    const before = this.drawn.map(({drawing}) => drawing);
     this.drawn = [];
     if (all) {
       parts.push(...all.figures.map((figure) => this.place(figure, all, shown)));
@@ -173,8 +192,8 @@ export class Page {
       parts.push(...one.tables.flatMap((each) => table(each)));
       parts.push(...listed("Assumptions", one.assumptions, "assumptions"));
     }
-    this.results.replaceChildren(...parts);
-    eraseFigures(before.filter(({drawing}) => !drawing.isConnected));
+    replaceIn(this.results, parts);
+    before.filter((drawing) => !drawing.isConnected).forEach(eraseFigure);
     this.drawFigures();
   }
 
@@ -183,9 +202,10 @@ export class Page {
     const dot = element("span", {className: "dot"});
     setColours(dot, colours);
     const button = element("button", {type: "button", title: `Answers for ${name}`}, dot, name);
+    button.dataset.key = id;
     if (id === this.detail.value) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => {
-      this.detail.value = id;
+      this.wantedDetail = id;
       this.changed();
     });
     return button;
@@ -211,14 +231,15 @@ export class Page {
 
   drawFigures() {
     if (!this.canDraw) return;
-    for (const {drawing, figure, answer, revision} of this.drawn) {
-      drawFigure(drawing, figure, answer, isDark(), revision);
+    const {printing} = this;
+    for (const {drawing, figure, answer: {settings, dark}, revision} of this.drawn) {
+      drawFigure(drawing, figure, {settings, colours: isDark() && !printing ? dark : null, printing, revision});
     }
   }
 
   clear() {
     this.results.replaceChildren();
-    eraseFigures(this.drawn);
+    this.drawn.forEach(({drawing}) => eraseFigure(drawing));
     this.drawn = [];
     this.same = this.of = null;
   }

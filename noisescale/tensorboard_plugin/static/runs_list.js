@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of runs: like TensorBoard's own, with a box and a colour for each run and a filter above.
 
-import {element, setColours} from "./dom.js";
+import {element, replaceIn, setColours} from "./dom.js";
+import {runFilter} from "./host.js";
 
 const MOST_AT_FIRST = 10; // More runs are not chosen by themselves.
 const NONE = "none"; // in the address, in place of ids
@@ -40,17 +41,20 @@ export class RunsList {
     this.draw();
   }
 
-  read({runs, filter}) {
+  read({runs, filter = runFilter()}) {
     this.chosen = runs ? runs.split(" ").filter((id) => id !== NONE) : null;
     this.filter.value = filter;
   }
 
   get state() {
-    return {runs: this.chosen && (this.chosen.join(" ") || NONE), filter: this.filter.value};
+    const filter = this.filter.value === runFilter() ? null : this.filter.value;
+    return {runs: this.chosen && (this.chosen.join(" ") || NONE), filter};
   }
 
   chosenIds() {
-    return this.chosen || this.runs.slice(0, MOST_AT_FIRST).map(({id}) => id);
+    if (this.chosen) return this.chosen;
+    const first = [this.runs, this.listed()].flatMap((runs) => runs.slice(0, MOST_AT_FIRST));
+    return [...new Set(first.map(({id}) => id))];
   }
 
   listed() {
@@ -80,13 +84,14 @@ export class RunsList {
     const wanted = JSON.stringify(listed);
     if (wanted !== this.drawn) {
       this.drawn = wanted;
-      this.items.replaceChildren(...listed.map((run) => this.item(run)));
+      replaceIn(this.items, listed.map((run) => this.item(run)));
     }
     for (const box of this.items.querySelectorAll("input")) box.checked = shown.has(box.value);
   }
 
   item({id, name, colours}) {
     const box = element("input", {type: "checkbox", value: id});
+    box.dataset.key = id;
     setColours(box, colours);
     return element("li", {}, element("label", {className: "run"}, box, element("span", {}, name)));
   }
