@@ -152,10 +152,9 @@ def lists_with(callback: TrainerCallback) -> list[list[TrainerCallback]]:
 
 def takes_token_ids(model: nn.Module) -> bool:
     """Whether the examples of a model of transformers are sequences of tokens, and nothing else."""
-    config = getattr(model, "config", None)
-    return getattr(model, "main_input_name", None) == "input_ids" and not hasattr(
-        config, "vision_config"
-    )
+    modalities = getattr(model, "input_modalities", ())
+    is_text = modalities == "text" or list(modalities) == ["text"]
+    return is_text and getattr(model, "main_input_name", None) == "input_ids"
 
 
 def inform(message: str) -> None:

@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     BatchEncoding,
-    PreTrainedConfig,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -521,14 +520,24 @@ def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains(
     assert "  Noise scale is counted in sequences" in [r.getMessage() for r in caplog.records]
 
 
-def test_a_model_of_texts_and_images_is_counted_in_examples() -> None:
-    model = nn.Linear(1, 1)
-    model.main_input_name, model.config = "input_ids", PreTrainedConfig()
-    text_alone = trainer_access.takes_token_ids(model)
-    model.config.vision_config = {}
-
-    assert text_alone
-    assert not trainer_access.takes_token_ids(model)
+@pytest.mark.parametrize(
+    ("model", "is_text"),
+    [
+        (transformers.GPT2LMHeadModel, True),
+        (transformers.BertModel, True),
+        (transformers.T5ForConditionalGeneration, True),
+        (transformers.CLIPTextModel, True),
+        (transformers.CLIPModel, False),
+        (transformers.LlavaModel, False),
+        (transformers.ClapModel, False),
+        (transformers.Qwen2AudioForConditionalGeneration, False),
+        (transformers.ViTModel, False),
+        (transformers.WhisperModel, False),
+        (nn.Linear, False),
+    ],
+)
+def test_models_of_transformers_say_what_their_examples_are(model: Any, is_text: bool) -> None:
+    assert trainer_access.takes_token_ids(model) is is_text
 
 
 def test_the_batch_size_cannot_always_be_inferred() -> None:
