@@ -19,7 +19,7 @@ FLOORS = [
 ]
 """From the ground up. A room imports rooms of lower floors alone."""
 
-ARITHMETIC = {"estimation", "tradeoff", "history", "step_time", "prediction"}
+ARITHMETIC = {"estimation", "tradeoff", "history", "step_time", "prediction", "time_to_result"}
 """Rooms that need numpy and scipy alone, TensorBoard for event files, pandas for a DataFrame."""
 
 

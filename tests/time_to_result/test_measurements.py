@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisescale.time_to_result.measurements import Measurements, Trial
+
+
+def test_evaluations_are_put_in_the_order_of_their_steps_and_of_one_step_the_last_counts() -> None:
+    measured = Measurements(
+        [30, 10, 20, 10], [0.1, 0.9, 0.5, 0.8], seconds=[3, 1, 2, 1.5], examples=[90, 30, 60, 30]
+    )
+
+    assert measured.steps.tolist() == [10, 20, 30]
+    assert measured.values.tolist() == [0.8, 0.5, 0.1]
+    assert measured.seconds is not None
+    assert measured.seconds.tolist() == [1.5, 2, 3]
+    assert measured.examples is not None
+    assert measured.examples.tolist() == [30, 60, 90]
+    assert measured.epochs is None
+    assert len(measured) == 3
+
+
+def test_a_trial_may_have_no_evaluation() -> None:
+    assert len(Measurements([], [])) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"values": [1.0, 2.0]},
+            r"`values` must have one number for each step, got shape \(2,\) beside \(1,\)",
+        ),
+        ({"steps": [math.nan]}, "`steps` must be finite and not negative, got nan"),
+        ({"steps": [-1]}, "`steps` must be finite and not negative, got -1"),
+        (
+            {"steps": [1, 2], "values": [1, 1], "seconds": [2, 1]},
+            "`seconds` must not be negative and must rise with the steps",
+        ),
+    ],
+)
+def test_bad_measurements_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Measurements(**{"steps": [1], "values": [1.0]} | given)
+
+
+@pytest.mark.parametrize(
+    ("values", "feasible", "diverged"),
+    [
+        ([1, 0.5], True, False),
+        ([1, math.nan], True, True),
+        ([math.nan, 0.5], True, False),
+        ([1, 0.5], False, True),
+        ([], True, False),
+    ],
+)
+def test_a_trial_diverged_if_it_ends_without_a_number_or_its_study_says_so(
+    values: list[float], feasible: bool, diverged: bool
+) -> None:
+    measured = Measurements(np.arange(len(values)), values)
+
+    assert Trial("t", measured, feasible=feasible).diverged is diverged
