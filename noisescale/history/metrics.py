@@ -22,18 +22,20 @@ class Goal:
     """A value that a metric is to reach, from above or from below.
 
     Example:
-        >>> Goal.read("val_loss=0.25"), Goal.read("accuracy>=0.9")
-        (Goal(metric='val_loss', value=0.25, side=''), Goal(metric='accuracy', value=0.9, side='>'))
+        >>> print(Goal.read("val_loss=0.25"), Goal.read("accuracy>0.9"), sep=", ")
+        val_loss = 0.25, accuracy > 0.9
     """
 
     metric: str
     value: float
     side: str = ""
     """"<" if the metric falls to the value, ">" if it rises; "" if its first value decides."""
+    strict: bool = False
+    """Whether the value itself does not reach the goal, as with "<" and ">"."""
 
     @classmethod
     def read(cls, text: str) -> Goal:
-        """Read "metric=value", "metric<=value" or "metric>=value".
+        """Read "metric=value", "metric<=value", "metric>=value", or one with "<" or ">".
 
         Raises:
             ValueError: If the text has another form.
@@ -49,10 +51,10 @@ class Goal:
                 f"`goal` must be a metric's name and its value, got {text!r}."
                 " Write, for example, `val_loss=0.25`."
             )
-        return cls(metric, number, sign.strip("="))
+        return cls(metric, number, sign.strip("="), strict="=" not in sign)
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.side}= {self.value:g}"
+        return f"{self.metric} {self.side}{'' if self.strict else '='} {self.value:g}"
 
     def from_where(self, values: Array) -> Goal:
         """Return the goal with its side. The first of the metric's values decides, if needed."""
@@ -61,6 +63,14 @@ class Goal:
     def past(self, value: float) -> bool:
         """Whether a value is beyond the goal. The goal's side must be known."""
         return value < self.value if self.side == "<" else value > self.value
+
+    def reached_by(self, values: Array) -> NDArray[np.bool_]:
+        """Return which values reach the goal, each on its own. The goal's side must be known.
+
+        Values that are not finite do not.
+        """
+        ahead = self.value - values if self.side == "<" else values - self.value
+        return np.asarray(np.isfinite(values) & (ahead > 0 if self.strict else ahead >= 0))
 
     def reached_at(self, steps: Array, values: Array) -> float | None:
         """Return the step at which a metric reached the goal for good; None if it never did.

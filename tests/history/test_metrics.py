@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +66,19 @@ def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, be
     assert values.tolist() == pytest.approx([0.3, 0.15, 0.1])
     with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'los'. Its met"):
         read_metric(tmp_path, "los")
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [
+        ("loss<=2", [True, True, False, False]),
+        ("loss<2", [True, False, False, False]),
+        ("loss>=2", [False, True, True, False]),
+        ("loss>2", [False, False, True, False]),
+    ],
+)
+def test_a_strict_goal_is_not_reached_by_its_own_value(text: str, reached: list[bool]) -> None:
+    goal = Goal.read(text)
+
+    assert goal.reached_by(np.array([1, 2, 3, np.nan])).tolist() == reached
+    assert str(goal) == re.sub(r"([<>]=?)", r" \1 ", text)
