@@ -35,7 +35,7 @@ class Reached(NamedTuple):
     value: float
     """Of the metric."""
     for_good: bool
-    """Whether no later evaluation was short of the goal."""
+    """Whether every later evaluation reached the goal too."""
 
 
 def first_reached(
@@ -64,9 +64,11 @@ def first_reached(
     k = int(np.argmax(reached))
     clocks = {name: measurements.clock(name) for name in CLOCKS}
     at = {name: math.nan if clock is None else float(clock[k]) for name, clock in clocks.items()}
-    later = measurements.values[k:]
-    for_good = bool(goal.reached_by(later[np.isfinite(later)]).all())
-    return Reached(evaluation=k, value=float(later[0]), for_good=for_good, **at)
+    value, for_good = (
+        float(measurements.values[k]),
+        bool(goal.reached_by(measurements.values[k:]).all()),
+    )
+    return Reached(evaluation=k, value=value, for_good=for_good, **at)
 
 
 def within(measurements: Measurements, budget: Mapping[str, float] | None) -> NDArray[np.bool_]:

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submissions compared: who reached the goal, when, how much faster, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.checks import check_confidence, checked_choice, refuse
+from noisescale.history.metrics import Goal
+from noisescale.time_to_result.measurements import CLOCKS, Trial
+from noisescale.time_to_result.outcomes import Outcome, best_setting, middle, outcome_of
+from noisescale.time_to_result.profiles import (
+    PerformanceProfile,
+    algoperf_score,
+    performance_profile,
+)
+from noisescale.time_to_result.swept import Swept, swept
+from noisescale.tradeoff.profile import STEPS_SCATTER
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """One submission on one workload."""
+
+    submission: str
+    workload: str
+    outcomes: tuple[Outcome, ...]
+    """Of all its trials."""
+    counting: tuple[Outcome, ...]
+    """What its time is the middle of: the repetitions of its best setting, or if there are
+    several studies, the middle repetition of each study's best setting."""
+    best: Outcome
+    """The middle of those."""
+    speed_up: Bounded
+    """How many times as fast as the reference. Without a value it is only known from the side on
+    which one of both missed the goal; unknown if both did."""
+
+    @property
+    def reached(self) -> int:
+        """Number of trials that reached the goal."""
+        return sum(outcome.reached is not None for outcome in self.outcomes)
+
+    @property
+    def diverged(self) -> int:
+        """Number of trials that ended without a number, or failed by their own record."""
+        return sum(outcome.trial.diverged for outcome in self.outcomes)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Submissions compared on one or more workloads, see `compare`."""
+
+    goals: Mapping[str, Goal]
+    """Of each workload."""
+    clock: str
+    """One of `CLOCKS`: what times and speed-ups are counted in."""
+    reference: str
+    """The submission that speed-ups are over."""
+    standings: tuple[Standing, ...]
+    """By workload, the fastest first."""
+    sweeps: tuple[Swept, ...]
+    """Submissions with several batch sizes."""
+    profile: PerformanceProfile | None
+    """If there are several workloads."""
+    scores: Mapping[str, float] | None
+    """AlgoPerf's, if there are several workloads."""
+    confidence: float
+    warnings: tuple[str, ...]
+
+    @property
+    def reached(self) -> bool:
+        """Whether any trial reached its goal."""
+        return any(standing.reached for standing in self.standings)
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Names of the workloads, in the order in which they were first met."""
+        return tuple(dict.fromkeys(standing.workload for standing in self.standings))
+
+    @property
+    def submissions(self) -> tuple[str, ...]:
+        """Names of the submissions, the reference first."""
+        names = dict.fromkeys([self.reference, *(s.submission for s in self.standings)])
+        return tuple(names)
+
+
+def compare(
+    trials: Iterable[Trial],
+    goals: Goal | Mapping[str, Goal],
+    *,
+    clock: str | None = None,
+    budget: Mapping[str, float] | None = None,
+    reference: str | None = None,
+    variants: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Compare the trials of submissions: when each reached its goal.
+
+    The time of a submission is that of its best setting of hyperparameters. A setting that was
+    trained several times, with other seeds, has the middle of its times; of an even number the
+    slower one of both in the middle counts. If a submission has several studies, its time is the
+    middle over its studies.
+
+    A speed-up is bounded by the scatter of the repetitions, or by `STEPS_SCATTER` where there are
+    few, and by the measurement before the one that reached the goal.
+
+    Args:
+        trials: With their submissions, workloads and studies.
+        goals: For all workloads, or from each workload to its goal. A goal without a side falls
+            if most trials began above it.
+        clock: What counts: "steps", "examples", "epochs" or "seconds". Default: seconds if they
+            are known of every trial that reached its goal, else steps.
+        budget: See `first_reached`.
+        reference: The submission that speed-ups are over. Default: that of the first trial.
+        variants: From each held-out variant among the workloads to its workload.
+        confidence: Coverage of bounds.
+
+    Raises:
+        ValueError: If there is no trial, a workload has no goal, the clock is not known of a
+            trial that reached its goal, or the reference is not among the submissions.
+
+    Example:
+        >>> from noisescale.time_to_result.measurements import Measurements
+        >>> slow = Trial("1", Measurements([100, 390, 400], [0.9, 0.3, 0.2]), "sgd")
+        >>> fast = Trial("2", Measurements([100, 195, 200], [0.9, 0.3, 0.2]), "adam")
+        >>> compare([slow, fast], Goal.read("loss<=0.2")).standings[0].speed_up
+        Bounded(value=2.0, low=1.28..., high=3.10...)
+
+    References:
+        Shallue et al. 2019, arXiv:1811.03600. Dahl et al. 2023, arXiv:2306.07179.
+    """
+    check_confidence(confidence)
+    every = list(trials)
+    if not every:
+        refuse("trials", "have one trial at least", "none", "Give the trials to compare.")
+    sided = _sided(every, goals)
+    outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
+    clock = _clock(outcomes, clock)
+    submissions = list(dict.fromkeys(trial.submission for trial in every))
+    reference = submissions[0] if reference is None else reference
+    if reference not in submissions:
+        names = ", ".join(submissions)
+        refuse("reference", f"be one of {names}", repr(reference), "Check its name.")
+    groups: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    for outcome in outcomes:
+        groups[outcome.trial.workload][outcome.trial.submission].append(outcome)
+    standings = [
+        standing
+        for workload, of in groups.items()
+        for standing in _standings(workload, of, clock, reference, confidence)
+    ]
+    found = [
+        swept(submission, workload, each, confidence)
+        for workload, of in groups.items()
+        for submission, each in of.items()
+    ]
+    sweeps = tuple(each for each in found if each is not None)
+    profile = scores = None
+    if len(groups) > 1 and len(submissions) > 1:
+        times: dict[str, dict[str, float]] = defaultdict(dict)
+        for standing in standings:
+            times[standing.submission][standing.workload] = standing.best.at(clock)
+        counting = {
+            submission: {name: time for name, time in of.items() if name not in (variants or {})}
+            for submission, of in times.items()
+        }
+        profile = performance_profile(counting)
+        scores = algoperf_score(times, variants=variants)
+    return Comparison(
+        goals=sided,
+        clock=clock,
+        reference=reference,
+        standings=tuple(standings),
+        sweeps=sweeps,
+        profile=profile,
+        scores=scores,
+        confidence=confidence,
+        warnings=_warnings(outcomes, sweeps),
+    )
+
+
+def _sided(trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]) -> dict[str, Goal]:
+    """Return the goal of each workload, with its side."""
+    workloads = dict.fromkeys(trial.workload for trial in trials)
+    of = dict.fromkeys(workloads, goals) if isinstance(goals, Goal) else dict(goals)
+    sided = {}
+    for workload in workloads:
+        if workload not in of:
+            names = ", ".join(of) or "none"
+            refuse(
+                "goals",
+                f"have one for the workload {workload!r}",
+                f"goals for {names}",
+                "Give its goal too, or leave its trials out.",
+            )
+        goal = of[workload]
+        starts = [
+            values[0]
+            for trial in trials
+            if trial.workload == workload
+            and len(values := trial.measurements.values[np.isfinite(trial.measurements.values)])
+        ]
+        start = np.array([np.median(starts)]) if starts else np.array([math.inf])
+        sided[workload] = goal.from_where(start)
+    return sided
+
+
+def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
+    known = {
+        clock: all(not math.isnan(outcome.at(clock)) for outcome in outcomes) for clock in CLOCKS
+    }
+    if asked is None:
+        return "seconds" if known["seconds"] else "steps"
+    checked_choice("clock", asked, CLOCKS, "Steps are always known.")
+    if not known[asked]:
+        without = next(o.trial.name for o in outcomes if math.isnan(o.at(asked)))
+        refuse(
+            "clock",
+            "be known of every trial that reached its goal",
+            f"{asked!r}, which is not known of {without}",
+            "Compare by steps, or log it.",
+        )
+    return asked
+
+
+def _standings(
+    workload: str,
+    groups: Mapping[str, Sequence[Outcome]],
+    clock: str,
+    reference: str,
+    confidence: float,
+) -> list[Standing]:
+    counting = {submission: _counting(of, clock) for submission, of in groups.items()}
+    best = {submission: middle(of, clock) for submission, of in counting.items()}
+
+    def over(submission: str) -> Bounded:
+        if reference not in best:
+            return UNKNOWN
+        if submission == reference:
+            return Bounded(1.0, 1.0, 1.0) if best[reference].reached else UNKNOWN
+        return _speed_up(counting[submission], counting[reference], clock, confidence)
+
+    standings = [
+        Standing(
+            submission,
+            workload,
+            tuple(groups[submission]),
+            tuple(counting[submission]),
+            best[submission],
+            over(submission),
+        )
+        for submission in groups
+    ]
+    return sorted(standings, key=lambda standing: standing.best.at(clock))
+
+
+def _counting(outcomes: Sequence[Outcome], clock: str) -> list[Outcome]:
+    studies: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        studies[outcome.trial.study].append(outcome)
+    best = [best_setting(of, clock) for of in studies.values()]
+    return best[0] if len(best) == 1 else [middle(repeated, clock) for repeated in best]
+
+
+def _speed_up(
+    ours: Sequence[Outcome], theirs: Sequence[Outcome], clock: str, confidence: float
+) -> Bounded:
+    """How many times as fast ours is; bounded by the scatter of seeds and the measurements."""
+    our, their = middle(ours, clock), middle(theirs, clock)
+    margin = _margin(ours, theirs, clock, confidence)
+    if our.reached is None and their.reached is None:
+        return UNKNOWN
+    if our.reached is None:  # our time is above all that was trained
+        least = max(outcome.until(clock) for outcome in ours)
+        return Bounded(math.nan, 0.0, margin * their.at(clock) / least if least else math.inf)
+    low = (their.after(clock) if their.reached else max(o.until(clock) for o in theirs)) / margin
+    if their.reached is None:
+        return Bounded(math.nan, low / our.at(clock), math.inf)
+    after = our.after(clock)
+    high = margin * their.at(clock) / after if after else math.inf
+    return Bounded(their.at(clock) / our.at(clock), low / our.at(clock), high)
+
+
+def _margin(
+    ours: Sequence[Outcome], theirs: Sequence[Outcome], clock: str, confidence: float
+) -> float:
+    """Return the factor by which seeds alone may change the ratio of two times."""
+    logs = [
+        np.log([time for outcome in of if 0 < (time := outcome.at(clock)) < math.inf])
+        for of in (ours, theirs)
+    ]
+    sizes = [len(of) for of in (ours, theirs)]
+    freedom = sum(max(len(of) - 1, 0) for of in logs)
+    quantile = float(ndtri(0.5 + confidence / 2))
+    scatter = STEPS_SCATTER
+    if freedom >= 4 and [len(of) for of in logs] == sizes:
+        squares = sum(float(((of - of.mean()) ** 2).sum()) for of in logs)
+        scatter = math.sqrt(squares / freedom)
+        quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
+    return math.exp(quantile * scatter * math.sqrt(sum(1 / size for size in sizes)))
+
+
+def _warnings(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> tuple[str, ...]:
+    found = []
+    reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
+    if back := sum(not each.for_good for each in reached):
+        found.append(
+            f"In {back} of {len(reached)} runs that reached the goal a later measurement was short"
+            " of it. If the metric is noisy, the first measurement that reaches the goal is a"
+            " lucky one: choose a goal that runs pass clearly, or a metric over more examples."
+        )
+    if first := sum(each.evaluation == 0 for each in reached):
+        found.append(
+            f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
+            " reached it is not known. Choose a goal that is farther away, or measure more often."
+        )
+    for each in sweeps:
+        whose = " on ".join(filter(None, (each.submission, each.workload)))
+        found.extend(f"{whose}: {text}" if whose else text for text in each.warnings)
+    return tuple(found)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of trials: when each reached its goal, and which of several counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from noisescale.history.metrics import Goal
+from noisescale.time_to_result.measurements import Trial
+from noisescale.time_to_result.steps_to_result import Reached, first_reached, within
+
+SEEDS = ("seed", "random_seed", "rng_seed", "seed_everything")
+"""Hyperparameters in which repetitions of a training differ."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trial, and when it reached its goal."""
+
+    trial: Trial
+    goal: Goal
+    reached: Reached | None
+    best: float
+    """The value of the metric that was nearest to the goal, or farthest beyond it, within the
+    budget; NaN if there was none."""
+    best_step: float
+
+    def at(self, clock: str) -> float:
+        """Return when the goal was reached, in one of `CLOCKS`.
+
+        It is infinite if the goal was missed, and NaN if the clock is not known.
+        """
+        return math.inf if self.reached is None else float(getattr(self.reached, clock))
+
+    def after(self, clock: str) -> float:
+        """Return the last measurement before the goal was reached, in one of `CLOCKS`.
+
+        The goal was reached somewhere between it and `at`. It is 0 for the first measurement.
+        """
+        known = self.trial.measurements.clock(clock)
+        if self.reached is None:
+            return math.inf
+        if known is None or not self.reached.evaluation:
+            return 0.0
+        return float(known[self.reached.evaluation - 1])
+
+    def until(self, clock: str) -> float:
+        """Return how far the trial was trained, in one of `CLOCKS`; NaN if that is not known."""
+        known = self.trial.measurements.clock(clock)
+        return math.nan if known is None or not len(known) else float(known[-1])
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """What was set: repetitions of a training have it in common."""
+        trial = self.trial
+        others = sorted((k, v) for k, v in trial.hyperparameters.items() if k not in SEEDS)
+        # NaN is unequal to itself.
+        return (str(trial.batch_size), str(trial.learning_rate), *others)
+
+
+def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:
+    """Return when a trial reached a goal within a budget, see `first_reached`."""
+    measured = trial.measurements
+    inside = within(measured, budget) & np.isfinite(measured.values)
+    if not inside.any():
+        return Outcome(trial, goal, None, math.nan, math.nan)
+    sign = 1.0 if goal.side == "<" else -1.0
+    where = int(np.argmin(np.where(inside, sign * measured.values, math.inf)))
+    return Outcome(
+        trial,
+        goal,
+        first_reached(measured, goal, budget),
+        float(measured.values[where]),
+        float(measured.steps[where]),
+    )
+
+
+def middle(outcomes: Iterable[Outcome], clock: str) -> Outcome:
+    """Return the outcome in the middle: of an even number the slower one of both."""
+    ordered = sorted(outcomes, key=lambda outcome: outcome.at(clock))
+    return ordered[len(ordered) // 2]
+
+
+def best_setting(outcomes: Sequence[Outcome], clock: str) -> list[Outcome]:
+    """Return all repetitions of the setting that was fastest, by its middle repetition.
+
+    The fastest repetition of all would be the luckiest.
+    """
+    settings: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        settings.setdefault(outcome.setting, []).append(outcome)
+    return min(settings.values(), key=lambda repeated: middle(repeated, clock).at(clock))

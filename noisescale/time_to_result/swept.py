@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to result against batch size: the best trial at each, the law, the regimes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.time_to_result.outcomes import Outcome, best_setting, middle
+from noisescale.time_to_result.regimes import Regimes, find_regimes
+
+EDGES = ("low", "high")
+
+
+class SweptBatch(NamedTuple):
+    """What was found at one batch size."""
+
+    batch_size: float
+    steps: tuple[float, ...]
+    """To the goal, of each repetition of the best setting that reached it."""
+    best: Outcome
+    """The middle repetition of the best setting."""
+    learning_rates: tuple[float, ...]
+    """All that were tried, in rising order."""
+    tried: int
+    """Number of trials."""
+    reached: int
+    diverged: int
+    edge: str
+    """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the goal was reached, by a learning rate that is not at the edge."""
+        return bool(self.steps) and not self.edge
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """One submission on one workload, over its batch sizes."""
+
+    submission: str
+    workload: str
+    batches: tuple[SweptBatch, ...]
+    """By rising batch size."""
+    regimes: Regimes | None
+    """None if the goal was reached at fewer than two batch sizes that count."""
+    warnings: tuple[str, ...]
+
+    @property
+    def largest_useful_batch_size(self) -> Bounded:
+        """Beyond it larger batches save at most a sixth of the steps."""
+        return UNKNOWN if self.regimes is None else self.regimes.maximal_from
+
+
+def swept(
+    submission: str, workload: str, outcomes: Sequence[Outcome], confidence: float = 0.95
+) -> Swept | None:
+    """Return what several batch sizes did; None if fewer than two are known.
+
+    A batch size whose best learning rate is at the edge of those that were tried does not count
+    for the law, as Shallue et al. ask: a better one may lie beyond.
+
+    References:
+        Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
+    """
+    sizes = sorted({outcome.trial.batch_size for outcome in outcomes} - {math.nan})
+    sizes = [size for size in sizes if not math.isnan(size)]
+    if len(sizes) < 2:
+        return None
+    batches = tuple(
+        _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
+        for size in sizes
+    )
+    counting = [batch for batch in batches if batch.counts]
+    points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
+    regimes = None
+    if len(counting) > 1:
+        regimes = find_regimes(*zip(*points, strict=True), confidence=confidence)
+    return Swept(submission, workload, batches, regimes, _warnings(batches, regimes))
+
+
+def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
+    repeated = best_setting(outcomes, "steps")
+    best = middle(repeated, "steps")
+    rates = sorted({o.trial.learning_rate for o in outcomes if o.trial.learning_rate > 0})
+    edge = ""
+    if len(rates) > 1 and best.reached is not None:
+        edge = {rates[0]: "low", rates[-1]: "high"}.get(best.trial.learning_rate, "")
+    return SweptBatch(
+        size,
+        tuple(outcome.at("steps") for outcome in repeated if outcome.reached is not None)
+        if best.reached is not None
+        else (),
+        best,
+        tuple(rates),
+        len(outcomes),
+        sum(outcome.reached is not None for outcome in outcomes),
+        sum(outcome.trial.diverged for outcome in outcomes),
+        edge,
+    )
+
+
+def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[str, ...]:
+    found = []
+    at_edge = [batch for batch in batches if batch.edge]
+    if at_edge:
+        named = ", ".join(f"{batch.batch_size:,.6g}" for batch in at_edge)
+        found.append(
+            f"At batch size {named} the best learning rate is at the edge of those that were"
+            " tried, so the law leaves it out. Search beyond the edge."
+        )
+    single = [batch for batch in batches if len(batch.learning_rates) < 2 and batch.steps]
+    if single and regimes is not None:
+        found.append(
+            f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."
+            " A batch size with too low or too high a learning rate needs more steps, and the"
+            " critical batch size then reads too low."
+        )
+    missed = [batch for batch in batches if not batch.reached]
+    if missed:
+        named = ", ".join(f"{batch.batch_size:,.6g}" for batch in missed)
+        found.append(f"No run reached the goal at batch size {named}.")
+    return tuple(found)
