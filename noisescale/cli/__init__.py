@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `noisescale predict`, `watch`, `branch`, `fit`, `profile`.
+"""The command line: `noisescale predict`, `watch`, `compare`, `branch`, `fit`, `profile`.
 
 A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from noisescale import __version__
-from noisescale.cli import branch, fit, predict, profile, watch
+from noisescale.cli import branch, compare, fit, predict, profile, watch
 from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 for name, command, example in (
     ("predict", predict.predict_run, predict.EXAMPLE),
     ("watch", watch.watch_run, watch.EXAMPLE),
+    ("compare", compare.compare_runs, compare.EXAMPLE),
     ("branch", branch.branch_run, branch.EXAMPLE),
     ("profile", profile.profile_steps, profile.EXAMPLE),
     ("fit", fit.fit_sweep, fit.EXAMPLE),
