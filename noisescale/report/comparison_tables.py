@@ -27,19 +27,24 @@ from noisescale.time_to_result.swept import Swept, SweptBatch
 
 NOT_REACHED = "not reached"
 
+_MOST_NAMED = 3
+"""Submissions after the first that the answers name."""
+
 
 def headline_of(c: Comparison) -> list[tuple[str, str]]:
     """Return the answers: who was first, by how much, and what the batch sizes show."""
     return [
         *(line for workload in c.workloads for line in _first(c, workload)),
         *_scores(c),
-        *(line for each in c.sweeps for line in _batch_sizes(c, each)),
+        *(line for each in c.sweeps for line in _batch_sizes(each)),
     ]
 
 
 def comparison_tables(c: Comparison, *, every_trial: bool = False) -> list[Table]:
     """Return the tables: standings, scores, batch sizes; with `every_trial` all runs."""
-    found = [_standings(c, workload) for workload in c.workloads]
+    found = [_standings(c, each) for each in c.workloads if len(_outcomes(c, each)) > 1]
+    if found:
+        found[-1].notes.extend(_notes(c))
     if c.scores is not None and c.profile is not None:
         found.append(_score_table(c, c.profile, c.scores))
     found += [_sweep_table(c, each) for each in c.sweeps]
@@ -60,18 +65,21 @@ def named(standing: Standing) -> str:
 
 def time_unit(c: Comparison) -> Duration:
     """Return the unit that suits the seconds of all trials that reached a goal."""
-    seconds = [
-        outcome.at("seconds")
+    hours = [
+        outcome.at("seconds") / 3600
         for standing in c.standings
         for outcome in standing.outcomes
-        if outcome.reached is not None
+        if outcome.reached is not None and outcome.at("seconds") > 0
     ]
-    known = [value / 3600 for value in seconds if value > 0]
-    return duration_for(Bounded(hours, hours, hours) for hours in known) if known else SECONDS
+    return duration_for(Bounded(each, each, each) for each in hours) if hours else SECONDS
 
 
 def _of(c: Comparison, workload: str) -> list[Standing]:
     return [standing for standing in c.standings if standing.workload == workload]
+
+
+def _outcomes(c: Comparison, workload: str) -> list[Outcome]:
+    return [outcome for standing in _of(c, workload) for outcome in standing.outcomes]
 
 
 def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
@@ -79,29 +87,24 @@ def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
     name = f"{workload}: {goal}" if workload else str(goal)
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
-        yield name, f"reached by no run. {_nearest(standings)}"
+        yield name, f"reached by no run. {_nearest(_outcomes(c, workload))}"
         return
     first = reached[0]
     tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
-    by = " and ".join(named(each) for each in tied)
+    by = " and ".join(map(named, tied))
     when = _when(c, first.best)
     yield name, f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
-    for standing in reached[len(tied) :][:3]:
+    for standing in reached[len(tied) :][:_MOST_NAMED]:
         yield f"  {named(standing)}", f"{_when(c, standing.best)}{_over(c, standing, first)}"
     missed = [named(standing) for standing in standings if standing.best.reached is None]
     if missed:
         yield "  not by", ", ".join(missed)
 
 
-def _nearest(standings: Sequence[Standing]) -> str:
-    known = [
-        outcome
-        for standing in standings
-        for outcome in standing.outcomes
-        if not math.isnan(outcome.best)
-    ]
+def _nearest(outcomes: Sequence[Outcome]) -> str:
+    known = [outcome for outcome in outcomes if not math.isnan(outcome.best)]
     if not known:
-        return "No run measured the metric."
+        return "No run measured the metric"
     sign = 1 if known[0].goal.side == "<" else -1
     nearest = min(known, key=lambda outcome: sign * outcome.best)
     steps = plural(nearest.best_step, "step")
@@ -112,7 +115,7 @@ def _when(c: Comparison, outcome: Outcome) -> str:
     said = [f"after {plural(outcome.at('steps'), 'step')}"]
     for clock in ("examples", "epochs"):
         if not math.isnan(at := outcome.at(clock)):
-            said.append(f"{number(at)} {clock}")
+            said.append(f"{count(at)} {clock}")
     if not math.isnan(at := outcome.at("seconds")):
         unit = time_unit(c)
         said.append(f"{unit(at / 3600)} {unit.name}")
@@ -120,19 +123,19 @@ def _when(c: Comparison, outcome: Outcome) -> str:
 
 
 def _over(c: Comparison, slower: Standing, first: Standing) -> str:
-    """How much slower, over the first; only if one of both is the reference."""
-    if c.reference not in (slower.submission, first.submission):
-        return ""
+    """How fast the one is that is not the reference, if the other one is."""
     if c.reference == slower.submission:
-        return f": {named(first)} is {_times(first.speed_up)} as fast"
-    return f": {_times(slower.speed_up)} as fast"
+        return f". {named(first)} is {_times(first.speed_up)}"
+    return f". It is {_times(slower.speed_up)}" if c.reference == first.submission else ""
 
 
 def _times(ratio: Bounded) -> str:
-    said = f"{banded(ratio, two_digits)} times"
-    if ratio.low <= 1 <= ratio.high:
-        said += " (which may be chance)"
-    return said
+    around = bounds(ratio, two_digits)
+    chance = "may be chance" if ratio.low <= 1 <= ratio.high else ""
+    if math.isnan(ratio.value):
+        return f"{around} times as fast"
+    said = ": ".join(filter(None, (around, chance)))
+    return f"{two_digits(ratio.value)} times as fast ({said})"
 
 
 def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
@@ -142,67 +145,63 @@ def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
     yield "AlgoPerf score", ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5])
 
 
-def _batch_sizes(c: Comparison, each: Swept) -> Iterator[tuple[str, str]]:
+def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
     name = whose(each.submission, each.workload) or "Batch sizes"
-    if each.regimes is None:
+    found = each.regimes
+    if found is None:
         yield name, "the goal was reached at fewer than two batch sizes that count: no regimes"
         return
-    found = each.regimes
     yield name, f"critical batch size {banded(found.critical_batch_size)}"
-    yield "  perfect scaling", _border(each, found.perfect_up_to, "up to")
-    yield "  largest useful", f"{_border(each, found.maximal_from, 'about')}: more saves few steps"
+    yield "  perfect scaling", f"{_border(each, found.perfect_up_to, 'up to')}"
+    useful = _border(each, found.maximal_from, "about")
+    yield "  largest useful", f"{useful}. Larger batches save few more steps"
 
 
 def _border(each: Swept, border: Bounded, word: str) -> str:
     """A border of regimes, as far as the sweep shows it."""
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
+    if border.low == 0 and math.isinf(border.high):
+        return f"not seen between {count(smallest)} and {count(largest)}"
     if math.isinf(border.high):
-        return f"not seen up to {count(largest)}: at least {number(border.low)}"
+        return f"its end is not seen up to {count(largest)}: at least {number(border.low)}"
     if border.low == 0:
-        return f"not seen down to {count(smallest)}: at most {number(border.high)}"
+        return f"its end is not seen down to {count(smallest)}: at most {number(border.high)}"
     return f"{word} {banded(border)}"
 
 
 def _standings(c: Comparison, workload: str) -> Table:
     standings, unit = _of(c, workload), time_unit(c)
-    clocks = _clocks(standings)
-    headings = ["submission", "runs", "reached", "diverged"]
-    headings += [unit.name if clock == "seconds" else clock for clock in clocks]
+    clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
     several = len(standings) > 1
-    if several:
-        headings.append(f"times as fast as {c.reference or 'the first'}")
-    headings.append("batch size, learning rate")
+    headings = ["submission", "runs", "reached", "diverged", *_clock_names(clocks, unit)]
+    headings += [*(["speed-up"] if several else []), *settings]
     lines = []
     for standing in standings:
+        numbers = len(standing.outcomes), standing.reached, standing.diverged
         cells = [
             Cell(named(standing)),
-            *(
-                Cell(count(n))
-                for n in (len(standing.outcomes), standing.reached, standing.diverged)
-            ),
-            *(_clock_cell(standing, clock, unit) for clock in clocks),
+            *(Cell(count(each)) for each in numbers),
+            *(_clock_cell(standing.best, standing.counting, clock, unit) for clock in clocks),
+            *([cell_of(standing.speed_up)] if several else []),
+            *(Cell(write(standing.best)) for write in settings.values()),
         ]
-        if several:
-            cells.append(cell_of(standing.speed_up) if standing.speed_up.known else Cell(""))
-        cells.append(Cell(_setting(standing.best)))
         lines.append(Line(cells, []))
     title = f"When {c.goals[workload]} was reached"
-    return Table(
-        f"{title}: {workload}" if workload else title, headings, lines, _notes(c, standings)
-    )
+    return Table(f"{title}: {workload}" if workload else title, headings, lines, [])
 
 
-def _notes(c: Comparison, standings: Sequence[Standing]) -> list[str]:
+def _notes(c: Comparison) -> list[str]:
     notes = []
-    if any(len(standing.outcomes) > 1 for standing in standings):
+    if any(len(standing.outcomes) > 1 for standing in c.standings):
         notes.append(
-            "Of each submission the setting that was first; of its repetitions the middle one."
+            "The numbers of a submission are those of its fastest setting of hyperparameters, and"
+            " of the middle one of its repetitions."
         )
-    if len(standings) > 1:
+    if len(c.submissions) > 1:
         clock = "time" if c.clock == "seconds" else c.clock
         notes.append(
-            f"Times as fast: by {clock}, with what {100 * c.confidence:g} % of repetitions with"
-            " other seeds would stay within."
+            f"Speed-up: over {c.reference or 'the first'}, by {clock}. Its bounds come from other"
+            " seeds and from the gaps between measurements."
         )
     return notes
 
@@ -218,25 +217,35 @@ def _clocks(standings: Sequence[Standing]) -> list[str]:
     return ["steps", *known]
 
 
-def _clock_cell(standing: Standing, clock: str, unit: Duration) -> Cell:
-    at = standing.best.at(clock)
-    if math.isinf(at):
-        if clock != "steps":
-            return Cell("")
-        nearest = standing.best.best
-        return Cell(NOT_REACHED, "" if math.isnan(nearest) else f"best {number(nearest)}")
-    if math.isnan(at):
+def _clock_names(clocks: Sequence[str], unit: Duration) -> list[str]:
+    return [unit.name if clock == "seconds" else clock for clock in clocks]
+
+
+def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Duration) -> Cell:
+    """When the best outcome reached the goal, between the first and the last of those counting."""
+    at = best.at(clock)
+    if best.reached is None and clock == "steps":
+        return Cell(NOT_REACHED, "" if math.isnan(best.best) else f"best {number(best.best)}")
+    if not math.isfinite(at):
         return Cell("")
-    write: Callable[[float], str] = (lambda x: unit(x / 3600)) if clock == "seconds" else number
-    reached = [outcome.at(clock) for outcome in standing.counting if outcome.reached is not None]
-    ends = Bounded(at, min(reached), max(reached))
-    return Cell(write(at), bounds(ends, write) if len(reached) > 1 else "")
+    write: Callable[[float], str] = (lambda x: unit(x / 3600)) if clock == "seconds" else count
+    reached = [outcome.at(clock) for outcome in counting if outcome.reached is not None]
+    return Cell(write(at), bounds(Bounded(at, min(reached), max(reached)), write))
 
 
-def _setting(outcome: Outcome) -> str:
-    trial = outcome.trial
-    known = [value for value in (trial.batch_size, trial.learning_rate) if not math.isnan(value)]
-    return ", ".join(f"{value:,.4g}" for value in known)
+def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
+    """Return columns of what was set, as far as it is known of any outcome."""
+
+    def batch_size(outcome: Outcome) -> str:
+        size = outcome.trial.batch_size
+        return "" if math.isnan(size) else count(size)
+
+    def learning_rate(outcome: Outcome) -> str:
+        rate = outcome.trial.learning_rate
+        return "" if math.isnan(rate) else f"{rate:.3g}"
+
+    columns = {"batch size": batch_size, "learning rate": learning_rate}
+    return {name: write for name, write in columns.items() if any(map(write, outcomes))}
 
 
 def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str, float]) -> Table:
@@ -257,7 +266,7 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
     note = (
         "Score: the mean over workloads of max(0, (4 - r)/3), with r the time over the fastest"
         " submission's (AlgoPerf). Then the share of workloads on which a submission is the"
-        " fastest, or within so many times its time."
+        " fastest, or within 1.5, 2 or 4 times the fastest's time."
     )
     return Table(f"All {plural(len(c.workloads), 'workload')}", headings, lines, [note])
 
@@ -268,10 +277,10 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
             [
                 Cell(count(batch.batch_size)),
                 _steps(batch),
-                Cell(_regime(each, batch)),
+                Cell("" if each.regimes is None else each.regimes.of(batch.batch_size)),
                 Cell(_rate(batch)),
                 Cell(_tried(batch)),
-                *(Cell(count(n)) for n in (batch.tried, batch.reached, batch.diverged)),
+                *(Cell(count(number)) for number in (batch.tried, batch.reached, batch.diverged)),
             ],
             [],
         )
@@ -288,12 +297,7 @@ def _steps(batch: SweptBatch) -> Cell:
     if batch.best.reached is None:
         return Cell(NOT_REACHED)
     steps = batch.best.at("steps")
-    ends = Bounded(steps, min(batch.steps), max(batch.steps))
-    return Cell(number(steps), bounds(ends, rough))
-
-
-def _regime(each: Swept, batch: SweptBatch) -> str:
-    return "" if each.regimes is None else each.regimes.of(batch.batch_size)
+    return Cell(count(steps), bounds(Bounded(steps, min(batch.steps), max(batch.steps)), rough))
 
 
 def _rate(batch: SweptBatch) -> str:
@@ -310,27 +314,22 @@ def _tried(batch: SweptBatch) -> str:
 
 
 def _trials(c: Comparison, workload: str) -> Table:
-    standings, unit = _of(c, workload), time_unit(c)
-    clocks = _clocks(standings)
-    every = [outcome for standing in standings for outcome in standing.outcomes]
-    every.sort(key=lambda outcome: outcome.at(c.clock))
-    lines = []
-    for outcome in every:
-        trial = outcome.trial
-        alone = Standing(trial.submission, workload, (outcome,), (outcome,), outcome, _NOTHING)
-        cells = [
-            Cell(trial.name),
-            Cell(trial.submission),
-            Cell(_setting(outcome)),
-            *(_clock_cell(alone, clock, unit) for clock in clocks),
-            Cell("" if math.isnan(outcome.best) else number(outcome.best)),
-        ]
-        lines.append(Line(cells, ["diverged"] if trial.diverged else []))
-    headings = ["run", "submission", "batch size, learning rate"]
-    headings += [unit.name if clock == "seconds" else clock for clock in clocks]
+    unit, clocks = time_unit(c), _clocks(_of(c, workload))
+    every = sorted(_outcomes(c, workload), key=lambda outcome: outcome.at(c.clock))
+    settings = _settings(every)
+    lines = [
+        Line(
+            [
+                Cell(outcome.trial.name),
+                Cell(outcome.trial.submission),
+                *(Cell(write(outcome)) for write in settings.values()),
+                *(_clock_cell(outcome, [outcome], clock, unit) for clock in clocks),
+                Cell("" if math.isnan(outcome.best) else number(outcome.best)),
+            ],
+            ["diverged"] if outcome.trial.diverged else [],
+        )
+        for outcome in every
+    ]
     title = f"All {plural(len(every), 'run')}"
-    title = f"{title} on {workload}" if workload else title
-    return Table(title, [*headings, "best value"], lines, [])
-
-
-_NOTHING = Bounded(math.nan, math.nan, math.nan)
+    headings = ["run", "submission", *settings, *_clock_names(clocks, unit), "best value"]
+    return Table(f"{title} on {workload}" if workload else title, headings, lines, [])

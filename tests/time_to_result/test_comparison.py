@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from courses import sweep, trial
+
+from noisescale.bounded import Bounded
+from noisescale.history.metrics import Goal
+from noisescale.time_to_result.comparison import Comparison, Standing, compare
+from noisescale.time_to_result.measurements import Measurements, Trial
+from noisescale.tradeoff.profile import STEPS_SCATTER
+
+GOAL = Goal.read("loss<=0.1")
+
+
+def standing(c: Comparison, submission: str, workload: str = "") -> Standing:
+    (found,) = (
+        each for each in c.standings if (each.submission, each.workload) == (submission, workload)
+    )
+    return found
+
+
+def test_submissions_are_ranked_by_when_they_reached_the_goal() -> None:
+    trials = [trial(300, submission="sgd"), trial(math.inf, submission="lars")]
+    trials += [trial(100, submission="adam")]
+
+    found = compare(trials, GOAL)
+
+    assert [each.submission for each in found.standings] == ["adam", "sgd", "lars"]
+    assert found.clock == "steps"
+    assert found.reference == "sgd"
+    assert found.reached
+    assert not compare(trials[1:2], GOAL).reached
+
+
+def test_seconds_count_where_every_trial_that_reached_the_goal_has_them() -> None:
+    slow, fast = trial(100, seconds=9.0, submission="a"), trial(200, seconds=1.0, submission="b")
+
+    by_time = compare([slow, fast], GOAL)
+    by_steps = compare([slow, fast], GOAL, clock="steps")
+    untimed = compare([slow, trial(200, submission="b")], GOAL)
+
+    assert [each.submission for each in by_time.standings] == ["b", "a"]
+    assert [each.submission for each in by_steps.standings] == ["a", "b"]
+    assert untimed.clock == "steps"
+
+
+def test_the_speed_up_of_single_runs_has_the_usual_scatter_and_the_evaluations_in_its_bounds() -> (
+    None
+):
+    found = compare([trial(400, submission="a"), trial(200, submission="b")], GOAL)
+
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
+    speed_up = standing(found, "b").speed_up
+    assert speed_up.value == 2
+    assert speed_up.low == pytest.approx(390 / 200 / margin)
+    assert speed_up.high == pytest.approx(margin * 400 / 190)
+    assert standing(found, "a").speed_up == Bounded(1, 1, 1)
+
+
+def seeds(submission: str, steps: list[float]) -> list[Trial]:
+    return [
+        trial(each, submission=submission, hyperparameters={"seed": k}, name=f"{submission}{k}")
+        for k, each in enumerate(steps)
+    ]
+
+
+def test_repetitions_have_their_own_scatter_in_the_bounds() -> None:
+    a, b = seeds("a", [400, 410, 390]), seeds("b", [200, 210, 190])
+
+    found = standing(compare([*a, *b], GOAL), "b").speed_up
+
+    logs = [np.log([400, 410, 390]), np.log([200, 210, 190])]
+    scatter = math.sqrt(sum(((each - each.mean()) ** 2).sum() for each in logs) / 4)
+    margin = math.exp(2.776445 * scatter * math.sqrt(2 / 3))
+    assert found.value == 2
+    assert found.low == pytest.approx(390 / 200 / margin, rel=1e-5)
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 8])
+def test_bounds_hold_the_truth_as_often_as_they_say(repeats: int) -> None:
+    """Trainings of equal submissions that scatter by 15 %."""
+    rng = np.random.default_rng(repeats)
+    held = 0
+    for _ in range(400):
+        times = np.round(10_000 * np.exp(STEPS_SCATTER * rng.standard_normal((2, repeats))), -1)
+        both = [
+            Trial(
+                f"{name}{k}",
+                Measurements([time - 10, time], [0.9, 0.1]),
+                name,
+                hyperparameters={"seed": float(k)},
+            )
+            for name, of in zip("ab", times, strict=True)
+            for k, time in enumerate(of)
+        ]
+        found = standing(compare(both, GOAL), "b").speed_up
+        held += found.low <= 1 <= found.high
+    assert 0.92 <= held / 400 <= 0.995
+
+
+def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
+    missed = trial(math.inf, until=500, submission="a")
+    c = compare([missed, trial(100, submission="b"), trial(math.inf, submission="c")], GOAL)
+
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
+    assert standing(c, "b").speed_up.low == pytest.approx(500 / 100 / margin)
+    assert standing(c, "b").speed_up.high == math.inf
+    assert math.isnan(standing(c, "b").speed_up.value)
+    assert not standing(c, "a").speed_up.known
+    assert not standing(c, "c").speed_up.known
+    other = compare([missed, trial(100, submission="b")], GOAL, reference="b")
+    assert standing(other, "a").speed_up.high == pytest.approx(margin * 100 / 500)
+    assert standing(other, "a").speed_up.low == 0
+
+
+def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
+    trials = [
+        trial(steps, submission="a", study=study, learning_rate=rate, name=f"{study}{rate}")
+        for study, both in (("1", (100, 200)), ("2", (400, 300)), ("3", (250, 900)))
+        for rate, steps in zip((0.1, 0.2), both, strict=True)
+    ]
+
+    found = standing(compare(trials, GOAL), "a")
+
+    assert sorted(each.at("steps") for each in found.counting) == [100, 250, 300]
+    assert found.best.at("steps") == 250
+    assert len(found.outcomes) == 6
+
+
+def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
+    trials = [
+        trial(steps, submission=submission, workload=workload)
+        for submission, workload, steps in (
+            ("a", "x", 100),
+            ("a", "y", 400),
+            ("b", "x", 200),
+            ("b", "y", 100),
+        )
+    ]
+
+    found = compare(trials, {"x": GOAL, "y": Goal.read("loss<0.2")})
+
+    assert found.scores == {"a": 0.5, "b": pytest.approx(5 / 6)}
+    assert found.profile is not None
+    assert found.profile.at(1) == {"a": 0.5, "b": 0.5}
+    assert compare(trials[:1], GOAL).scores is None
+
+
+def test_variants_check_a_workload_and_have_no_share_in_the_score() -> None:
+    trials = [
+        trial(steps, submission=submission, workload=workload)
+        for submission, workload, steps in (
+            ("a", "x", 100),
+            ("a", "x_wide", math.inf),
+            ("b", "x", 200),
+            ("b", "x_wide", 100),
+        )
+    ]
+
+    found = compare(trials, GOAL, variants={"x_wide": "x"})
+
+    assert found.scores == {"a": 0, "b": 1}
+    assert found.profile is not None
+    assert found.profile.workloads == ("x",)
+
+
+def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
+    rising = Trial("r", Measurements([1, 2, 3], [0.1, 0.5, 0.9]), "a")
+
+    assert compare([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
+    assert compare([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
+
+
+def test_a_budget_holds_for_all() -> None:
+    assert not compare([trial(100)], GOAL, budget={"steps": 90}).reached
+
+
+def test_sweeps_over_batch_sizes_are_found_for_each_submission() -> None:
+    trials = [*sweep({8: 400, 16: 200, 32: 110}, submission="a"), trial(100, submission="b")]
+
+    found = compare(trials, GOAL)
+
+    assert [each.submission for each in found.sweeps] == ["a"]
+
+
+def test_a_metric_that_leaves_the_goal_again_and_one_that_begins_there_are_warned_of() -> None:
+    back = Trial("b", Measurements([1, 2, 3], [0.9, 0.1, 0.2]), "b")
+    first = Trial("f", Measurements([1, 2, 3], [0.1, 0.1, 0.1]), "f")
+
+    found = compare([back, first], GOAL).warnings
+
+    assert found[0].startswith("In 1 of 2 runs that reached the goal a later measurement was short")
+    assert found[1].startswith("1 of 2 runs reached the goal at their first measurement.")
+    assert compare([trial(100)], GOAL).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("trials", "options", "message"),
+    [
+        ([], {}, "`trials` must have one trial at least, got none"),
+        ([trial(1, workload="x")], {"goals": {"y": GOAL}}, "`goals` must have one for the workl"),
+        ([trial(10)], {"clock": "seconds"}, "`clock` must be known of every trial that reached"),
+        ([trial(10)], {"clock": "hours"}, '`clock` must be one of "steps", "examples"'),
+        ([trial(10, submission="a")], {"reference": "b"}, "`reference` must be one of a, got 'b'"),
+        ([trial(10)], {"confidence": 2}, "`confidence` must lie between 0 and 1"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    trials: list[Trial], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare(trials, **{"goals": GOAL} | options)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+from courses import trial
+
+from noisescale.history.metrics import Goal
+from noisescale.time_to_result.measurements import Measurements, Trial
+from noisescale.time_to_result.outcomes import best_setting, middle, outcome_of
+
+GOAL = Goal.read("loss<=0.1")
+
+
+def outcome(steps: float, rate: float, seed: float = 0, **where: float):  # type: ignore[no-untyped-def]
+    hyperparameters = {"seed": seed, **where}
+    return outcome_of(
+        trial(steps, learning_rate=rate, hyperparameters=hyperparameters, name=f"{rate}/{seed}"),
+        GOAL,
+    )
+
+
+def test_an_outcome_says_when_the_goal_was_reached_and_what_came_before() -> None:
+    found = outcome_of(trial(100, seconds=2.0), GOAL)
+
+    assert (found.at("steps"), found.at("seconds")) == (100, 200)
+    assert (found.after("steps"), found.after("seconds")) == (90, 180)
+    assert math.isnan(found.at("epochs"))
+    assert (found.best, found.best_step) == (0.1, 100)
+    assert found.until("steps") == 110
+
+
+def test_a_goal_that_was_missed_is_infinitely_late_and_its_nearest_value_is_kept() -> None:
+    measured = Measurements([1, 2, 3], [0.5, 0.3, math.nan], seconds=[1, 2, 3])
+
+    found = outcome_of(Trial("t", measured), GOAL)
+    rising = outcome_of(Trial("t", measured), Goal.read("accuracy>0.9"))
+
+    assert (found.at("steps"), found.at("seconds"), found.after("steps")) == 3 * (math.inf,)
+    assert (found.best, found.best_step) == (0.3, 2)
+    assert (rising.best, rising.best_step) == (0.5, 1)
+    assert outcome_of(Trial("t", Measurements([], [])), GOAL).best_step is not None
+
+
+def test_the_nearest_value_is_within_the_budget() -> None:
+    assert outcome_of(trial(100), GOAL, {"steps": 50}).best_step == 50
+
+
+def test_of_an_even_number_the_middle_is_the_slower_one() -> None:
+    outcomes = [outcome(steps, 0.1) for steps in (10, 30, 20, 40)]
+
+    assert middle(outcomes, "steps").at("steps") == 30
+    assert middle([*outcomes, outcome(math.inf, 0.1)], "steps").at("steps") == 30
+
+
+@pytest.mark.parametrize("lucky", [10, 100])
+def test_the_best_setting_is_that_of_the_fastest_middle_not_of_the_luckiest_seed(
+    lucky: float,
+) -> None:
+    steady = [outcome(steps, 0.1, seed) for seed, steps in enumerate((50, 60, 70))]
+    gamble = [outcome(steps, 0.2, seed) for seed, steps in enumerate((lucky, 80, 90))]
+
+    assert best_setting([*gamble, *steady], "steps") == steady
+
+
+def test_hyperparameters_other_than_seeds_make_another_setting() -> None:
+    fast, slow = outcome(50, 0.1, momentum=0.9), outcome(60, 0.1, momentum=0.5)
+
+    assert best_setting([slow, fast], "steps") == [fast]
