@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from noisescale.predictor import Prediction as Prediction
     from noisescale.predictor import predict as predict
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
+    from noisescale.time_to_result.profiles import algoperf_score as algoperf_score
+    from noisescale.time_to_result.profiles import performance_profile as performance_profile
+    from noisescale.time_to_result.steps_to_result import steps_to_result as steps_to_result
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
@@ -55,10 +58,13 @@ _HOME = {
     "Prediction": "predictor",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
+    "algoperf_score": "time_to_result.profiles",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
+    "performance_profile": "time_to_result.profiles",
     "predict": "predictor",
+    "steps_to_result": "time_to_result.steps_to_result",
 }
 
 __all__ = [*_HOME]
