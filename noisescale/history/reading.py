@@ -322,7 +322,7 @@ class CsvRows:
     def _read_names(self, path: Path, names: list[str]) -> None:
         self._names = names
         named = ((k, name_in(tag, self.prefix)) for k, tag in enumerate(names))
-        self._ours = {k: name for k, name in named if name is not None and _is_number(name)}
+        self._ours = {k: name for k, name in named if name is not None and is_logged_number(name)}
         self._values = {name: [] for name in self._ours.values()}
         self.others = [name for k, name in enumerate(names) if k not in self._ours]
         if len(self._values) < len(self._ours):
@@ -335,7 +335,7 @@ class CsvRows:
             )
 
 
-def _is_number(name: str) -> bool:
+def is_logged_number(name: str) -> bool:
     """Whether the history has a metric of this name, without its prefix."""
     return name in _COLUMN_OF or name in ABOUT_RUN or name.startswith("group/")
 
