@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util.tensor_util import make_ndarray
 
 from noisescale.history.metric_names import name_in
@@ -124,20 +128,65 @@ def read_event_files(
     return rows.columns(), list(rows.others)
 
 
-def read_scalar(paths: list[Path], tag: str) -> tuple[list[float], list[float], set[str]]:
-    """Return the steps and the values of any metric of one run, and all tags in its files."""
-    steps: list[float] = []
-    values: list[float] = []
-    tags: set[str] = set()
+class Scalar(NamedTuple):
+    """The values of one tag, in the order of logging."""
+
+    steps: array[float]
+    values: array[float]
+    seconds: array[float]
+    """Time since the first event of the run, without the time between two event files."""
+
+
+class Scalars(NamedTuple):
+    """What the event files of one run contain."""
+
+    scalars: dict[str, Scalar]
+    """By tag."""
+    hyperparameters: dict[str, float | str | bool]
+    """Those that were logged for TensorBoard's page of hyperparameters."""
+
+
+def read_scalars(
+    paths: list[Path], wanted: Callable[[bytes], bool] = lambda record: True
+) -> Scalars:
+    """Return all scalars of one run.
+
+    Args:
+        paths: The event files of the run, in order. A file may end within a record.
+        wanted: Whether a record may contain what is looked for. Other records are not parsed,
+            which takes most of the time.
+    """
+    found = Scalars({}, {})
+    before = 0.0
     for path in paths:
+        began, last = None, b""
         for record in _loader(path).Load():
+            last = record
+            if began is not None and not wanted(record):
+                continue
             event = Event.FromString(record)
+            began = event.wall_time if began is None else began
             for value in event.summary.value:
-                tags.add(value.tag)
-                if value.tag == tag:
-                    steps.append(event.step)
-                    values.append(_number_in(value))
-    return steps, values, tags
+                if value.tag == SESSION_START_INFO_TAG:
+                    found.hyperparameters.update(_hyperparameters(value))
+                elif (number := _scalar_in(value)) is not None:
+                    of_tag = found.scalars.get(value.tag)
+                    if of_tag is None:
+                        of_tag = Scalar(array("d"), array("d"), array("d"))
+                        found.scalars[value.tag] = of_tag
+                    of_tag.steps.append(event.step)
+                    of_tag.values.append(number)
+                    of_tag.seconds.append(before + event.wall_time - began)
+        if began is not None:
+            before += max(0.0, Event.FromString(last).wall_time - began)
+    return found
+
+
+def _hyperparameters(value: Summary.Value) -> Iterator[tuple[str, float | str | bool]]:
+    logged = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+    for name, each in logged.session_start_info.hparams.items():
+        if (kind := each.WhichOneof("kind")) in ("number_value", "string_value", "bool_value"):
+            yield name, getattr(each, kind)
 
 
 def _check_ending(file: EventFile, size: int, *, allow_truncated: bool) -> None:
@@ -180,9 +229,15 @@ def _number(value: Summary.Value, path: Path, step: int) -> float:
 
 
 def _number_in(value: Summary.Value) -> float:
+    number = _scalar_in(value)
+    return math.nan if number is None else number
+
+
+def _scalar_in(value: Summary.Value) -> float | None:
+    """Return the number of a value; None if it is something else than a scalar."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor"):
-        return math.nan
+        return None
     tensor = make_ndarray(value.tensor)
-    return float(tensor) if tensor.size == 1 and tensor.dtype.kind in "fiu" else math.nan
+    return float(tensor.item()) if tensor.size == 1 and tensor.dtype.kind in "fiu" else None

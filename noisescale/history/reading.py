@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,7 +35,7 @@ _COLUMN_OF = {
 _ALWAYS = ("step", "examples", "batch_size")
 """Columns that each row needs."""
 
-_CLOCKS = ("step", "trainer/global_step", "train/global_step")
+CLOCKS = ("step", "trainer/global_step", "train/global_step")
 """Columns of the step: CSVLogger, W&B with Lightning, W&B with transformers."""
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")
@@ -106,11 +107,13 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     files = files_of(path)
     if files[0].suffix != ".csv":
         need("tensorboard", f"Reading the event files of {printable(path)}")
-        from noisescale.history.event_files import read_scalar
+        from noisescale.history.event_files import read_scalars
 
-        steps, values, names = read_scalar(files, name)
+        scalars = read_scalars(files).scalars
+        names = set(scalars)
         ours = next((n for n in sorted(names) if measured_in(n) is not None), "")
-        clock = read_scalar(files, ours)[:2]
+        steps, values = scalars[name][:2] if name in scalars else ([], [])
+        clock = scalars[ours][:2] if ours else ([], [])
     else:
         (_, header), *lines = list(csv_lines(files[0])) or [(0, [])]
         names = set(header)
@@ -119,31 +122,62 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         clock = _column(header, lines, ours)
     known = np.isfinite(values) if len(values) else np.array([], dtype=bool)
     if not known.any():
-        others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
-        raise ValueError(
-            f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
-            f" Its metrics: {printable(others) or 'none'}."
-        )
+        refuse_metric(path, name, names)
     if not len(clock[0]):
         raise ValueError(
             f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no metrics of the"
             " monitor. Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
         )
-    # Trainers log under the number of the step, or of the one before: our rows tell which, those
-    # of a step that was measured.
-    behind = float(np.subtract(clock[1], clock[0]).max().clip(0, 1))
-    at, found = np.array(steps)[known] + behind, np.array(values)[known]
-    # Of one step the last one counts, and what a resumed run trained again counts once.
-    last = np.append(at[:-1] < np.minimum.accumulate(at[::-1])[::-1][1:], True)
+    at, found = np.array(steps)[known] + steps_behind(*clock), np.array(values)[known]
+    last = last_logged(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
+
+
+def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
+    """Raise the error of a metric that is not among the names of those that were logged."""
+    others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
+    raise ValueError(
+        f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
+        f" Its metrics: {printable(others) or 'none'}."
+    )
+
+
+def steps_behind(logged_at: ArrayLike, steps: ArrayLike) -> float:
+    """Return how many steps a trainer's log is behind the optimizer: 0 or 1.
+
+    Trainers log under the number of the step, or of the step before. The monitor's rows of a step
+    that was measured show which.
+
+    Args:
+        logged_at: The step under which each of the monitor's rows was logged.
+        steps: The optimizer step that each of these rows contains.
+
+    Example:
+        >>> steps_behind([9, 19], [10, 20]), steps_behind([10, 20], [10, 18])
+        (1.0, 0.0)
+    """
+    return float(np.subtract(steps, logged_at).max().clip(0, 1))
+
+
+def last_logged(steps: Array) -> NDArray[np.bool_]:
+    """Mark the values that count, by their steps in the order of logging.
+
+    Of one step the last value counts. What a resumed run trained again counts once.
+
+    Example:
+        >>> last_logged(np.array([1.0, 2.0, 2.0, 5.0, 3.0, 4.0]))
+        array([ True, False,  True, False,  True,  True])
+    """
+    earliest_after = np.minimum.accumulate(steps[::-1])[::-1][1:]
+    return np.append(steps[:-1] < earliest_after, True)[: len(steps)]
 
 
 def _column(
     header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
 ) -> tuple[list[float], list[float]]:
     """Return a metric's steps and values in a CSV file; empty if the metric is not there."""
-    clock = next((clock for clock in _CLOCKS if clock in header), "")
+    clock = next((clock for clock in CLOCKS if clock in header), "")
     if name not in header or not clock:
         return [], []
     where, step = header.index(name), header.index(clock)
@@ -288,7 +322,7 @@ class CsvRows:
     def _read_names(self, path: Path, names: list[str]) -> None:
         self._names = names
         named = ((k, name_in(tag, self.prefix)) for k, tag in enumerate(names))
-        self._ours = {k: name for k, name in named if name is not None and _is_number(name)}
+        self._ours = {k: name for k, name in named if name is not None and is_logged_number(name)}
         self._values = {name: [] for name in self._ours.values()}
         self.others = [name for k, name in enumerate(names) if k not in self._ours]
         if len(self._values) < len(self._ours):
@@ -301,7 +335,7 @@ class CsvRows:
             )
 
 
-def _is_number(name: str) -> bool:
+def is_logged_number(name: str) -> bool:
     """Whether the history has a metric of this name, without its prefix."""
     return name in _COLUMN_OF or name in ABOUT_RUN or name.startswith("group/")
 
