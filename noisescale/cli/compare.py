@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,13 +167,14 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
     names = _names(runs)
     trials: list[Trial] = []
     for metric in dict.fromkeys(goal.metric for goal in goals.values()):
-        found = [
-            trial
-            for run, name in zip(runs, names, strict=True)
-            for trial in read_trials(run, metric, submission=name)
-        ]
+        with renamed({"goal": "--goal"}):
+            found = [
+                trial
+                for run, name in zip(runs, names, strict=True)
+                for trial in read_trials(run, metric, submission=name)
+            ]
         if len(runs) == 1:
-            found = _apart(found, names[0])
+            found = _apart(found, names[0], in_folders=runs[0].is_dir())
         of = goals.get("")
         placed = [replace(trial, workload=_workload(trial, goals)) for trial in found]
         trials += [t for t in placed if (of or goals[t.workload]).metric == metric]
@@ -187,18 +189,18 @@ def _names(runs: Sequence[Path]) -> list[str]:
     ]
 
 
-def _apart(trials: Sequence[Trial], name: str) -> list[Trial]:
-    """Return the trials of one folder: its folders are submissions, or its runs are.
+def _apart(trials: Sequence[Trial], name: str, *, in_folders: bool) -> list[Trial]:
+    """Return the trials of one folder or file: its folders are submissions, or its runs are.
 
     Runs that lie beside each other at several batch sizes are one sweep.
     """
     if any(trial.submission != name for trial in trials):
         return list(trials)  # the file says them
     parts = [Path(trial.name).parts for trial in trials]
-    if len({part[:1] for part in parts}) > 1 and all(len(part) > 1 for part in parts):
+    if in_folders and len({part[0] for part in parts}) > 1 and min(map(len, parts)) > 1:
         return [replace(t, submission=part[0]) for t, part in zip(trials, parts, strict=True)]
     sizes = {trial.batch_size for trial in trials}
-    if len(sizes) > 1 and not any(size != size for size in sizes):
+    if len(sizes) > 1 and not any(map(math.isnan, sizes)):
         return list(trials)
     return [replace(trial, submission=trial.name) for trial in trials]
 

@@ -16,7 +16,6 @@ from noisescale.report.numbers import (
     duration_for,
     number,
     plural,
-    rough,
     two_digits,
 )
 from noisescale.report.tables import Cell, Line, Table, cell_of
@@ -232,8 +231,14 @@ def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Du
     if not math.isfinite(at):
         return Cell("")
     write: Callable[[float], str] = (lambda x: unit(x / 3600)) if clock == "seconds" else count
-    reached = [outcome.at(clock) for outcome in counting if outcome.reached is not None]
-    return Cell(write(at), bounds(Bounded(at, min(reached), max(reached)), write))
+    return Cell(write(at), _span([outcome.at(clock) for outcome in counting], write))
+
+
+def _span(found: Sequence[float], write: Callable[[float], str]) -> str:
+    """Write the least and the largest finite value; "" if both are the same."""
+    known = [value for value in found if math.isfinite(value)]
+    low, high = write(min(known)), write(max(known))
+    return "" if low == high else f"{low}–{high}"
 
 
 def _settings(outcomes: Sequence[Outcome]) -> dict[str, Callable[[Outcome], str]]:
@@ -293,27 +298,28 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
     headings += ["runs", "reached", "diverged"]
     title = f"Steps to {c.goals[each.workload]} against batch size"
     name = whose(each.submission, each.workload)
-    doubtful = any(line.cells[2].text.endswith("?") for line in lines)
-    notes = ["A question mark: the bounds of the regimes do not decide it."] if doubtful else []
+    notes = []
+    if each.regimes is not None:
+        notes.append(
+            "Regimes: perfect scaling, diminishing returns, maximal data parallelism. With a"
+            " question mark the bounds of the regimes do not decide it."
+        )
     return Table(f"{title}: {name}" if name else title, headings, lines, notes)
 
 
 def regime_at(regimes: Regimes, batch_size: float) -> str:
     """Name the regime of a batch size, with a question mark where the bounds do not decide it."""
     if (found := regimes.of(batch_size)) != UNDECIDED:
-        return found
+        return found.split()[0]
     if batch_size <= regimes.perfect_up_to.value:
-        return "perfect scaling?"
-    if batch_size >= regimes.maximal_from.value:
-        return "maximal data parallelism?"
-    return "diminishing returns?"
+        return "perfect?"
+    return "maximal?" if batch_size >= regimes.maximal_from.value else "diminishing?"
 
 
 def _steps(batch: SweptBatch) -> Cell:
     if batch.best.reached is None:
         return Cell(NOT_REACHED)
-    steps = batch.best.at("steps")
-    return Cell(count(steps), bounds(Bounded(steps, min(batch.steps), max(batch.steps)), rough))
+    return Cell(count(batch.best.at("steps")), _span(batch.steps, count))
 
 
 def _rate(batch: SweptBatch) -> str:

@@ -102,7 +102,7 @@ def test_repetitions_have_the_middle_between_the_first_and_the_last() -> None:
 
     cell = comparison_tables(compare(trials, GOAL))[0].lines[0].cells[4]
 
-    assert (cell.text, cell.bounds) == ("100", "90 to 120")
+    assert (cell.text, cell.bounds) == ("100", "90–120")
 
 
 def test_several_workloads_have_scores_and_shares() -> None:
