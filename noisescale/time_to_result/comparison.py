@@ -163,6 +163,10 @@ def compare(
     ]
     sweeps = tuple(each for each in found if each is not None)
     profile = scores = None
+    for name in (each for pair in (variants or {}).items() for each in pair):
+        if name not in groups:
+            known = ", ".join(groups) or "none"
+            refuse("variants", f"name workloads among {known}", repr(name), "Check its name.")
     if len(groups) > 1 and len(submissions) > 1:
         times: dict[str, dict[str, float]] = defaultdict(dict)
         for standing in standings:

@@ -163,7 +163,7 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         McCandlish et al. 2018, arXiv:1812.06162, equation 2.11. Zhang et al. 2024,
         arXiv:2410.21676, for fits in log space.
     """
-    batch, count = _checked(batch_sizes, steps)
+    batch, count = checked_sweep(batch_sizes, steps)
     logs = np.log(batch), np.log(count)
     start = np.array([logs[1].min() - 0.5, (logs[0] + logs[1]).min() - 0.5])
     least = start - _FARTHEST
@@ -230,7 +230,8 @@ def _test_of_the_law(
     return float(np.exp(bent.x[2])), float(fdtrc(1, degrees_of_freedom, ratio))
 
 
-def _checked(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
+def checked_sweep(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
+    """Return both as arrays, or raise a ValueError if they cannot be a sweep."""
     batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if batch.shape != count.shape or batch.ndim != 1:
         raise ValueError(

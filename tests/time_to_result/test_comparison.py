@@ -205,6 +205,11 @@ def test_a_metric_that_leaves_the_goal_again_and_one_that_begins_there_are_warne
         ([trial(10)], {"clock": "seconds"}, "`clock` must be known of every trial that reached"),
         ([trial(10)], {"clock": "hours"}, '`clock` must be one of "steps", "examples"'),
         ([trial(10, submission="a")], {"reference": "b"}, "`reference` must be one of a, got 'b'"),
+        (
+            [trial(10, workload="x")],
+            {"variants": {"y": "x"}},
+            "`variants` must name workloads amon",
+        ),
         ([trial(10)], {"confidence": 2}, "`confidence` must lie between 0 and 1"),
     ],
 )
