@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from program import ended, refused, run
 
-
 GOAL = ("--goal", "val_loss<=0.15")
 
 
