@@ -312,6 +312,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("prediction.py", ["--smoke"]),
         ("whole_runs.py", ["--smoke"]),
         ("prediction_coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
+        ("regimes.py", ["--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1"]),
         ("report_speed.py", ["--smoke"]),
         ("adaptive.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),

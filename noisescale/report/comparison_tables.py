@@ -23,9 +23,11 @@ from noisescale.report.tables import Cell, Line, Table, cell_of
 from noisescale.time_to_result.comparison import Comparison, Standing
 from noisescale.time_to_result.outcomes import Outcome
 from noisescale.time_to_result.profiles import PerformanceProfile
+from noisescale.time_to_result.regimes import Regimes
 from noisescale.time_to_result.swept import Swept, SweptBatch
 
 NOT_REACHED = "not reached"
+UNDECIDED = "between"
 
 _MOST_NAMED = 3
 """Submissions after the first that the answers name."""
@@ -160,13 +162,14 @@ def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
 def _border(each: Swept, border: Bounded, word: str) -> str:
     """A border of regimes, as far as the sweep shows it."""
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
+    if border.low > 0 and math.isfinite(border.high):
+        return f"{word} {banded(border)}"
     if border.low == 0 and math.isinf(border.high):
-        return f"not seen between {count(smallest)} and {count(largest)}"
-    if math.isinf(border.high):
-        return f"its end is not seen up to {count(largest)}: at least {number(border.low)}"
-    if border.low == 0:
-        return f"its end is not seen down to {count(smallest)}: at most {number(border.high)}"
-    return f"{word} {banded(border)}"
+        return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
+    known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
+    if not smallest <= border.value <= largest:
+        return known
+    return f"{word} {number(border.value)}, {known} for certain"
 
 
 def _standings(c: Comparison, workload: str) -> Table:
@@ -277,7 +280,7 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
             [
                 Cell(count(batch.batch_size)),
                 _steps(batch),
-                Cell("" if each.regimes is None else each.regimes.of(batch.batch_size)),
+                Cell("" if each.regimes is None else regime_at(each.regimes, batch.batch_size)),
                 Cell(_rate(batch)),
                 Cell(_tried(batch)),
                 *(Cell(count(number)) for number in (batch.tried, batch.reached, batch.diverged)),
@@ -290,7 +293,20 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
     headings += ["runs", "reached", "diverged"]
     title = f"Steps to {c.goals[each.workload]} against batch size"
     name = whose(each.submission, each.workload)
-    return Table(f"{title}: {name}" if name else title, headings, lines, [])
+    doubtful = any(line.cells[2].text.endswith("?") for line in lines)
+    notes = ["A question mark: the bounds of the regimes do not decide it."] if doubtful else []
+    return Table(f"{title}: {name}" if name else title, headings, lines, notes)
+
+
+def regime_at(regimes: Regimes, batch_size: float) -> str:
+    """Name the regime of a batch size, with a question mark where the bounds do not decide it."""
+    if (found := regimes.of(batch_size)) != UNDECIDED:
+        return found
+    if batch_size <= regimes.perfect_up_to.value:
+        return "perfect scaling?"
+    if batch_size >= regimes.maximal_from.value:
+        return "maximal data parallelism?"
+    return "diminishing returns?"
 
 
 def _steps(batch: SweptBatch) -> Cell:

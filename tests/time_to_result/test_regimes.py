@@ -173,30 +173,36 @@ def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
     assert (held >= 60 * 0.9).all(), held
 
 
-def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well() -> None:
-    """A search over curves at random, in steps, without a profile."""
-    generator, sizes = np.random.default_rng(1), doublings(4, 10)
-    logs = np.log(law(sizes, 1.8) * np.exp(generator.normal(0, 0.1, 10)))
-    alphas = np.exp(generator.uniform(0, math.log(6), 200_000))
-    criticals = np.exp(generator.uniform(math.log(60), math.log(250), 200_000))
-    left = (
-        logs
-        - np.logaddexp(0, alphas[:, None] * np.log(criticals[:, None] / sizes)) / (alphas[:, None])
-    )
-    squares = ((left - left.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    good = (squares <= squares.min() + (1.959964 * 0.05) ** 2) & (alphas > 1)
-    apart = (1.2**alphas - 1) ** (1 / alphas)
+@pytest.mark.parametrize("alpha", [0.55, 1.5])
+def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> None:
+    """A search over curves at random, without a profile. Bends below 1 count as less likely."""
+    generator, sizes, scatter = np.random.default_rng(1), 4.0 ** np.arange(-3, 11), 0.1
+    logs = np.log(law(sizes, alpha) * np.exp(generator.normal(0, 0.05, 14)))
+    bends = alpha * np.exp(generator.uniform(-0.5 if alpha > 1 else -0.3, 0.9, 500_000))
+    criticals = 128 * np.exp(generator.uniform(-0.4, 0.4, 500_000))
+    ratios = np.log(criticals[:, None] / sizes)
+    left = logs - np.logaddexp(0, bends[:, None] * ratios) / bends[:, None]
+    level = left.mean(axis=1)
+    squares = ((left - level[:, None]) ** 2).sum(axis=1)
+    squares += (scatter / 0.5 * np.minimum(np.log(bends), 0)) ** 2
+    spare = squares.min() + (1.959964 * scatter) ** 2 - squares
+    more = np.exp(np.sqrt(np.maximum(spare, 0) / 14))
+    apart = (1.2**bends - 1) ** (1 / bends)
+    steps = np.exp(level)
 
-    found = find_regimes(sizes, np.exp(logs), scatter=0.05)
+    found = find_regimes(sizes, np.exp(logs), scatter=scatter)
 
-    assert found.sharpness.low > 1  # so that no curve counts as less likely
-    for border, values in (
-        (found.perfect_up_to, criticals * apart),
-        (found.maximal_from, criticals / apart),
-        (found.critical_batch_size, criticals),
+    for name, lows, highs in (
+        ("perfect_up_to", criticals * apart, criticals * apart),
+        ("maximal_from", criticals / apart, criticals / apart),
+        ("critical_batch_size", criticals, criticals),
+        ("sharpness", bends, bends),
+        ("min_steps", steps / more, steps * more),
+        ("min_examples", criticals * steps / more, criticals * steps * more),
     ):
-        ends = values[good].min(), values[good].max()
-        assert (border.low, border.high) == pytest.approx(ends, rel=0.02)
+        ends = lows[spare >= 0].min(), highs[spare >= 0].max()
+        bound = getattr(found, name)
+        assert (bound.low, bound.high) == pytest.approx(ends, rel=0.03), name
 
 
 def test_more_confidence_and_more_scatter_widen_the_bounds() -> None:
