@@ -24,8 +24,14 @@ DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
 
 Point = tuple[float | None, float | None]
 
-_PLOT_HEIGHT, _AXIS_ROOM = 360, 58
+PLOT_HEIGHT, _AXIS_ROOM = 360, 58
 """Pixels between the axes, and under them for tick labels and title."""
+
+_NAME = 40
+"""Characters of a name from elsewhere; of a longer name both ends are kept."""
+
+_MOST_SIZES = 11
+"""Batch sizes that have a tick."""
 
 _NARROW = 555
 """Pixels that a legend has in the narrowest figure that is made for, one of 660."""
@@ -74,7 +80,12 @@ def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> 
     )
 
 
-def with_legend(drawn: go.Figure) -> go.Figure:
+def shown_name(name: str) -> str:
+    """Return a name from elsewhere, such as a run's, as plotly shows it: short, and as text."""
+    return escape(name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[-_NAME // 2 :]}")
+
+
+def with_legend(drawn: go.Figure, plot_height: float = PLOT_HEIGHT) -> go.Figure:
     """Put the legend under the axis title, and make room for it however narrow the page is."""
     names = [trace.name for trace in drawn.data if trace.name and trace.showlegend is not False]
     widths = [50 + 5.9 * len(name) for name in names]
@@ -83,7 +94,7 @@ def with_legend(drawn: go.Figure) -> go.Figure:
     margin = drawn.layout.margin
     room = 20 * rows + 12
     margin.b = _AXIS_ROOM + room
-    drawn.layout.height = height = margin.t + _PLOT_HEIGHT + margin.b
+    drawn.layout.height = height = margin.t + plot_height + margin.b
     drawn.layout.legend = {
         "orientation": "h",
         "traceorder": "normal",  # Traces of a group stand beside the others.
@@ -109,6 +120,16 @@ def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
         "tickvals": ticks,
         "ticktext": [_tick(tick) for tick in ticks],
     }
+
+
+def size_axis(title: str, sizes: Iterable[float], low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis with ticks at the batch sizes, as far as they have room."""
+    apart, ticks = (high / low) ** (1 / _MOST_SIZES), list[float]()
+    for size in sorted(set(sizes)):
+        if not ticks or size > ticks[-1] * apart:
+            ticks.append(size)
+    axis = log_axis(title, low, high)
+    return axis | {"tickvals": ticks, "ticktext": [count(tick) for tick in ticks]}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

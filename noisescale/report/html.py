@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
-import plotly
-from plotly.offline import get_plotlyjs
-
-from noisescale import __version__
 from noisescale.prediction.prediction import PredictionRecord
-from noisescale.report.colours import DARK
-from noisescale.report.figures import SETTINGS, PlacedFigure, placed_figures
+from noisescale.report.figures import placed_figures
 from noisescale.report.numbers import count, plural
-from noisescale.report.tables import Cell, Line, Table, headline, tables
+from noisescale.report.page import Page, page_html, write_page
+from noisescale.report.tables import headline, tables
+
+_HOW_TO_READ = (
+    "Steps, hours and costs are those to reach the result of this run. The range under a value has"
+    " two causes: the interval of the noise scale, and what is not known of the seconds a step"
+    " takes. At the critical batch size the run takes twice its fewest steps and twice its fewest"
+    " {unit}. Below the critical batch size more devices save time at almost no cost. Above it they"
+    " save little. All of this holds for a well-tuned learning rate at each batch size. Check a"
+    " large change by a short run."
+)
 
 
 def write_html(p: PredictionRecord, path: Path) -> Path:
@@ -28,108 +27,25 @@ def write_html(p: PredictionRecord, path: Path) -> Path:
     Raises:
         OSError: If the folder does not exist, or cannot be written to.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"`path` must be in a folder that exists, got {str(path)!r}. Create its folder first."
-        )
-    if path.is_dir():
-        raise IsADirectoryError(
-            f"`path` must name a file, got the folder {str(path)!r}. Add the name of a page to it."
-        )
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(as_html(p), encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return write_page(_page(p), path)
 
 
 def as_html(p: PredictionRecord) -> str:
     """Return the page: answers, figures, tables, what is doubtful, what is assumed."""
-    figures = placed_figures(p)
+    return page_html(_page(p))
+
+
+def _page(p: PredictionRecord) -> Page:
     answer = f"Batch size {count(p.recommended_batch_size)}{'' if p.resolved else ' or more'}"
     if p.recommended.devices != p.own_devices:
         answer += f" on {plural(p.recommended.devices, 'device')}"
-    template = Template(_file("page.html"))
-    return template.substitute(
-        title=escape(f"{answer}: what other batch sizes cost"),
-        heading=escape(f"{answer} is recommended for this run"),
-        answers=_answers(headline(p)),
-        figures="\n".join(map(_figure, figures)),
-        tables="\n".join(map(_table, tables(p))),
-        warnings=f"<h2>Warnings</h2>\n{_list(p.warnings, 'warnings')}" if p.warnings else "",
-        assumptions=_list(p.assumptions, "assumptions"),
-        unit=escape(p.unit),
-        versions=escape(f"noisescale {__version__}, plotly {plotly.__version__}"),
-        plotly=get_plotlyjs(),
-        drawing=drawing_script(),
-        settings=_script(dict(SETTINGS)),
-        dark=_script(dict(DARK)),
-        data=_script({figure.id: figure.drawing for figure in figures}),
+    return Page(
+        title=f"{answer}: what other batch sizes cost",
+        heading=f"{answer} is recommended for this run",
+        answers=headline(p),
+        warnings=p.warnings,
+        figures=placed_figures(p),
+        tables=tables(p),
+        assumptions=p.assumptions,
+        how_to_read=_HOW_TO_READ.format(unit=p.unit),
     )
-
-
-def drawing_script() -> str:
-    """Return the script that draws figures, fitted to a page's width and theme: a module."""
-    return _file("figures.js")
-
-
-def _file(name: str) -> str:
-    return files("noisescale.report").joinpath(name).read_text("utf-8")
-
-
-def _answers(lines: Iterable[tuple[str, str]]) -> str:
-    """Lines whose name is indented belong to the line above them."""
-    said = []
-    for name, text in lines:
-        kind = ' class="sub"' if name.startswith(" ") else ""
-        said.append(f"<dt{kind}>{escape(name.strip())}</dt><dd{kind}>{escape(text)}</dd>")
-    return "\n".join(["<dl>", *said, "</dl>"])
-
-
-def _figure(figure: PlacedFigure) -> str:
-    """A place for a figure, and its finding for readers who cannot see it."""
-    finding = escape(figure.finding)
-    return (
-        f'<h2 id="{figure.id}-heading">{escape(figure.heading)}</h2>\n'
-        f'<figure aria-labelledby="{figure.id}-heading">\n'
-        f'<p class="finding">{finding}</p>\n<p class="caption">{escape(figure.caption)}</p>\n'
-        f'<div id="{figure.id}" style="height: {figure.height:g}px" role="img"'
-        f' aria-label="{finding}. The tables below have its numbers."></div>\n</figure>'
-    )
-
-
-def _table(table: Table) -> str:
-    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
-    rows = "\n".join(map(_line, table.lines))
-    notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in table.notes)
-    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-    return (
-        f"<h2>{escape(table.title)}</h2>\n{scroll}<table>\n"
-        f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
-    )
-
-
-def _line(line: Line) -> str:
-    kind = ' class="marked"' if line.marks else ""
-    marks = "".join(f'<span class="mark">{escape(mark)}</span>' for mark in line.marks)
-    name, *others = line.cells
-    cells = "".join(map(_cell, others))
-    return f'<tr{kind}><th scope="row">{escape(name.text)}{marks}</th>{cells}</tr>'
-
-
-def _cell(cell: Cell) -> str:
-    bounds = f'<span class="bounds">{escape(cell.bounds)}</span>' if cell.bounds else ""
-    return f"<td>{escape(cell.text)}{bounds}</td>"
-
-
-def _list(sentences: Iterable[str], kind: str) -> str:
-    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="{kind}">\n{items}\n</ul>'
-
-
-def _script(value: object) -> str:
-    """JSON that no text in it can end the script with."""
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")

@@ -121,15 +121,15 @@ class NoiseCurve:
         return float(self.p.history[self.across][row] - done)
 
 
-def extremes(key: Array, resolved: NDArray[np.bool_]) -> NDArray[np.intp]:
+def extremes(key: Array, resolved: NDArray[np.bool_], most: int = MOST_POINTS) -> NDArray[np.intp]:
     """Return the rows to draw: all, or of each part the least and the largest.
 
     Of a part whose rows are mostly resolved, these are drawn; of another part the others.
     """
-    if len(key) <= MOST_POINTS:
+    if len(key) <= most:
         return np.arange(len(key))
     kept: set[int] = set()
-    for part in np.array_split(np.arange(len(key)), MOST_POINTS // 2):
+    for part in np.array_split(np.arange(len(key)), most // 2):
         kind = part[resolved[part] == (resolved[part].mean() >= 0.5)]
         kept |= {int(kind[np.argmin(key[kind])]), int(kind[np.argmax(key[kind])])}
     return np.array(sorted(kept))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.colours import BANDS, SERIES
-from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, with_legend
+from noisescale.report.drawing import DASHES, draw_area, figure, log_axis, shown_name, with_legend
 from noisescale.report.noise_curve import NoiseCurve
 from noisescale.report.numbers import number
 
@@ -18,9 +18,6 @@ MOST_BANDS = 4
 """Of more runs the intervals would hide each other, and only the lines are drawn."""
 
 _AXES = {"step": "optimizer steps", "examples": "{unit} processed"}
-
-_NAME = 40
-"""Characters of a run's name in the legend; of a longer name both ends are kept."""
 
 
 def noise_of_runs_figure(
@@ -51,7 +48,7 @@ def noise_of_runs_figure(
 def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
     """The least and the largest critical batch size."""
     known = [
-        (curve.p.critical_batch_size.value, _shown(name))
+        (curve.p.critical_batch_size.value, shown_name(name))
         for name, curve, _ in curves
         if curve.p.resolved
     ]
@@ -61,10 +58,6 @@ def _finding(curves: Sequence[tuple[str, NoiseCurve, int]], unit: str) -> str:
     if low == high:
         return f"The critical batch size of {low} is {number(least)} {unit}"
     return f"Critical batch sizes from {number(least)} ({low}) to {number(most)} {unit} ({high})"
-
-
-def _shown(name: str) -> str:
-    return escape(name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[-_NAME // 2 :]}")
 
 
 def _caption(curves: Sequence[tuple[str, NoiseCurve, int]]) -> str:
@@ -86,7 +79,7 @@ def _draw_run(
     banded: bool,
 ) -> None:
     """All traces of a run are shown and hidden together."""
-    shown = _shown(name)
+    shown = shown_name(name)
     again, k = divmod(colour_number, len(SERIES))
     colour, dash = SERIES[k], DASHES[again % len(DASHES)]
     where = {"legendgroup": name, "name": shown}

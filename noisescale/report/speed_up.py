@@ -20,9 +20,8 @@ from noisescale.report.answers import (
     time_ratio,
     timed,
 )
-from noisescale.report.colours import BLACK, BLUE, GREY, SHADES, VERMILLION
+from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
-    DOTTED,
     draw_bounds,
     figure,
     hover,
@@ -30,11 +29,10 @@ from noisescale.report.drawing import (
     with_legend,
 )
 from noisescale.report.numbers import banded, count, duration_for, inverse, number, plural
+from noisescale.report.regime_marks import NOT_RESOLVED, REGIMES, draw_spans, spans_between
 
 PERFECT, MAXIMAL = 0.2, 5.0
 """Regimes meet at these multiples of B_crit: examples, or steps, 20 % above their least."""
-
-_REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 
 
 def speed_up_figure(p: PredictionRecord) -> go.Figure:
@@ -143,25 +141,10 @@ def _counts(p: PredictionRecord, low: float, high: float) -> list[tuple[int, flo
 def _draw_regimes(drawn: go.Figure, p: PredictionRecord, low: float, high: float) -> None:
     at = critical_or_least(p)
     edges = [low, PERFECT * at, MAXIMAL * at, high]
-    names: tuple[str, ...] = _REGIMES
+    names: tuple[str, ...] = REGIMES
     if not p.resolved:  # Known is only how far perfect scaling reaches at least.
-        edges, names = [low, PERFECT * at, high], (_REGIMES[0], "not resolved")
-    for k, name in enumerate(names):
-        left, right = (min(max(edge, low), high) for edge in edges[k : k + 2])
-        if left >= right:
-            continue
-        drawn.add_vrect(x0=left, x1=right, fillcolor=SHADES[k], layer="below", line_width=0)
-        if k:
-            drawn.add_vline(x=left, line=DOTTED)
-        drawn.add_annotation(
-            text=name.replace(" ", "<br>"),
-            font={"size": 12},
-            x=math.log10(math.sqrt(left * right)),
-            y=1,
-            yref="paper",
-            yanchor="top",
-            showarrow=False,
-        )
+        edges, names = [low, PERFECT * at, high], (REGIMES[0], NOT_RESOLVED)
+    draw_spans(drawn, spans_between(names, edges, low, high))
 
 
 def _x_title(p: PredictionRecord) -> str:

@@ -24,10 +24,10 @@ from noisescale.predictor import Prediction, predict
 from noisescale.renamed import renamed
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.figures import SETTINGS, PlacedFigure, placed, placed_figures
-from noisescale.report.html import drawing_script
 from noisescale.report.noise_curve import ACROSS
 from noisescale.report.noise_of_runs import noise_of_runs_figure
 from noisescale.report.numbers import plural
+from noisescale.report.page import drawing_script
 from noisescale.report.records import finite
 from noisescale.report.runs import compared
 from noisescale.report.tables import headline, tables

@@ -11,8 +11,8 @@ from reported_runs import history
 from noisescale.predictor import predict
 from noisescale.report.colours import DARK
 from noisescale.report.figures import SETTINGS, noise_scale_figure, placed
-from noisescale.report.html import drawing_script
 from noisescale.report.noise_of_runs import noise_of_runs_figure
+from noisescale.report.page import drawing_script
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

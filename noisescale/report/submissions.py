@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the figures of a comparison show its submissions: each in one colour everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from noisescale.report.colours import SERIES
+from noisescale.report.comparison_tables import named
+from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
+from noisescale.time_to_result.comparison import Comparison, Standing
+
+
+class Look(NamedTuple):
+    """How a submission is drawn."""
+
+    name: str
+    """As it was given."""
+    colour: str
+    dash: str
+    """Another one where the colours begin anew."""
+    symbol: str
+
+    @property
+    def shown(self) -> str:
+        """The name as plotly shows it."""
+        return shown_name(self.name)
+
+
+def looks(c: Comparison) -> dict[str, Look]:
+    """Return the look of each submission."""
+    names = {standing.submission: named(standing) for standing in c.standings}
+    return {submission: _look(names[submission], k) for k, submission in enumerate(c.submissions)}
+
+
+def standings_on(c: Comparison, workload: str) -> list[Standing]:
+    """Return the standings on a workload, the fastest first."""
+    return [standing for standing in c.standings if standing.workload == workload]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence.
+
+    Example:
+        >>> listed(["sgd", "adam", "lion"])
+        'sgd, adam and lion'
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _look(name: str, k: int) -> Look:
+    again, at = divmod(k, len(SERIES))
+    return Look(name, SERIES[at], DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)])
