@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+from noisescale.csv_lines import csv_lines
 from noisescale.history.reading import refuse_metric
 from noisescale.history.trackers import refuse_tracker
 from noisescale.printable import printable
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.readers.csv_run import is_csv_run, read_csv_run
 from noisescale.time_to_result.readers.event_run import read_event_run
-from noisescale.time_to_result.readers.found import Found, is_event_file, natural, table
+from noisescale.time_to_result.readers.found import Found, is_event_file, natural
 from noisescale.time_to_result.readers.long_csv import read_long_csv
 from noisescale.time_to_result.readers.shallue import MEASUREMENTS, read_shallue
 from noisescale.time_to_result.readers.wandb_chart import is_chart, read_chart
@@ -57,7 +58,7 @@ def read_trials(
 
     Raises:
         ValueError: If there are no trials, a file is damaged, or no trial has the metric. The
-            message then lists the metrics that there are.
+            message then lists metrics that there are, of the first 20 runs.
         OSError: If the path cannot be read.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
 
@@ -80,7 +81,7 @@ def read_trials(
             f" these formats: {FORMATS}."
         )
     if not any(len(trial.measurements) for trial in trials):
-        refuse_metric(path, metric, {name for each in found for name in each.metrics()})
+        refuse_metric(path, metric, {name for each in found[:20] for name in each.metrics()})
     return trials
 
 
@@ -116,7 +117,7 @@ def _found_in_file(path: Path, metric: str, submission: str | None) -> Iterator[
     elif path.name == MEASUREMENTS and (path.parent / "metadata.json").is_file():
         yield read_shallue(path.parent, [path.parent], metric)
     elif path.suffix == ".csv":
-        names, _ = table(path)
+        _, names = next(csv_lines(path), (0, []))
         if is_chart(names):
             yield read_chart(path, metric, submission)
         elif is_csv_run(path, names):

@@ -44,20 +44,23 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
     study, trial, batch size and learning rate are one trial. Other columns of numbers are
     hyperparameters if each is constant within every trial.
 
-    In a file without a column for the trial, several lines of a trial may have the same step. Then
-    other columns tell trials apart: those in which every value occurs at two steps or more.
+    If several lines of a trial still have the same step, other columns tell trials apart, for
+    example `momentum` or `optimizer`: those with different values at one step, in which every value
+    occurs at two steps or more. In a file with a column for the trial, steps that repeat after this
+    are those of a resumed training: the last line counts.
 
     Args:
         path: The file.
         metric: The name of a column.
-        submission: The submission of trials in a file without the column `submission`.
+        submission: The submission of trials without a cell in a column `submission`; None for the
+            column `optimizer`, if there is one.
 
     Raises:
         ValueError: If a column is missing, a cell that is needed has no number, or trials cannot be
             told apart.
         OSError: If the file cannot be read.
     """
-    return _Evaluations(path, metric).found(submission or "")
+    return _Evaluations(path, metric).found(submission)
 
 
 class _Evaluations:
@@ -85,11 +88,11 @@ class _Evaluations:
         if metric not in names:
             refuse_metric(path, metric, _numeric(self.lines, self.others))
 
-    def found(self, submission: str) -> Found:
+    def found(self, submission: str | None) -> Found:
         """Return the trials of the file."""
         self._refuse_schedules()
         groups = self._grouped()
-        if not self.trial and any(map(self._repeated, groups)):
+        if any(map(self._repeated, groups)):
             groups = self._told_apart(groups)
         hyperparameters = [
             name
@@ -100,6 +103,7 @@ class _Evaluations:
         trials = []
         for group in groups:
             cells = group[0].cells
+            given = cells.get("optimizer", "") if submission is None else submission
             evaluated = [line for line in group if line.cells[self.metric]]
             name = "/".join(_part(n, cells[n]) for n in varying) or self.path.stem
             batch_size = self._number(group[0], "batch_size")
@@ -115,7 +119,7 @@ class _Evaluations:
                         batch_size=batch_size,
                         **clocks,
                     ),
-                    submission=cells.get("submission") or submission,
+                    submission=cells.get("submission") or given,
                     workload=cells.get("workload", ""),
                     study=cells.get("study", ""),
                     batch_size=batch_size,
@@ -148,10 +152,12 @@ class _Evaluations:
         self.key += [
             name
             for name in self.others
-            if len({line.cells[name] for line in self.lines}) > 1
-            and all(self._tells_apart(group, name) for group in groups)
+            if all(self._is_setting(group, name) for group in groups)
+            and any(self._tells_apart(group, name) for group in groups)
         ]
         trials = self._grouped()
+        if self.trial:
+            return trials  # which may have been resumed
         for first, again in filter(None, map(self._repeated, trials)):
             raise ValueError(
                 f"`{printable(self.path)}` must have one line for each step of a trial, got the"
@@ -170,11 +176,14 @@ class _Evaluations:
                     return before, line
         return None
 
-    def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
-        steps: dict[str, set[str]] = {}
-        for line in group:
-            steps.setdefault(line.cells[name], set()).add(line.cells[self.step])
+    def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
+        """Whether each value occurs at several steps, as no metric's does."""
+        steps = _by(group, name, self.step)
         return len(steps) == 1 or all(len(at) > 1 for at in steps.values())
+
+    def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
+        """Whether lines of one step have several values."""
+        return any(len(values) > 1 for values in _by(group, self.step, name).values())
 
     def _refuse_schedules(self) -> None:
         """Refuse learning rates that change along a trial: each would make a trial of its own."""
@@ -198,6 +207,14 @@ def _numeric(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
     """Return the columns that have numbers alone."""
     cells = {name: [line.cells[name] for line in lines if line.cells[name]] for name in names}
     return [name for name, texts in cells.items() if texts and all(map(is_number, texts))]
+
+
+def _by(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
+    """Return, for each value of a column, the values of another beside it."""
+    found: dict[str, set[str]] = {}
+    for line in group:
+        found.setdefault(line.cells[name], set()).add(line.cells[of])
+    return found
 
 
 def _values(group: Sequence[_Line], name: str) -> set[float]:

@@ -76,13 +76,30 @@ def test_without_a_column_of_trials_hyperparameters_tell_them_apart(tmp_path: Pa
     assert [dict(trial.hyperparameters) for trial in trials] == [
         {"momentum": momentum} for momentum in (0.9, 0.9, 0.99, 0.99)
     ]
+    assert [trial.submission for trial in trials] == ["sgd", "lars", "sgd", "lars"]
     assert {len(trial.measurements) for trial in trials} == {3}
 
 
-def test_of_a_named_trial_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:
-    (trial,) = read_trials(write(tmp_path, "run,step,loss\na,1,3\na,2,2\na,2,1\n"), "loss")
+def test_one_seed_of_two_optimizers_is_two_trials(tmp_path: Path) -> None:
+    lines = [f"{optimizer},0,{step},3" for optimizer in ("sgd", "lars") for step in (10, 20)]
+    text = "\n".join(["optimizer,seed,step,loss", *lines])
 
-    assert trial.measurements.values.tolist() == [3, 1]
+    trials = read_trials(write(tmp_path, text), "loss", submission="given")
+
+    assert [(t.name, t.submission) for t in trials] == [
+        ("optimizer=sgd", "given"),
+        ("optimizer=lars", "given"),
+    ]
+    assert [len(t.measurements) for t in trials] == [2, 2]
+
+
+def test_of_a_named_trial_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:
+    """A column that is constant for some time, as a learning rate's step, does not split it."""
+    text = "run,step,loss,rate\na,1,3,1\na,2,2,1\na,2,1,1\na,3,1,0\na,4,1,0\n"
+
+    (trial,) = read_trials(write(tmp_path, text), "loss")
+
+    assert trial.measurements.values.tolist() == [3, 1, 1, 1]
 
 
 def test_a_trial_without_the_metric_did_not_reach(tmp_path: Path) -> None:
