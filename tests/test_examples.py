@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import program
 import pytest
 from scripts import ROOT, printed, run
 
@@ -30,9 +31,9 @@ def usage(script: str) -> str:
 
 def shown(script: str, folder: Path, *options: object, package: str = "lightning") -> str:
     """What the command prints, with further options."""
-    program, *words = shlex.split(re.sub(r" *\[.*?\]", "", usage(script)))
+    launcher, *words = shlex.split(re.sub(r" *\[.*?\]", "", usage(script)))
     assert words.pop() == f"examples/{script}"
-    if program == "torchrun":
+    if launcher == "torchrun":
         module = ["-m", "torch.distributed.run", *words]
         return run(*module, f"examples/{script}", *map(str, options))
     assert not words
@@ -105,6 +106,21 @@ def test_fabric_loop_measures_on_two_processes(package: str, tmp_path: Path) -> 
 
 def test_torchrun_loop_measures_on_two_processes(tmp_path: Path) -> None:
     assert_measured(shown("torchrun_loop.py", tmp_path, "--epochs", 2))
+
+
+def test_optimizer_sweep_prints_the_command_that_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = shown("optimizer_sweep.py", tmp_path, "--quick")
+
+    name, *words = shlex.split(output.partition("Next: ")[2])
+    monkeypatch.chdir(tmp_path)
+    compared = program.run(*words)
+
+    assert name == "noisescale"
+    assert "first reached by adam" in compared
+    assert "critical batch size" in compared
+    assert (tmp_path / "report.html").exists()
 
 
 def assert_measured(output: str) -> None:

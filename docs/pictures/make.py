@@ -103,6 +103,12 @@ def main() -> None:
         second = "--second-run run_at_1024 --goal 'accuracy>=0.93'"
         terminal("second_run", f"noisescale predict run_at_64 {second}", folder)
         terminal("fit", "noisescale fit sweep.csv", folder)
+        swept = folder / "swept"
+        swept.mkdir(exist_ok=True)
+        if not (swept / "sweep.csv").exists():
+            run([sys.executable, ROOT / "examples/optimizer_sweep.py"], swept)
+        goal = "--goal 'val_loss<=0.15' --by steps"
+        terminal("compare", f"noisescale compare sweep.csv {goal} --html report.html", swept)
         terminal("profile", "noisescale profile train.py:make --accelerator cpu", folder)
         scheduled = folder / "scheduled"  # apart from the logs that TensorBoard shows
         scheduled.mkdir(exist_ok=True)
@@ -114,6 +120,9 @@ def main() -> None:
             page.goto((folder / "report.html").as_uri())
             page.wait_for_timeout(2000)
             page.locator("figure:has(#front)").screenshot(path=PICTURES / "report.png")
+            page.goto((swept / "report.html").as_uri())
+            page.wait_for_timeout(2000)
+            page.locator("figure:has(#steps)").screenshot(path=PICTURES / "compare.png")
             both = folder / "both"
             for name, trained in (("fixed", logs), ("scheduled", scheduled / "lightning_logs")):
                 shutil.copytree(trained / "digits/version_0", both / name, dirs_exist_ok=True)

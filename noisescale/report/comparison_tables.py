@@ -168,7 +168,7 @@ def _border(each: Swept, border: Bounded, word: str) -> str:
     known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
     if not smallest <= border.value <= largest:
         return known
-    return f"{word} {number(border.value)}, {known} for certain"
+    return f"{word} {number(border.value)} ({known})"
 
 
 def _standings(c: Comparison, workload: str) -> Table:
