@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from noisescale.bounded import Bounded
 from noisescale.report.colours import BLACK
 from noisescale.report.comparison_tables import named, time_unit
-from noisescale.report.drawing import figure, log_axis, shown_name, with_legend
+from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, with_legend
 from noisescale.report.noise_curve import extremes
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
 from noisescale.report.submissions import Look, listed, looks, standings_on
@@ -164,7 +164,7 @@ def _x_axis(curves: Sequence[_Curve], clock: _Clock) -> dict[str, Any]:
         return {"title": {"text": clock.title}, "rangemode": "tozero"}
     first = min(float(curve.x[curve.x > 0][0]) for curve in curves if curve.x[-1] > 0)
     low = max(first, near / _BEFORE)
-    return log_axis(clock.title, clock.factor * low / 1.1, clock.factor * far * 1.1)
+    return LEVEL | log_axis(clock.title, clock.factor * low / 1.1, clock.factor * far * 1.1)
 
 
 def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _draw_curve(drawn: go.Figure, curve: _Curve, clock: _Clock, place: int) -> N
         line={"color": look.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": look.dash},
         marker={"color": look.colour},
         text=shown_name(curve.outcome.trial.name),
-        hovertemplate=f"%{{text}}<br>{clock.hover}: %{{y:,.4~r}}<extra></extra>",
+        hovertemplate=f"%{{fullData.text}}<br>{clock.hover}: %{{y:,.4~r}}<extra></extra>",
     )
 
 

@@ -20,6 +20,9 @@ from noisescale.report.numbers import Duration, banded, count, plural
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 
+LEVEL = {"tickangle": 0}
+"""For an axis whose labels stay level: `figures.js` leaves out those without room."""
+
 DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
 
 Point = tuple[float | None, float | None]
@@ -128,8 +131,8 @@ def size_axis(title: str, sizes: Iterable[float], low: float, high: float) -> di
     for size in sorted(set(sizes)):
         if not ticks or size > ticks[-1] * apart:
             ticks.append(size)
-    axis = log_axis(title, low, high)
-    return axis | {"tickvals": ticks, "ticktext": [count(tick) for tick in ticks]}
+    labels = {"tickvals": ticks, "ticktext": [count(tick) for tick in ticks]}
+    return log_axis(title, low, high) | LEVEL | labels
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ const NARROW = 560; // pixels
 const LEGEND_ROW = 20; // pixels
 const LEGEND_LINE = 45; // pixels, before each name
 const PAPER = 660; // pixels
+const APART = 8; // pixels, between labels of an axis
 
 /**
  * Draws a figure anew, as its reader left the one before: zoomed, with traces hidden.
@@ -56,7 +57,7 @@ function keyOf({legendgroup, name}) {
 
 /** The figure in the page's colours, with room for its legend at this width, and for its labels on a phone. */
 function fittedFigure({data, layout}, width, colours) {
-  const fitted = withLegend(data, width < NARROW ? narrowed(data, layout, width) : layout, width);
+  const fitted = withLegend(data, leveled(width < NARROW ? narrowed(data, layout, width) : layout, width), width);
   return repainted({data, layout: fitted}, colours || {});
 }
 
@@ -82,10 +83,38 @@ function withLegend(data, layout, width) {
 }
 
 function legendWidths(data, {legend, font}) {
-  const pen = document.createElement("canvas").getContext("2d");
-  pen.font = `${legend.font.size}px ${font.family}`;
+  const pen = penFor(legend.font.size, font);
   return data.filter(({name, showlegend}) => name && showlegend !== false)
     .map(({name}) => LEGEND_LINE + pen.measureText(name).width);
+}
+
+/** Of labels that are to stay level, as many as fit: all, every second, every third ... */
+function leveled(layout, width) {
+  const {xaxis, margin, font} = layout;
+  if (xaxis.tickangle !== 0 || !xaxis.tickvals) return layout;
+  const [low, high] = xaxis.range;
+  const pen = penFor(font.size, font);
+  const labels = xaxis.tickvals
+    .map((value, index) => ({index, at: (Math.log10(value) - low) / (high - low)}))
+    .filter(({at}) => at >= 0 && at <= 1)
+    .map(({index, at}) => ({
+      index,
+      middle: at * 0.93 * (width - margin.l - margin.r), // Labels of the other axis may take more.
+      half: pen.measureText(xaxis.ticktext[index]).width / 2,
+    }));
+  const every = (step) => labels.filter((_, place) => place % step === 0);
+  const fits = ({middle, half}, place, kept) =>
+    place === 0 || middle - half - APART >= kept[place - 1].middle + kept[place - 1].half;
+  let step = 1;
+  while (step < labels.length && !every(step).every(fits)) step += 1;
+  const kept = new Set(every(step).map(({index}) => index));
+  return {...layout, xaxis: {...xaxis, ticktext: xaxis.ticktext.map((text, index) => (kept.has(index) ? text : ""))}};
+}
+
+function penFor(size, {family}) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${size}px ${family}`;
+  return pen;
 }
 
 function narrowed(data, layout, width) {

@@ -52,7 +52,7 @@ def profile_figure(c: Comparison) -> go.Figure | None:
                 "dash": DASHES[c.submissions.index(submission) % len(DASHES)],
             },
             text=look.shown,
-            hovertemplate="%{text}<br>within %{x:.3~r} times: %{y:.3~r} %<extra></extra>",
+            hovertemplate="%{fullData.text}<br>within %{x:.3~r} times: %{y:.3~r} %<extra></extra>",
         )
     return with_legend(drawn)
 

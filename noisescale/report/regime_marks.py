@@ -14,6 +14,7 @@ from noisescale.report.colours import SHADES
 from noisescale.report.drawing import DOTTED
 from noisescale.report.numbers import banded, number
 from noisescale.time_to_result.regimes import Regimes
+from noisescale.time_to_result.swept import Swept
 
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 NOT_RESOLVED = "not resolved"
@@ -122,16 +123,21 @@ def is_seen(border: Bounded) -> bool:
     return border.known and (border.low > 0 or border.high < math.inf)
 
 
-def border_text(border: Bounded) -> str:
-    """Write a border as far as the sweep shows it.
+def is_within(border: Bounded, each: Swept) -> bool:
+    """Whether the value of a border is one that the sweep shows."""
+    return is_seen(border) and each.batches[0].batch_size <= border.value <= (
+        each.batches[-1].batch_size
+    )
 
-    Example:
-        >>> border_text(Bounded(235.2, 114.6, math.inf)), border_text(Bounded(0.0, 0.0, 16.0))
-        ('at least 115', 'at most 16.0')
-    """
-    if math.isinf(border.high):
-        return f"at least {number(border.low)}"
-    return banded(border) if border.low else f"at most {number(border.high)}"
+
+def border_text(border: Bounded, each: Swept) -> str:
+    """Write a border as far as the sweep shows it, such as "235 (at least 115)"."""
+    if border.low > 0 and border.high < math.inf:
+        return banded(border)
+    known = (
+        f"at most {number(border.high)}" if border.low == 0 else f"at least {number(border.low)}"
+    )
+    return f"{number(border.value)} ({known})" if is_within(border, each) else known
 
 
 def draw_border(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from noisescale.bounded import Bounded
 from noisescale.report.colours import BLACK, GREY, GRID
 from noisescale.report.drawing import (
     PLOT_HEIGHT,
@@ -29,12 +30,12 @@ from noisescale.report.regime_marks import (
     draw_border,
     draw_spans,
     is_seen,
+    is_within,
     meeting,
     spans_of,
 )
 from noisescale.report.submissions import Look, looks
 from noisescale.time_to_result.comparison import Comparison
-from noisescale.time_to_result.regimes import Regimes
 from noisescale.time_to_result.swept import Swept, SweptBatch
 
 _MARGIN, _MISSED, _ROW = 16.0, 22.0, 26.0
@@ -103,7 +104,8 @@ def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
         _draw_missed(drawn, each, look, frame.below(names + 10))
     known = [(each, each.regimes) for each in sweeps if each.regimes is not None]
     for row, (each, regimes) in enumerate(reversed(known)):
-        _draw_borders(drawn, regimes, of[each.submission], frame, row, alone=alone)
+        borders = regimes.perfect_up_to, regimes.maximal_from
+        _draw_borders(drawn, each, borders, of[each.submission], frame, row, alone=alone)
     return with_legend(drawn, frame.height)
 
 
@@ -127,7 +129,11 @@ def _y_axis(title: str, frame: _Frame) -> dict[str, Any]:
     axis = log_axis(title, frame.bottom, frame.top)
     ticks = zip(axis["tickvals"], axis["ticktext"], strict=True)
     kept = [(tick, text) for tick, text in ticks if tick >= frame.floor]
-    return axis | {"tickvals": [tick for tick, _ in kept], "ticktext": [text for _, text in kept]}
+    return axis | {
+        "title": {"text": title, "standoff": 12},
+        "tickvals": [tick for tick, _ in kept],
+        "ticktext": [text for _, text in kept],
+    }
 
 
 def _draw_perfect(drawn: go.Figure, each: Swept, look: Look, frame: _Frame, *, alone: bool) -> None:
@@ -218,17 +224,24 @@ def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
 
 
 def _draw_borders(
-    drawn: go.Figure, found: Regimes, look: Look, frame: _Frame, row: int, *, alone: bool
+    drawn: go.Figure,
+    each: Swept,
+    borders: tuple[Bounded, Bounded],
+    look: Look,
+    frame: _Frame,
+    row: int,
+    *,
+    alone: bool,
 ) -> None:
     """Where perfect scaling ends, and below it where maximal data parallelism begins."""
-    borders = (
-        (found.perfect_up_to, f"{REGIMES[0]} up to", "triangle-left", 18),
-        (found.maximal_from, f"{REGIMES[2]} from", "triangle-right", 7),
+    marks = (
+        (f"{REGIMES[0]} up to", "triangle-left", 18),
+        (f"{REGIMES[2]} from", "triangle-right", 7),
     )
-    for border, what, symbol, height in borders:
+    for border, (what, symbol, height) in zip(borders, marks, strict=True):
         if not is_seen(border):
             continue
-        said = f"{what} {border_text(border)}"
+        said = f"{what} {border_text(border, each)}"
         draw_border(
             drawn,
             border,
@@ -276,8 +289,7 @@ def _finding(sweeps: Sequence[Swept], of: dict[str, Look]) -> str:
 
 def _finding_of_one(each: Swept) -> str:
     found = each.regimes
-    borders = [] if found is None else [found.perfect_up_to, found.maximal_from]
-    if found and all(border.low > 0 and border.high < math.inf for border in borders):
+    if found and is_within(found.perfect_up_to, each) and is_within(found.maximal_from, each):
         perfect, maximal = map(number, meeting(found))
         if perfect == maximal:
             return f"Scaling is perfect up to a batch size of about {perfect}, where it ends"

@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from noisescale.bounded import Bounded
 from noisescale.report.colours import GREY
 from noisescale.report.comparison_tables import whose
-from noisescale.report.drawing import coordinates, figure, log_axis, shown_name, with_legend
+from noisescale.report.drawing import LEVEL, coordinates, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number, plural
-from noisescale.report.regime_marks import border_text, draw_border, is_seen
+from noisescale.report.regime_marks import border_text, draw_border, is_seen, is_within
 from noisescale.report.submissions import looks
 from noisescale.time_to_result.comparison import Comparison
 from noisescale.time_to_result.swept import Swept
 
 _ROW = 46
 """Pixels of each submission: its name, and its point below the name."""
+
+_LABEL = 52
+"""Characters that a phone has room for; a longer label is shortened to its name."""
 
 
 def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
@@ -34,7 +35,7 @@ def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
     drawn = figure(
         _finding(sweeps),
         _caption(len(c.sweeps) - len(sweeps)),
-        log_axis("largest useful batch size (examples)", *ends),
+        LEVEL | log_axis("largest useful batch size (examples)", *ends),
         {
             "title": {"text": ""},
             "range": [-0.35, len(sweeps)],
@@ -61,7 +62,7 @@ def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
     )
     for row, each in enumerate(reversed(sweeps)):
         look, border = of[each.submission], each.largest_useful_batch_size
-        said = f"{_name(each)}: {border_text(border)}"
+        said = f"{_name(each)}: {border_text(border, each)}"
         draw_border(
             drawn,
             border,
@@ -75,7 +76,7 @@ def useful_batch_sizes_figure(c: Comparison) -> go.Figure | None:
             hovertext=said,
         )
         drawn.add_annotation(
-            text=said,
+            text=said if len(said) <= _LABEL else _name(each),
             font={"size": 12},
             **{"x": 0.01, "xref": "paper", "xanchor": "left"},
             **{"y": row, "yshift": 11, "yanchor": "bottom"},
@@ -90,19 +91,15 @@ def _name(each: Swept) -> str:
 
 def _finding(sweeps: Sequence[Swept]) -> str:
     """The largest and the smallest, as far as they are known."""
-    known = [each for each in sweeps if _closed(each.largest_useful_batch_size)]
+    known = [each for each in sweeps if is_within(each.largest_useful_batch_size, each)]
     if not known:
-        return "No sweep shows both ends of its largest useful batch size"
+        return "No sweep shows its largest useful batch size"
     largest = max(known, key=_value)
     said = f"Larger batches are useful up to about {number(_value(largest))} with {_name(largest)}"
     least = min(known, key=_value)
     if least is largest:
         return said
     return f"{said}, up to about {number(_value(least))} with {_name(least)}"
-
-
-def _closed(border: Bounded) -> bool:
-    return border.low > 0 and border.high < math.inf
 
 
 def _value(each: Swept) -> float:

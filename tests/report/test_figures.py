@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from drawn import colours_in, trace
 from reported_runs import history
 
 from noisescale.predictor import Prediction, predict
@@ -24,13 +23,6 @@ from noisescale.report.noise_of_runs import noise_of_runs_figure
 UNTIMED = math.nan
 
 Draw = Callable[[Prediction], go.Figure]
-
-
-def trace(figure: go.Figure, name: str) -> go.Scatter:
-    """The one trace whose legend entry starts so."""
-    found = [t for t in figure.data if (t.name or "").startswith(name)]
-    assert len(found) == 1, [t.name for t in figure.data]
-    return found[0]
 
 
 def names(figure: go.Figure) -> str:
@@ -268,18 +260,6 @@ def test_a_run_that_is_mostly_not_resolved_has_no_median() -> None:
 
     assert "Noise scale 100 examples (median)" in titles[0]
     assert "Noise scale mostly not resolved, batch size 64" in titles[1]
-
-
-def colours_in(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        return set().union(*map(colours_in, value.values()))
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(colours_in, value))
-    return (
-        {value}
-        if isinstance(value, str) and re.match(r"#[0-9A-Fa-f]{6}$|rgba?\(", value)
-        else set()
-    )
 
 
 def test_every_colour_has_one_for_dark_pages() -> None:

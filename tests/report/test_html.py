@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pages import Outline, background_of, opened
 from plotly.offline import get_plotlyjs
 from reported_runs import history
 
@@ -17,26 +17,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HOSTILE = '</script><img src="https://example.com/x" onerror="alert(1)">&amp;"\''
-
-
-class Outline(HTMLParser):
-    """Tags with their attributes, and whether each is closed in its turn."""
-
-    VOID = ("meta", "link", "img", "br")
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def page_of(p: Prediction, folder: Path) -> str:
@@ -132,19 +112,6 @@ def test_a_page_is_replaced_whole_or_not_at_all(
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]]":
-    """The page, and whatever it complained of or asked others for."""
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    noise: list[str] = []
-    page.on("console", lambda message: noise.append(message.text))
-    page.on("pageerror", lambda error: noise.append(str(error)))
-    page.on("request", lambda asked: noise.append(asked.url))
-    page.on("dialog", lambda dialog: (noise.append("dialog"), dialog.dismiss()))
-    page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
-    return page, [said for said in noise if said != path.as_uri()]
-
-
 def check_fit(page: "Page", width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for place in ("front", "noise-scale", "speed-up"):
@@ -221,18 +188,12 @@ def test_a_zoom_stays_as_the_window_changes_in_height_and_in_width(
 
     for width, height in ((1000, 700), (800, 700)):
         page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_function(
-            "document.getElementById('front')._fullLayout.width"
-            " === document.getElementById('front').clientWidth"
-        )
+        # Not `wait_for_function`: the page forbids the `eval` that it polls with.
+        page.locator(f"#front .main-svg[width='{width - 40}']").first.wait_for()
         page.wait_for_timeout(300)
 
     assert page.evaluate("document.getElementById('front').layout.yaxis.range") == [10, 100]
     page.close()
-
-
-def background_of(page: "Page", element: str) -> str:
-    return str(page.locator(element).first.evaluate("e => getComputedStyle(e).backgroundColor"))
 
 
 def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it_except_on_paper(
