@@ -55,6 +55,26 @@ def test_transformers_logs_the_optimizer_step_and_wandb_its_own(
     assert trial.measurements.steps.tolist() == steps
 
 
+def test_a_metric_that_was_logged_without_the_trainers_step_has_that_of_wandb(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, "_step,trainer/global_step,loss,mine\n0,9,1,\n1,,,5\n")
+
+    (trial,) = read_trials(file, "mine")
+
+    assert trial.measurements.steps.tolist() == [1]
+
+
+def test_an_epoch_in_which_the_log_ends_is_as_long_as_those_before(tmp_path: Path) -> None:
+    rows = [f"{step - 1},{(step - 1) // 40},1" for step in (20, 40, 60, 80, 90)]
+    (tmp_path / "hparams.yaml").write_text("{}")
+    write(tmp_path, "\n".join(["step,epoch,loss", *rows]), "metrics.csv")
+
+    (trial,) = read_trials(tmp_path, "loss")
+
+    assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5, 2, 2.25])
+
+
 def test_the_monitor_says_the_steps_examples_and_time_of_a_history(tmp_path: Path) -> None:
     ours = ("step", "examples", "batch_size", "seconds_per_step")
     header = ",".join(["step", "loss", *(f"noise_scale/{name}" for name in ours)])

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import NoiseScaleMonitor
+from noisescale.extras import MissingExtraError
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.reading import read_trials
 
@@ -119,6 +120,15 @@ def test_time_between_two_files_of_a_resumed_run_does_not_count(tmp_path: Path) 
     assert trial.diverged
 
 
+def test_seconds_do_not_run_back_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    write_events(tmp_path, 1000, [(1010, 1, "loss", 3), (1005, 2, "loss", 2), (1020, 3, "loss", 1)])
+
+    (trial,) = read_trials(tmp_path, "loss")
+
+    assert trial.measurements.seconds is not None
+    assert trial.measurements.seconds.tolist() == [10, 10, 20]
+
+
 def read_monitored(folder: Path, rows: list[dict[str, float]], at: list[int]) -> Trial:
     with SummaryWriter(str(folder)) as writer:
         for row in rows:
@@ -184,6 +194,16 @@ def test_epochs_of_transformers_are_parts(tmp_path: Path) -> None:
     (trial,) = read_trials(tmp_path, "eval/loss")
 
     assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5])
+
+
+def test_without_tensorboard_the_command_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, 1000, [])
+    monkeypatch.setattr("noisescale.extras.is_installed", lambda package: False)
+
+    with pytest.raises(MissingExtraError, match=r'pip install "noisescale\[tensorboard\]"'):
+        read_trials(tmp_path, "loss")
 
 
 def test_an_event_file_of_a_run_that_was_killed_is_read_until_there(tmp_path: Path) -> None:

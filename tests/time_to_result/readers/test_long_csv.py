@@ -57,14 +57,14 @@ def test_a_file_of_one_trial_needs_a_step_and_the_metric_alone(tmp_path: Path) -
 
 
 def test_without_a_column_of_trials_hyperparameters_tell_them_apart(tmp_path: Path) -> None:
-    """A metric does not: its values occur at one step, or by chance at more."""
+    """Another metric does not: its values differ too, but each occurs at one step."""
     lines = [
-        f"{step},{momentum},{optimizer},{1 / step + momentum},{0.5 if step == 10 else step}"
+        f"{step},{momentum},{optimizer},{1 / step},{momentum / step + len(optimizer)}"
         for momentum in (0.9, 0.99)
         for optimizer in ("sgd", "lars")
         for step in (10, 20, 30)
     ]
-    text = "\n".join(["step,momentum,optimizer,loss,accuracy", *lines])
+    text = "\n".join(["step,momentum,optimizer,loss,train_loss", *lines])
 
     trials = read_trials(write(tmp_path, text), "loss")
 
@@ -104,10 +104,10 @@ def test_of_a_named_trial_the_last_evaluation_of_a_step_counts(tmp_path: Path) -
 
 def test_a_trial_without_the_metric_did_not_reach(tmp_path: Path) -> None:
     with_metric, without = read_trials(
-        write(tmp_path, "run,step,loss,lr\na,1,3,0.1\nb,1,,0.10\n"), "loss"
+        write(tmp_path, "run,step,loss,lr\na,1,3,0.1\na,2,2,0.10\nb,1,,0.1\n"), "loss"
     )
 
-    assert len(with_metric.measurements) == 1
+    assert len(with_metric.measurements) == 2
     assert len(without.measurements) == 0
     assert with_metric.learning_rate == without.learning_rate == 0.1
 
