@@ -2,7 +2,7 @@
 """The figures of a comparison: what they draw of it, and when there is nothing to draw."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,12 @@ GOAL = Goal.read("loss<=0.1")
 SIZES = [8 * 2**k for k in range(9)]
 
 
-def law(critical: float, least: float = 100) -> dict[float, float]:
-    """Steps at batch sizes from 8 to 2,048, rounded to the evaluations of `courses`."""
-    return {size: round(least * (1 + critical / size), -1) for size in SIZES}
+WIDE = [8 * 2**k for k in range(14)]
+
+
+def law(critical: float, least: float = 100, sizes: Sequence[int] = SIZES) -> dict[float, float]:
+    """Steps at batch sizes, rounded to the evaluations of `courses`."""
+    return {size: round(least * (1 + critical / size), -1) for size in sizes}
 
 
 def drawn(figure: go.Figure | None) -> go.Figure:
@@ -227,7 +230,7 @@ def test_one_sweep_is_drawn_with_its_points_its_curve_and_perfect_scaling() -> N
 
 
 def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None:
-    wide = {8.0 * 2**k: round(100 * (1 + 64 / 2**k), -1) for k in range(14)}
+    wide = law(512, sizes=WIDE)
 
     figure = steps(compare(sweep(wide, submission="sgd"), GOAL))
 
@@ -424,6 +427,15 @@ def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
     )
 
 
+def test_the_power_of_the_learning_rate_is_fitted_to_all_batch_sizes() -> None:
+    best: Mapping[float, float] = {8: 0.1, 16: 0.2, 32: 0.1, 64: 0.4}
+
+    figure = rates(compare(sweep({8: 900, 16: 500, 32: 300, 64: 200}, best), GOAL))
+
+    # Powers of two at -1.5, -0.5, 0.5 and 1.5: 0, 1, 0 and 2. (-0.5 + 3)/5
+    assert finding(figure).endswith("power 0.50")
+
+
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:
     trials = sweep({8: 900, 16: 500}, submission="sgd")
     trials = [t for t in trials if not (t.batch_size == 16 and t.learning_rate > 0.15)]
@@ -481,6 +493,22 @@ def test_the_largest_useful_batch_sizes_are_points_with_their_bounds() -> None:
     tried = trace(figure, "batch sizes that were tried")
     assert list(tried.x) == [8, 2048, None] * 2
     assert finding(figure) == (f"Larger batches are useful up to about {sgd.value:.0f} with sgd")
+
+
+def test_largest_useful_batch_sizes_that_may_be_the_same_are_said_to_overlap() -> None:
+    near, far = (
+        finding(
+            drawn(
+                useful_batch_sizes_figure(
+                    two_sweeps(law(32, sizes=WIDE), law(critical, sizes=WIDE))
+                )
+            )
+        )
+        for critical in (40, 2000)
+    )
+
+    assert near.endswith("with sgd: their bounds overlap")
+    assert far.endswith("with sgd")
 
 
 def test_one_sweep_has_no_figure_of_useful_batch_sizes() -> None:
