@@ -127,6 +127,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
     at = np.arange(1, 20_001)
     values = 1.0 - at / 25_000
     values[7_000], values[12_000] = 5.0, 0.05
+    values[[1, 2, -2, -3]] = 1.1, 0.9, 0.3, 0.1  # more extreme than the ends
 
     line = trace(curves(compare([measured("a", at, values)], GOAL)), "a: 12,001 steps")
 
@@ -167,6 +168,15 @@ def test_where_the_fastest_run_would_be_lost_times_are_logarithmic() -> None:
     assert trace(figure, "goal").x[0] == pytest.approx(low)
 
 
+def test_a_run_that_does_not_count_does_not_widen_the_axis() -> None:
+    high = measured("high", [10, 20], [50.0, 0.1], submission="sgd", learning_rate=1.0)
+    fast = measured("fast", [10], [0.1], submission="sgd", learning_rate=0.1)
+
+    figure = curves(compare([high, fast, trial(100, submission="adam")], GOAL))
+
+    assert figure.layout.yaxis.range[1] < 1
+
+
 def test_a_diverged_run_ends_in_a_cross_at_the_edge_and_does_not_widen_the_axis() -> None:
     bad = measured("bad", [10, 20, 30], [0.9, 1e6, math.nan], submission="bad")
 
@@ -202,6 +212,14 @@ def test_runs_without_the_clock_or_the_metric_are_left_out_and_counted() -> None
     assert [t.name for t in figure.data if t.text] == ["a: 100 seconds"]
     assert "2 runs are left out: the metric or its seconds is not known." in caption(figure)
     assert curves_figure(compare(trials[2:], GOAL), "") is None
+
+
+def test_names_from_elsewhere_are_text_and_short() -> None:
+    figure = curves(compare([trial(100, submission="<b>a</b>" + 50 * "x")], GOAL))
+
+    assert trace(figure, "&lt;b&gt;a", mode="lines").name == (
+        f"&lt;b&gt;a&lt;/b&gt;{12 * 'x'}...{20 * 'x'}: 100 steps"
+    )
 
 
 # Steps against batch size
