@@ -34,6 +34,7 @@ from noisescale.lightning.supported import (
 from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions
+from noisescale.printable import arguments
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -196,6 +197,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
+
+    @property
+    def _arguments(self) -> str:
+        own = {"batch_size_fn": self._batch_size_fn, "report": self._report, "name": self._name}
+        return arguments(NoiseScaleMonitor, **vars(self._options), **own)
 
     @property
     def name(self) -> str | None:

@@ -150,9 +150,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._warned = False
 
     def __repr__(self) -> str:
-        """The arguments that are not the defaults, and the plan of a fit that has begun."""
+        """The arguments but `monitor` that are not the defaults, and the plan of a begun fit."""
         plan = f": {self.plan}" if self.plan is not None else ""
-        return f"{type(self).__name__}({arguments(self._options)}){plan}"
+        own = {"progress": self._progress, "confidence": self._confidence}
+        given = arguments(BatchSizeScheduler, **vars(self._options), **own)
+        return f"{type(self).__name__}({given}){plan}"
 
     @property
     def moves(self) -> list[Move]:

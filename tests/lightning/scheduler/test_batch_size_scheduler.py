@@ -469,6 +469,14 @@ def test_every_row_of_a_run_has_the_learning_rate_of_its_steps_the_last_one_too(
         assert rates[2:] == pytest.approx(0.02)
 
 
+def test_its_repr_has_what_was_given() -> None:
+    scheduler = BatchSizeScheduler({0: 8}, max_batch_size=64, progress="run", confidence=0.9)
+
+    given = "policy={0: 8}, max_batch_size=64, progress='run', confidence=0.9"
+    assert repr(scheduler) == f"BatchSizeScheduler({given})"
+    assert repr(BatchSizeScheduler()) == "BatchSizeScheduler()"
+
+
 def test_a_monitor_is_put_in_where_the_policy_needs_one() -> None:
     def kinds(*callbacks: Any, **options: Any) -> list[str]:
         fitting = trainer(1, strategy="auto", callbacks=list(callbacks), max_epochs=1)
