@@ -244,9 +244,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return 1 if self._first is None else self._first.meter.least_micro_batches
 
     @property
-    def compares_halves(self) -> bool:
-        """Whether the user asked for halves of a batch or single examples."""
-        return self._options.small_batch in ("half", "example")
+    def compares_within_batches(self) -> bool:
+        """Whether the user chose to compare halves of a batch, or single examples."""
+        return self._options.cut is not None or self._options.small_batch in ("half", "example")
 
     def examples_in(self, batch: Any) -> float:
         """Return the number of examples in a batch, by `batch_size_fn`."""

@@ -578,19 +578,23 @@ def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
         needs_noise_scale = True
 
     for needs, compared, size, least in (
-        (Wants, "micro_batch", 2, 2),
-        (Asks, "micro_batch", 2, 1),
-        (Wants, "auto", 1, 2),
-        (Wants, "auto", 2, 2),
-        (Wants, "half", 2, 1),
+        (Wants, {"small_batch": "micro_batch"}, 2, 2),
+        (Asks, {"small_batch": "micro_batch"}, 2, 1),
+        (Wants, {}, 1, 2),
+        (Wants, {}, 2, 2),
+        (Wants, {"small_batch": "half"}, 2, 1),
+        (Wants, {"cut": "net"}, 2, 1),
     ):
+        module, batches = Names(24 * size), names(24 * size, size)
+        if "cut" in compared:  # which names a module, and `Names` has none
+            module, batches = classifier(), loader(size, 24 * size)
         callback = BatchSizeScheduler(needs((1,)), max_batch_size=64)
         trainer(
             1,
             strategy="auto",
-            callbacks=[callback, NoiseScaleMonitor(small_batch=compared)],
+            callbacks=[callback, NoiseScaleMonitor(**compared)],
             accumulate_grad_batches=4,
-        ).fit(Names(24 * size), names(24 * size, size))
+        ).fit(module, batches)
 
         assert callback.plan is not None
         assert callback.plan.accumulation == least
