@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,8 +206,8 @@ def branch_run(
     out.print(pairs(answers), Section(branches_table(branched)), sep="\n")
     if branched.doubts:
         out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
-    said = f"Next: noisescale predict {printable(run)} --branches {printable(output)}"
-    console.print(said, markup=False, soft_wrap=True)
+    words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
+    console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
 
 
 def _diverged(branch: Branch) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -130,8 +131,8 @@ def profile_steps(
         print(printable_json(json.dumps(found, indent=1)))
     else:
         Console(highlight=False).print(_table(timings, knee))
-    said = f"Next: noisescale predict RUN --step-times {printable(output)}"
-    console.print(said, markup=False, soft_wrap=True)
+    words = ["noisescale", "predict", "RUN", "--step-times", printable(output)]
+    console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
 
 
 def _knee(timings: Sequence[StepTiming]) -> float | None:
