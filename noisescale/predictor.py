@@ -14,7 +14,8 @@ from noisescale.extras import need
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.optimizers import has_decayed
-from noisescale.history.segments import Array
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
 from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import (
@@ -183,54 +184,22 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    if second_run is None and goal is not None:
-        raise ValueError(
-            f"`goal` must come with `second_run`, got {goal!r} alone. Give the run that it is to"
-            " be compared with."
-        )
-    if steps_scatter is not None:
-        checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
-    if second_run is not None and calibration is not None:
+    if second_run is None:
+        arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
+    elif calibration is not None:
         raise ValueError(
             "`second_run` and `calibration` must not be combined, got both. Give the one that you"
             " trust."
         )
     history = arguments.history_of(history_or_run_folder)
-    other = None if second_run is None else arguments.history_of(second_run)
-    result = "the ends of both runs"
-    if other is not None and goal is not None:
-        reached = Goal.read(goal)
-        result = str(reached)
-        history = arguments.run_to_goal("history", history, reached)
-        other = arguments.run_to_goal("second_run", other, reached)
+    other, second = None, None
+    if second_run is not None:
+        other = arguments.history_of(second_run)
+        history, other, second = _compared(history, other, goal, steps_scatter)
     unit = printable(unit or getattr(history, "unit", "examples"))
-    confidence = getattr(history, "confidence", 0.95)
     run = arguments.checked_run(history)
-    second: SecondRun | None = None
-    if other is not None:
-        second = SecondRun.of(
-            history,
-            other,
-            result=result,
-            scatter=STEPS_SCATTER if steps_scatter is None else steps_scatter,
-            confidence=confidence,
-        )
     own_devices = devices_of(history) or 1
-    if second is not None:
-        law = second.law(run)
-        calibration = Calibration.from_second_run(run, second)
-    else:
-        theory = Calibration.theory(
-            getattr(history, "optimizer", None), decayed=has_decayed(history)
-        )
-        if calibration is None:
-            calibration = theory
-        elif not isinstance(calibration, Calibration):
-            calibration = Calibration.given(calibration)
-        if calibration.branched is None:
-            law = arguments.checked_law(run, calibration)
-        else:
-            law = calibration.branched.law(as_history(history), theory.kappa)
+    law, calibration = _law_of(history, run, second, calibration)
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
     if step_time is None and timings:
@@ -279,10 +248,53 @@ def predict(
         history=history,
         hardware=hardware,
         unit=unit,
-        confidence=confidence,
+        confidence=_confidence_of(history),
         warnings=warnings_about(history, run, law, rows, recommended, calibration, second, unit),
         assumptions=assumptions_of(history, run, calibration, hardware, second, unit),
     )
+
+
+def _compared(
+    history: Mapping[str, Array],
+    other: Mapping[str, Array],
+    goal: str | None,
+    steps_scatter: float | None,
+) -> tuple[Mapping[str, Array], Mapping[str, Array], SecondRun]:
+    """Return two runs up to their goal, and what they say about the critical batch size."""
+    scatter, result = STEPS_SCATTER, "the ends of both runs"
+    if steps_scatter is not None:
+        scatter = checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
+    if goal is not None:
+        reached = Goal.read(goal)
+        result = str(reached)
+        history = arguments.run_to_goal("history", history, reached)
+        other = arguments.run_to_goal("second_run", other, reached)
+    confidence = _confidence_of(history)
+    second = SecondRun.of(history, other, result=result, scatter=scatter, confidence=confidence)
+    return history, other, second
+
+
+def _law_of(
+    history: Mapping[str, Array],
+    run: Segments,
+    second: SecondRun | None,
+    calibration: Calibration | float | None,
+) -> tuple[RunLaw, Calibration]:
+    """Return steps and examples at any batch size, and the calibration that they come from."""
+    if second is not None:
+        return second.law(run), Calibration.from_second_run(run, second)
+    theory = Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
+    if calibration is None:
+        calibration = theory
+    elif not isinstance(calibration, Calibration):
+        calibration = Calibration.given(calibration)
+    if calibration.branched is None:
+        return arguments.checked_law(run, calibration), calibration
+    return calibration.branched.law(as_history(history), theory.kappa), calibration
+
+
+def _confidence_of(history: Mapping[str, Array]) -> float:
+    return getattr(history, "confidence", 0.95)
 
 
 @functools.lru_cache(maxsize=64)
