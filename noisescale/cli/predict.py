@@ -168,7 +168,8 @@ def predict_run(
     ] = None,
 ) -> None:
     """Predict the cost of a run's result at other batch sizes and on more devices."""
-    from noisescale.history.reading import read_run, runs_in
+    from noisescale.history.reading import read_run
+    from noisescale.history.run_files import runs_in
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
