@@ -91,7 +91,7 @@ class Shuffled(IterableDataset[Any]):
 def indices_of(loader: DataLoader[Any]) -> Iterable[int] | None:
     """Return the indices a loader takes, in its order; None if its sampler is a standard one."""
     if type(loader.batch_sampler) is not BatchSampler:
-        return _Flat(loader.batch_sampler)  # type: ignore[arg-type]
+        return _Flat(loader.batch_sampler)  # type: ignore[arg-type]  # callers refuse None
     if type(loader.sampler) in (RandomSampler, SequentialSampler):
         return None
     return loader.sampler
@@ -226,7 +226,7 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         first = list(itertools.islice(iter(dataset), count))
-        return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]
+        return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]  # a list will do
     if (indices := indices_of(loader)) is not None:
         chosen = list(itertools.islice(indices, count))
     else:
