@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run's history -> steps, examples, hours and cost at every other batch size."""
+"""Predict steps, examples, hours and cost at other batch sizes from one run's history."""
 
 from __future__ import annotations
 
@@ -129,40 +129,39 @@ def predict(
 
         S(B') = Σ steps·(1 + b/B')/(1 + b/B)
 
-    are the steps to the same result at batch size B'. Both ends of the interval of b are carried
-    through; segments of the run where it is not resolved are told by their bounds. Hours come
-    from seconds a step, measured or assumed.
+    are the steps to the same result at batch size B'. The bounds of a prediction come from both
+    ends of the interval of b. Hours come from the seconds of a step, measured or assumed.
 
     Args:
-        history_or_run_folder: `monitor.history`, or a folder with TensorBoard's or a CSVLogger's
-            files of a run with `NoiseScaleMonitor`.
+        history_or_run_folder: `monitor.history`, or the folder of a run with `NoiseScaleMonitor`
+            that TensorBoard or a CSVLogger logged.
         batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
             times as many.
         price_per_device_hour: In any currency.
-        hour_worth: What it costs you to wait for an hour, in the same currency. With it, the
-            batch size and the number of devices that cost least in all are recommended; without,
-            the fastest batch size on the run's own devices, which is the cheapest there.
+        hour_worth: What an hour of waiting costs you, in the same currency. With it, the batch size
+            and the number of devices with the lowest total cost are recommended. Without it, the
+            fastest batch size on the run's own devices is recommended, which is the cheapest there.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
-            Default: 1, the uncalibrated theory, with bounds for how far it has been off under
-            optimizers of the run's kind.
-        step_time: From `fit_step_time`, see `noisescale profile`. Default: from the run's own
-            seconds a step, with wide bands where other plans have to be assumed.
-        max_device_batch_size: The most examples a device takes at once; larger batches are
-            accumulated. Default: the most that was timed.
-        devices_per_node: Default: all devices are in one node.
-        unit: What a batch size counts. Default: that of the history, or "examples".
+            Default: 1, the uncalibrated theory, with bounds from the errors that the theory had
+            for optimizers of the run's kind.
+        step_time: A model from `fit_step_time`, see `noisescale profile`. Default: from the run's
+            own step times, with wide bounds where other configurations have to be assumed.
+        max_device_batch_size: The most examples on a device at once; larger batches are
+            accumulated. Default: the largest number that was timed.
+        devices_per_node: Devices in a node. Default: all devices are in one node.
+        unit: The unit of batch sizes. Default: the unit of the history, or "examples".
         second_run: A run of the same model to the same result at another batch size, given like
-            the first one. S_min and E_min are then those of two equations, for any optimizer.
-        goal: What both runs reached, as "val_loss=0.25": steps are counted up to there. It needs
-            folders of runs, in which the metric was logged. Default: their ends are one result.
-        steps_scatter: Standard deviation of the logarithm of steps to one result, from seeds and
-            tuning. Default: 0.15, which is about 15 %.
+            the first run. Two equations then give S_min and E_min, for any optimizer.
+        goal: A result that both runs reached, as "val_loss=0.25": steps are counted up to it. It
+            needs folders of runs in which the metric was logged. Default: the ends of the runs.
+        steps_scatter: Standard deviation of the logarithm of the steps to one result, from seeds
+            and tuning. Default: 0.15, which is about 15 %.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
-        bounds, and the recommended one. For the result that the run reached, no more.
+        bounds, and the recommended row. They hold for the result that the run reached.
 
     Raises:
         ValueError: If the run has no measured rows, an argument is out of its range, or the two
@@ -299,5 +298,5 @@ def _confidence_of(history: Mapping[str, Array]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
-    """Fitted once: pages and reports ask for the same run again and again."""
+    """Return the fitted step times, from a cache: pages and reports use one run many times."""
     return fit_step_time(timings)
