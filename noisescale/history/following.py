@@ -11,8 +11,9 @@ from noisescale.csv_lines import GrowingCsv
 from noisescale.extras import need
 from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
-from noisescale.history.reading import CsvRows, files_of, history_of, runs_in
+from noisescale.history.reading import CsvRows, history_of
 from noisescale.history.run_error import RunError
+from noisescale.history.run_files import files_of, runs_in
 from noisescale.printable import printable
 
 if TYPE_CHECKING:

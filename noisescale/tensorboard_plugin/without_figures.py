@@ -15,7 +15,7 @@ from noisescale.extras import how_to_install
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
 
 
-class PageWithoutFigures(base_plugin.TBPlugin):  # type: ignore[misc]
+class PageWithoutFigures(base_plugin.TBPlugin):  # type: ignore[misc] # TensorBoard has no types
     """Replaces `NoiseScalePlugin` if plotly is not installed."""
 
     plugin_name = "noise_scale"

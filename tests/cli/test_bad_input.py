@@ -220,7 +220,10 @@ CASES: list[tuple[list[str], str]] = [
             (["files/by_twice.csv", "--by", "model"], "`files/by_twice.csv` must name each column"),
             (["files/names.csv"], "`files/names.csv` must have one column that begins with"),
             (["files/cells.csv"], "`steps` must be a number, got '\\x1b[31m\\x1b]0;title\\x07"),
-            (["files/curves.csv"], "`--by` must tell the curves of files/curves.csv apart"),
+            (
+                ["files/curves.csv"],
+                "`--by` must name the column that separates the curves of files/curves.csv",
+            ),
             (["files/empty.csv"], "`files/empty.csv` must have a line of column names"),
             (["files/binary.csv"], "`files/binary.csv` must have"),
             (["files/ragged.csv"], "`files/ragged.csv` must have 2 cells in each line"),

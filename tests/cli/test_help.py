@@ -22,7 +22,7 @@ needs_short_help = pytest.mark.skipif(
     reason="before typer 0.20 each option without a default says so in a line of its own",
 )
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group
 
 
 def help_of(monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 100) -> str:

@@ -156,14 +156,20 @@ def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
     assert len(steps_of(run)) == new.count("\n")
 
 
-def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path, place: str) -> None:
     """A CSVLogger writes all of the file again when a metric is logged for the first time."""
     file = tmp_path / "metrics.csv"
     file.write_text(HEADER + csv_rows(range(1, 4)))
     run = FollowedRun(tmp_path)
     run.read()
-    lines = csv_rows(range(1, 6)).splitlines(keepends=True)
-    file.write_text("accuracy," + HEADER + "".join(f",{line}" for line in lines))
+    names, *lines = (HEADER + csv_rows(range(1, 6))).splitlines()
+    rows = [("accuracy", names), *(("", line) for line in lines)]
+    file.write_text(
+        "".join(
+            f"{cell},{line}\n" if place == "first" else f"{line},{cell}\n" for cell, line in rows
+        )
+    )
     run.read()
 
     assert steps_of(run) == [1, 2, 3, 4, 5]

@@ -641,6 +641,14 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         NoiseScaleCallback(every_n_steps=0)
 
 
+def test_its_repr_has_what_was_given() -> None:
+    assert repr(NoiseScaleCallback()) == "NoiseScaleCallback()"
+    given = "batch_size_fn=<built-in function len>, unit='tokens'"
+    assert (
+        repr(NoiseScaleCallback(batch_size_fn=len, unit="tokens")) == f"NoiseScaleCallback({given})"
+    )
+
+
 CHECKPOINTING = "activation_checkpointing"
 if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # early versions of transformers 5
     CHECKPOINTING = "gradient_checkpointing"

@@ -103,6 +103,7 @@ def test_steps_that_do_not_fall_bound_it_from_above() -> None:
         (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
         (run(512), {"steps_scatter": -1}, "`steps_scatter` must be positive"),
         (None, {"goal": "loss=2"}, "`goal` must come with `second_run`"),
+        (None, {"steps_scatter": 0.2}, "`steps_scatter` must come with `second_run`, got 0.2"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(
