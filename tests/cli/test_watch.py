@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from logged_runs import log_run
-from program import refused, run
+from program import run
 
 TRAINING = """
 import sys, time, warnings
@@ -202,24 +202,3 @@ def test_monitors_and_optimizers_are_chosen(tmp_path: Path) -> None:
 
     assert "192 examples (95 %" in run("watch", tmp_path)
     assert "50.0 examples (95 %" in run("watch", tmp_path, "--monitor", "wide", "--optimizer", 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gone"], "`run` must be a folder or a file, got gone, which does not exist"),
-        ([".", "--monitor", "wide"], "`--monitor` must be the name of a monitor in"),
-        ([".", "--optimizer", "3"], "`--optimizer` must be the number of an optimizer"),
-        ([".", "--every", "0"], "`--every` must be positive and finite, got 0.0."),
-        ([".", "--every", "nan"], "`--every` must be positive and finite, got nan."),
-        ([".", "--every", "soon"], "Invalid value for '--every'"),
-        ([], "Missing argument 'RUN'. See `noisescale watch --help`."),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    log_run(tmp_path)
-    monkeypatch.chdir(tmp_path)
-
-    assert refused("watch", *words).startswith(message)
