@@ -65,3 +65,17 @@ def test_another_metric_is_read_at_the_steps_it_was_logged_at(tmp_path: Path, be
     assert values.tolist() == pytest.approx([0.3, 0.15, 0.1])
     with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'los'. Its met"):
         read_metric(tmp_path, "los")
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "csv"])
+def test_a_metric_of_a_run_without_a_monitor_is_refused_as_its_steps_are_not_known(
+    tmp_path: Path, logger: str
+) -> None:
+    if logger == "csv":
+        (tmp_path / "metrics.csv").write_text("step,loss\n9,0.3\n")
+    else:
+        with SummaryWriter(str(tmp_path)) as writer:
+            writer.add_scalar("loss", 0.3, 9)
+
+    with pytest.raises(ValueError, match="must be a run with NoiseScaleMonitor, got no metrics of"):
+        read_metric(tmp_path, "loss")

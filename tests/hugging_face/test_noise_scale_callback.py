@@ -509,6 +509,16 @@ def test_the_unit_is_guessed_from_what_the_model_takes(
     assert run.noise_scale.unit == unit
 
 
+def test_a_training_that_is_resumed_keeps_its_unit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "steps"}
+    options |= {"save_steps": 3, "gradient_accumulation_steps": 2, **LANGUAGE}
+    fit(NoiseScaleCallback(unit="texts"), **options)
+
+    resumed = fit(NoiseScaleCallback(), resume=str(tmp_path / "checkpoint-3"), **options)
+
+    assert resumed.noise_scale.unit == "texts"
+
+
 def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
