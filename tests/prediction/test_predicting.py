@@ -215,7 +215,7 @@ def test_parameters_that_the_noise_scale_leaves_out_are_told() -> None:
 
     assert prediction.warnings == (
         "The noise scale covers parameters with 95% of |g|²: the other parameters are in layers"
-        " where single examples cannot be told apart.",
+        " without a formula for single examples.",
     )
 
 
