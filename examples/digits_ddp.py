@@ -3,7 +3,7 @@
 
     python examples/digits_ddp.py [--schedule]
 
-The one line that measures is the callback in the Trainer; with `report=True` it also tells at the
+The one line that measures is the callback in the Trainer. With `report=True` it also prints at the
 end what the run would have cost at other batch sizes. With `--schedule` another callback lets the
 batch size follow the noise scale. The rest is an ordinary training script. With
 `pytorch_lightning`, import from there instead of `lightning.pytorch`.

@@ -71,7 +71,7 @@ class GrowingCsv:
             content = file.read()
         content = content[: content.rfind(b"\n") + 1]
         self._end += len(content)
-        self._start = self._start or content.partition(b"\n")[0]
+        self._start = self._start or content[: content.find(b"\n") + 1]
         lines = content.splitlines(keepends=True)
         text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
         for number, cells in _checked(self.path, text, self._width, self._lines):

@@ -45,7 +45,8 @@ class Guard:
     """
 
     def __init__(self, *let_pass: type[Exception]) -> None:
-        self._let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
+        self.let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
+        """Errors that it does not catch."""
         self._warned: set[str] = set()
 
     @contextmanager
@@ -53,7 +54,7 @@ class Guard:
         """Let an error end this block only, and warn with `lost`: what is missing because of it."""
         try:
             yield
-        except self._let_pass:
+        except self.let_pass:
             raise
         except Exception as error:
             self.tell(lost, error)
@@ -103,8 +104,13 @@ def beside_training(hook: _Hook) -> _Hook:
 
     @wraps(hook)
     def guarded(callback: Any, *args: Any, **kwargs: Any) -> None:
-        with callback._guard(f"{type(callback).__name__} failed in `{hook.__name__}`"):
+        # Called several times a step, when each further call takes long: so no context manager.
+        try:
             hook(callback, *args, **kwargs)
+        except Exception as error:
+            if isinstance(error, callback._guard.let_pass):
+                raise
+            callback._guard.tell(f"{type(callback).__name__} failed in `{hook.__name__}`", error)
 
     return cast(_Hook, guarded)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run's history -> steps, examples, hours and cost at every other batch size."""
+"""Predict steps, examples, hours and cost at other batch sizes from one run's history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from noisescale.extras import need
 from noisescale.history.history import as_history
 from noisescale.history.metrics import Goal
 from noisescale.history.optimizers import has_decayed
-from noisescale.history.segments import Array
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
 from noisescale.prediction import arguments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import (
@@ -128,40 +129,39 @@ def predict(
 
         S(B') = Σ steps·(1 + b/B')/(1 + b/B)
 
-    are the steps to the same result at batch size B'. Both ends of the interval of b are carried
-    through; segments of the run where it is not resolved are told by their bounds. Hours come
-    from seconds a step, measured or assumed.
+    are the steps to the same result at batch size B'. The bounds of a prediction come from both
+    ends of the interval of b. Hours come from the seconds of a step, measured or assumed.
 
     Args:
-        history_or_run_folder: `monitor.history`, or a folder with TensorBoard's or a CSVLogger's
-            files of a run with `NoiseScaleMonitor`.
+        history_or_run_folder: `monitor.history`, or the folder of a run with `NoiseScaleMonitor`
+            that TensorBoard or a CSVLogger logged.
         batch_sizes: Global, in `unit`, at most 256 of them. Default: powers of two around the
             run's own and the critical one.
         devices: Numbers of devices, whole, at most 64 of them. Default: the run's, and 2, 4 and 8
             times as many.
         price_per_device_hour: In any currency.
-        hour_worth: What it costs you to wait for an hour, in the same currency. With it, the
-            batch size and the number of devices that cost least in all are recommended; without,
-            the fastest batch size on the run's own devices, which is the cheapest there.
+        hour_worth: What an hour of waiting costs you, in the same currency. With it, the batch size
+            and the number of devices with the lowest total cost are recommended. Without it, the
+            fastest batch size on the run's own devices is recommended, which is the cheapest there.
         calibration: kappa of B_crit = kappa·B_simple, from 1e-6 to 1e6, or a `Calibration`.
-            Default: 1, the uncalibrated theory, with bounds for how far it has been off under
-            optimizers of the run's kind.
-        step_time: From `fit_step_time`, see `noisescale profile`. Default: from the run's own
-            seconds a step, with wide bands where other plans have to be assumed.
-        max_device_batch_size: The most examples a device takes at once; larger batches are
-            accumulated. Default: the most that was timed.
-        devices_per_node: Default: all devices are in one node.
-        unit: What a batch size counts. Default: that of the history, or "examples".
+            Default: 1, the uncalibrated theory, with bounds from the errors that the theory had
+            for optimizers of the run's kind.
+        step_time: A model from `fit_step_time`, see `noisescale profile`. Default: from the run's
+            own step times, with wide bounds where other configurations have to be assumed.
+        max_device_batch_size: The most examples on a device at once; larger batches are
+            accumulated. Default: the largest number that was timed.
+        devices_per_node: Devices in a node. Default: all devices are in one node.
+        unit: The unit of batch sizes. Default: the unit of the history, or "examples".
         second_run: A run of the same model to the same result at another batch size, given like
-            the first one. S_min and E_min are then those of two equations, for any optimizer.
-        goal: What both runs reached, as "val_loss=0.25": steps are counted up to there. It needs
-            folders of runs, in which the metric was logged. Default: their ends are one result.
-        steps_scatter: Standard deviation of the logarithm of steps to one result, from seeds and
-            tuning. Default: 0.15, which is about 15 %.
+            the first run. Two equations then give S_min and E_min, for any optimizer.
+        goal: A result that both runs reached, as "val_loss=0.25": steps are counted up to it. It
+            needs folders of runs in which the metric was logged. Default: the ends of the runs.
+        steps_scatter: Standard deviation of the logarithm of the steps to one result, from seeds
+            and tuning. Default: 0.15, which is about 15 %.
 
     Returns:
         Rows of batch size, devices, steps, examples, hours, device-hours and cost, each with its
-        bounds, and the recommended one. For the result that the run reached, no more.
+        bounds, and the recommended row. They hold for the result that the run reached.
 
     Raises:
         ValueError: If the run has no measured rows, an argument is out of its range, or the two
@@ -183,54 +183,22 @@ def predict(
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix D.
     """
-    if second_run is None and goal is not None:
-        raise ValueError(
-            f"`goal` must come with `second_run`, got {goal!r} alone. Give the run that it is to"
-            " be compared with."
-        )
-    if steps_scatter is not None:
-        checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
-    if second_run is not None and calibration is not None:
+    if second_run is None:
+        arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
+    elif calibration is not None:
         raise ValueError(
             "`second_run` and `calibration` must not be combined, got both. Give the one that you"
             " trust."
         )
     history = arguments.history_of(history_or_run_folder)
-    other = None if second_run is None else arguments.history_of(second_run)
-    result = "the ends of both runs"
-    if other is not None and goal is not None:
-        reached = Goal.read(goal)
-        result = str(reached)
-        history = arguments.run_to_goal("history", history, reached)
-        other = arguments.run_to_goal("second_run", other, reached)
+    other, second = None, None
+    if second_run is not None:
+        other = arguments.history_of(second_run)
+        history, other, second = _compared(history, other, goal, steps_scatter)
     unit = printable(unit or getattr(history, "unit", "examples"))
-    confidence = getattr(history, "confidence", 0.95)
     run = arguments.checked_run(history)
-    second: SecondRun | None = None
-    if other is not None:
-        second = SecondRun.of(
-            history,
-            other,
-            result=result,
-            scatter=STEPS_SCATTER if steps_scatter is None else steps_scatter,
-            confidence=confidence,
-        )
     own_devices = devices_of(history) or 1
-    if second is not None:
-        law = second.law(run)
-        calibration = Calibration.from_second_run(run, second)
-    else:
-        theory = Calibration.theory(
-            getattr(history, "optimizer", None), decayed=has_decayed(history)
-        )
-        if calibration is None:
-            calibration = theory
-        elif not isinstance(calibration, Calibration):
-            calibration = Calibration.given(calibration)
-        if calibration.branched is None:
-            law = arguments.checked_law(run, calibration)
-        else:
-            law = calibration.branched.law(as_history(history), theory.kappa)
+    law, calibration = _law_of(history, run, second, calibration)
     per_node = arguments.devices_per_node_from(devices_per_node)
     timings = [t for h in (history, other) if h is not None for t in timings_of(h, per_node)]
     if step_time is None and timings:
@@ -279,13 +247,56 @@ def predict(
         history=history,
         hardware=hardware,
         unit=unit,
-        confidence=confidence,
+        confidence=_confidence_of(history),
         warnings=warnings_about(history, run, law, rows, recommended, calibration, second, unit),
         assumptions=assumptions_of(history, run, calibration, hardware, second, unit),
     )
 
 
+def _compared(
+    history: Mapping[str, Array],
+    other: Mapping[str, Array],
+    goal: str | None,
+    steps_scatter: float | None,
+) -> tuple[Mapping[str, Array], Mapping[str, Array], SecondRun]:
+    """Return two runs up to their goal, and what they say about the critical batch size."""
+    scatter, result = STEPS_SCATTER, "the ends of both runs"
+    if steps_scatter is not None:
+        scatter = checked_positive("steps_scatter", steps_scatter, "Pass 0.15 for 15 %.")
+    if goal is not None:
+        reached = Goal.read(goal)
+        result = str(reached)
+        history = arguments.run_to_goal("history", history, reached)
+        other = arguments.run_to_goal("second_run", other, reached)
+    confidence = _confidence_of(history)
+    second = SecondRun.of(history, other, result=result, scatter=scatter, confidence=confidence)
+    return history, other, second
+
+
+def _law_of(
+    history: Mapping[str, Array],
+    run: Segments,
+    second: SecondRun | None,
+    calibration: Calibration | float | None,
+) -> tuple[RunLaw, Calibration]:
+    """Return steps and examples at any batch size, and the calibration that they come from."""
+    if second is not None:
+        return second.law(run), Calibration.from_second_run(run, second)
+    theory = Calibration.theory(getattr(history, "optimizer", None), decayed=has_decayed(history))
+    if calibration is None:
+        calibration = theory
+    elif not isinstance(calibration, Calibration):
+        calibration = Calibration.given(calibration)
+    if calibration.branched is None:
+        return arguments.checked_law(run, calibration), calibration
+    return calibration.branched.law(as_history(history), theory.kappa), calibration
+
+
+def _confidence_of(history: Mapping[str, Array]) -> float:
+    return getattr(history, "confidence", 0.95)
+
+
 @functools.lru_cache(maxsize=64)
 def _step_time_of(timings: tuple[StepTiming, ...]) -> StepTimeModel:
-    """Fitted once: pages and reports ask for the same run again and again."""
+    """Return the fitted step times, from a cache: pages and reports use one run many times."""
     return fit_step_time(timings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 
@@ -33,16 +33,16 @@ def printable_json(text: str) -> str:
     return _replaced(text, lambda c: c if c == "\n" else json.dumps(c)[1:-1])
 
 
-def arguments(options: Any) -> str:
-    """Return the fields of a dataclass that are not the defaults, as a call writes them.
+def arguments(call: Callable[..., Any], **given: Any) -> str:
+    """Return the given arguments that are not the defaults, as in a call.
 
     Example:
         >>> from noisescale.plan import Plan
-        >>> arguments(Plan(32, 1, 2, 1))
+        >>> arguments(Plan, device_batch_size=32, accumulation=1, devices=2, nodes=1)
         'device_batch_size=32, accumulation=1, devices=2'
     """
-    given = ((field, getattr(options, field.name)) for field in fields(options))
-    return ", ".join(f"{f.name}={value!r}" for f, value in given if value != f.default)
+    shown = (p for p in signature(call).parameters.values() if p.name in given)
+    return ", ".join(f"{p.name}={given[p.name]!r}" for p in shown if given[p.name] != p.default)
 
 
 def _replaced(text: str, escape: Callable[[str], str]) -> str:

@@ -12,10 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from program import refused
+from scripts import ROOT, run
 
 import noisescale
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -92,6 +92,4 @@ def test_importing_the_package_imports_nothing_that_is_optional() -> None:
         "print({'plotly', 'tensorboard', 'sklearn'} & sys.modules.keys())"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
-    assert done.stdout == "set()\n", done.stderr
+    assert run("-c", script) == "set()\n"

@@ -55,7 +55,13 @@ def test_the_options_in_the_docstring_exist(script: str, tmp_path: Path) -> None
     offered = set(re.findall(r"--[\w-]+", printed(copy, "--help", cwd=tmp_path)))
 
     assert set(documented) <= offered
-    assert f"def test_{script.partition('_')[0]}" in Path(__file__).read_text()
+
+
+def test_every_example_is_tested() -> None:
+    tests = "\n".join(name for name in globals() if name.startswith("test_"))
+
+    for script in SCRIPTS:
+        assert f"test_{script.partition('_')[0]}_" in tests
 
 
 @pytest.mark.parametrize("package", PACKAGES)

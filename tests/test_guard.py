@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from ranks import on_ranks
 
-from noisescale.guard import Guard, HookErrors, RefusalError, keeps_errors
+from noisescale.guard import Guard, HookErrors, RefusalError, beside_training, keeps_errors
 
 
 def test_each_loss_is_told_once() -> None:
@@ -55,6 +55,35 @@ def test_each_rank_tells_of_its_own_failures() -> None:
         ["A step was not measured: ValueError: of 0"],
         ["A step was not measured on rank 1: ValueError: of 1"],
     ]
+
+
+class Callback:
+    def __init__(self, *let_pass: type[Exception]) -> None:
+        self._guard = Guard(*let_pass)
+
+    @beside_training
+    def on_step(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            raise error
+
+
+def test_a_hook_beside_the_training_warns_once_and_goes_on() -> None:
+    callback = Callback()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for error in (None, KeyError("x"), KeyError("y")):
+            callback.on_step(error)
+
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith("Callback failed in `on_step`: KeyError: 'x' (test_guard.py, line ")
+
+
+@pytest.mark.parametrize("error", [RefusalError("no"), FileExistsError("no"), KeyboardInterrupt()])
+def test_refusals_and_interruptions_pass_a_hook_beside_the_training(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        Callback(FileExistsError).on_step(error)
+
+    assert raised.value is error
 
 
 class Hooked(HookErrors):

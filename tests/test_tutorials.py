@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_repository import ROOT, printed
+from scripts import ROOT, printed
 
 NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 

@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -145,7 +146,7 @@ def terminal(name: str, command: str, folder: Path, *, colours: bool = True) -> 
     done = subprocess.run(
         command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True
     )
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(record=True, width=WIDTH, file=StringIO())
     console.print(Text.from_ansi(done.stdout.decode()))
     picture = console.export_svg(title=command)
     # The fonts of the reader's system: nothing is loaded from elsewhere.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
+from noisescale.cli.training import (
+    TRAINER,
+    Accelerator,
+    Data,
+    Devices,
+    Nodes,
+    Precision,
+    Strategy,
+    Target,
+    check_output,
+)
 from noisescale.cli.values import flags_of
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
@@ -34,8 +46,6 @@ EXAMPLE = (
     "noisescale branch lightning_logs/version_0 lightning_logs/version_0/checkpoints train.py:make"
 )
 
-TRAINER = "Settings of the run's Trainer"
-
 
 def branch_run(
     run: Annotated[
@@ -50,21 +60,8 @@ def branch_run(
             " checkpoint nearest to the middle of the run is used.",
         ),
     ],
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="A function that returns a LightningModule and its data, or a LightningModule"
-            " (then give --data). Written as package.module:name or file.py:name.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
-            " these. Written as package.module:name or file.py:name."
-        ),
-    ] = None,
+    target: Target,
+    data: Data = None,
     batch_sizes: Annotated[
         str,
         typer.Option(
@@ -110,23 +107,11 @@ def branch_run(
             rich_help_panel=TRAINER,
         ),
     ] = None,
-    devices: Annotated[
-        int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
-    ] = 1,
-    nodes: Annotated[
-        int,
-        typer.Option(
-            help="Number of nodes. Start the command on each node, as in training.",
-            rich_help_panel=TRAINER,
-        ),
-    ] = 1,
-    accelerator: Annotated[
-        str, typer.Option(help="As in the run.", rich_help_panel=TRAINER)
-    ] = "auto",
-    strategy: Annotated[str, typer.Option(help="As in the run.", rich_help_panel=TRAINER)] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="As in the run.", rich_help_panel=TRAINER)
-    ] = None,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
+    accelerator: Accelerator = "auto",
+    strategy: Strategy = "auto",
+    precision: Precision = None,
     output: Annotated[
         Path,
         typer.Option(help="File of the results. The same command with the same file continues."),
@@ -148,11 +133,7 @@ def branch_run(
     from noisescale.report.branches import Planned, branches_table, cost_lines, headline
     from noisescale.report.branches import as_json as json_of
 
-    if not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"`--output` must be in a folder that exists, got {printable(output)}. Create the"
-            " folder first."
-        )
+    check_output(output)
     if dry_run and as_json:
         raise ValueError(
             "`--json` and `--dry-run` must not be combined, got both. A dry run has no result:"
@@ -225,8 +206,8 @@ def branch_run(
     out.print(pairs(answers), Section(branches_table(branched)), sep="\n")
     if branched.doubts:
         out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
-    said = f"Next: noisescale predict {printable(run)} --branches {printable(output)}"
-    console.print(said, markup=False, soft_wrap=True)
+    words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
+    console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
 
 
 def _diverged(branch: Branch) -> str:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noisescale.cli.calibrating import calibration_of
 from noisescale.cli.runs import show_runs
 from noisescale.cli.values import flags_of, numbers
 from noisescale.extras import need
@@ -16,8 +16,6 @@ from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
-    from noisescale.history.history import History
-    from noisescale.prediction import Calibration
     from noisescale.predictor import Prediction
 
 
@@ -170,7 +168,8 @@ def predict_run(
     ] = None,
 ) -> None:
     """Predict the cost of a run's result at other batch sizes and on more devices."""
-    from noisescale.history.reading import read_run, runs_in
+    from noisescale.history.reading import read_run
+    from noisescale.history.run_files import runs_in
     from noisescale.predictor import predict
     from noisescale.step_time import fit_step_time, read_timings
 
@@ -190,7 +189,7 @@ def predict_run(
             if second_run is not None:
                 with renamed({"run": "--second-run"}):
                     other = read_run(second_run, **which)
-        kappa = _calibration(
+        kappa = calibration_of(
             *(history, calibration, sweep, branches, branch_step),
             branch_examples=branch_examples,
             loss_scatter=loss_scatter,
@@ -235,86 +234,3 @@ def predict_run(
     print_report(prediction, details=details, more="add --details")
     if html is not None:
         print(f"Report: {printable(html)}")
-
-
-def _calibration(
-    history: History,
-    kappa: float | None,
-    sweep: Path | None,
-    branches: Path | None,
-    branch_step: int | None,
-    *,
-    branch_examples: float | None = None,
-    loss_scatter: float | None = None,
-) -> Calibration | float | None:
-    import numpy as np
-
-    from noisescale.csv_lines import csv_lines
-    from noisescale.history.run_law import critical_batch_size_over
-    from noisescale.history.segments import noise_scale_at
-    from noisescale.prediction import Calibration
-    from noisescale.prediction.branches import BranchedRun
-    from noisescale.tradeoff.fit import fit_tradeoff
-    from noisescale.tradeoff.sweep_files import read_sweeps
-
-    if sum(given is not None for given in (kappa, sweep, branches)) > 1:
-        raise ValueError(
-            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of"
-            " them. Give only the one that you trust most."
-        )
-    if branch_step is not None and branches is None:
-        raise ValueError(
-            f"`--branch-step` must be used with `--branches`, got only {branch_step}."
-            " Also give the CSV file with the losses of the branches."
-        )
-    if sweep is not None:
-        (curve,) = read_sweeps(sweep).values()
-        names = {"batch_sizes": "batch_size", "history": "run", "kappa": "--sweep"}
-        with warnings.catch_warnings(), renamed(names):
-            warnings.simplefilter("ignore")  # they are among those of the prediction
-            return Calibration.from_sweep(history, fit_tradeoff(*curve))
-    of_losses = {
-        "--branch-step": branch_step,
-        "--branch-examples": branch_examples,
-        "--loss-scatter": loss_scatter,
-    }
-    given = [name for name, value in of_losses.items() if value is not None]
-    if given and (branches is None or branches.suffix == ".json"):
-        raise ValueError(
-            f"`{given[0]}` must be used with a CSV file of losses in `--branches`, got"
-            f" {'no file' if branches is None else printable(branches)}. Leave `{given[0]}` out."
-        )
-    if branches is not None and branches.suffix == ".json":
-        with renamed({"history": "run"}):
-            return Calibration.from_branched_run(history, BranchedRun.from_file(branches))
-    if branches is not None:
-        if branch_step is None:
-            raise ValueError(
-                "`--branches` with a CSV file must be used with `--branch-step`, got no step."
-                " Give the step of the run at which the branches started."
-            )
-        (_, columns), *_ = list(csv_lines(branches)) or [(0, [])]
-        by = "order" if "order" in columns else None
-        curves = read_sweeps(branches, measured="loss", by=by)
-        sizes = [size for curve in curves.values() for size in curve.batch_sizes]
-        losses = [loss for curve in curves.values() for loss in curve.measured]
-        orders = [name for name, curve in curves.items() for _ in curve.measured]
-        with renamed({"step": "--branch-step", "history": "run", "noise_scale": "--branch-step"}):
-            noise_scale = noise_scale_at(history, branch_step)
-            if branch_examples is not None:
-                seen = np.interp(branch_step, history["step"], history["examples"])
-                if seen + branch_examples > 1.01 * history["examples"][-1]:
-                    raise ValueError(
-                        "`--branch-examples` must not go beyond the end of the run, got"
-                        f" {branch_examples:,.0f}: branches start at example {seen:,.0f}, and the"
-                        f" run has {history['examples'][-1]:,.0f} examples. Give a smaller number,"
-                        " or leave it out."
-                    )
-                end = np.interp(seen + branch_examples, history["examples"], history["step"])
-                noise_scale = critical_batch_size_over(history, branch_step, float(end))
-        names = {"batch_sizes": "batch_size", "losses": "loss", "kappa": "--branches"}
-        with renamed(names | {"scatter": "--loss-scatter"}):
-            return Calibration.from_branches(
-                noise_scale, sizes, losses, scatter=loss_scatter, orders=orders if by else None
-            )
-    return kappa

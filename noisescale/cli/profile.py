@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
+from noisescale.cli.training import (
+    Accelerator,
+    Data,
+    Devices,
+    Nodes,
+    Precision,
+    Strategy,
+    Target,
+    check_output,
+)
 from noisescale.cli.values import flags_of, numbers
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
@@ -32,25 +43,10 @@ NEARLY_ALL = 0.9
 
 EXAMPLE = "noisescale profile train.py:make --devices 2"
 
-TRAINER = "Settings of the Trainer"
-
 
 def profile_steps(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="A function that returns a LightningModule and its data, or a LightningModule"
-            " (then give --data). Written as package.module:name or file.py:name.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
-            " these. Written as package.module:name or file.py:name."
-        ),
-    ] = None,
+    target: Target,
+    data: Data = None,
     device_batch_sizes: Annotated[
         str | None,
         typer.Option(
@@ -61,25 +57,11 @@ def profile_steps(
     accumulation: Annotated[
         str | None, typer.Option(help="Micro-batches in a step, for example 1,4. Default: 1,2.")
     ] = None,
-    devices: Annotated[
-        int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)
-    ] = 1,
-    nodes: Annotated[
-        int,
-        typer.Option(
-            help="Number of nodes. Start the command on each node, as in training.",
-            rich_help_panel=TRAINER,
-        ),
-    ] = 1,
-    accelerator: Annotated[
-        str, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = "auto",
-    strategy: Annotated[
-        str, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = None,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
+    accelerator: Accelerator = "auto",
+    strategy: Strategy = "auto",
+    precision: Precision = None,
     steps: Annotated[
         int, typer.Option(help="Optimizer steps to time, after 5 steps that are not timed.")
     ] = 20,
@@ -98,13 +80,9 @@ def profile_steps(
 
     sizes = numbers("device-batch-sizes", device_batch_sizes)
     repeats = numbers("accumulation", accumulation)
+    check_output(output)
     if output.exists():
         read_timings(output)  # fails now, not after the timing, if it is no file of timings
-    elif not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"`--output` must be in a folder that exists, got {str(output)!r}. Create the folder"
-            " first."
-        )
     module, examples = module_and_data(target, data)
 
     from noisescale.lightning.profiling.profiling import examples_per_second, profile_step_times
@@ -126,8 +104,8 @@ def profile_steps(
             timings = profile_step_times(
                 module,
                 examples,
-                sizes,  # type: ignore[arg-type]
-                accumulation=repeats,  # type: ignore[arg-type]
+                sizes,  # type: ignore[arg-type]  # it names those that are not whole
+                accumulation=repeats,  # type: ignore[arg-type]  # as with sizes
                 steps=steps,
                 on_timing=note,
                 on_stop=reasons.append,
@@ -153,8 +131,8 @@ def profile_steps(
         print(printable_json(json.dumps(found, indent=1)))
     else:
         Console(highlight=False).print(_table(timings, knee))
-    said = f"Next: noisescale predict RUN --step-times {printable(output)}"
-    console.print(said, markup=False, soft_wrap=True)
+    words = ["noisescale", "predict", "RUN", "--step-times", printable(output)]
+    console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
 
 
 def _knee(timings: Sequence[StepTiming]) -> float | None:

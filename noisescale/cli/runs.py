@@ -50,7 +50,7 @@ def show_runs(
         return
     console = Console(highlight=False)
     console.print(Section(runs_table(folder, found)))
-    one = max(found, key=lambda each: (each.found is not None, found.index(each)))
+    one = next((each for each in reversed(found) if each.found), found[-1])
     what = "The full prediction of one run" if one.found else "To see the reason"
     said = f"{what}: noisescale predict {shlex.quote(printable(one.run))}"
     console.print(said, markup=False, soft_wrap=True)

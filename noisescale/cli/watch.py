@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,13 +58,10 @@ def watch_run(
     ] = None,
 ) -> None:
     """Show the noise scale of a run while it trains, and the present advice."""
-    try:
-        with renamed(flags_of(watch_run)):
-            checked_positive("every", every, "Pass 5 to read the files every 5 seconds.")
-            live = sys.stdout.isatty() and not once
-            _watch(run, every if live else None, optimizer, monitor)
-    except KeyboardInterrupt:
-        pass  # as it is meant to end
+    with suppress(KeyboardInterrupt), renamed(flags_of(watch_run)):  # Ctrl-C is how to end it
+        checked_positive("every", every, "Pass 5 to read the files every 5 seconds.")
+        live = sys.stdout.isatty() and not once
+        _watch(run, every if live else None, optimizer, monitor)
 
 
 def _watch(run: Path, every: float | None, optimizer: int, monitor: str | None) -> None:

@@ -11,8 +11,9 @@ from noisescale.csv_lines import GrowingCsv
 from noisescale.extras import need
 from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
-from noisescale.history.reading import CsvRows, files_of, history_of, runs_in
+from noisescale.history.reading import CsvRows, history_of
 from noisescale.history.run_error import RunError
+from noisescale.history.run_files import files_of, runs_in
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
@@ -77,8 +78,11 @@ class FollowedRun:
                 f"`{printable(run)}` must exist while it is watched, but was moved or deleted."
                 " Start the command again with the new path of the run."
             )
+        if not (files := files_of(run)):  # a CSVLogger deletes its file before it begins anew
+            self._source = None
+            return self._find() and self.read()
         try:
-            source = self._source_of(files := files_of(run))
+            source = self._source_of(files)
             added = source.read(files)
             self.unread = source.unread
         except FileNotFoundError:  # it was replaced between the look and the reading
@@ -104,7 +108,7 @@ class FollowedRun:
         return self.run is not None and run.is_relative_to(self.run)
 
     def _source_of(self, files: list[Path]) -> _Events | _Csv:
-        kind = _Csv if files and files[0].suffix == ".csv" else _Events
+        kind = _Csv if files[0].suffix == ".csv" else _Events
         if not isinstance(self._source, kind) or self._source.replaced(files):
             monitor, optimizer = self._asked
             self._source = kind(prefix_of(optimizer, monitor))

@@ -278,7 +278,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         `History.from_columns(frame.reset_index())` turns the frame into a history again.
 
         Raises:
-            ImportError: If pandas is not installed. The package does not require pandas.
+            MissingExtraError: If pandas is not installed: `pip install "noisescale[pandas]"`.
 
         Example:
             >>> history = History()

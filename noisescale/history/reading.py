@@ -19,7 +19,8 @@ from noisescale.history.increments import INCREMENTS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_error import RunError
-from noisescale.history.trackers import refuse_chart, refuse_tracker
+from noisescale.history.run_files import files_of, only_run_in
+from noisescale.history.trackers import refuse_chart
 from noisescale.printable import printable
 
 Array = NDArray[np.float64]
@@ -37,8 +38,6 @@ _ALWAYS = ("step", "examples", "batch_size")
 
 CLOCKS = ("step", "trainer/global_step", "train/global_step")
 """Columns of the step: CSVLogger, W&B with Lightning, W&B with transformers."""
-
-_FILES = ("events.out.tfevents.*", "metrics.csv")
 
 
 def read_run(
@@ -70,7 +69,7 @@ def read_run(
         OSError: If the run cannot be read.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    path = _run_in(Path(path))
+    path = only_run_in(Path(path))
     prefix = prefix_of(optimizer, monitor)
     files = files_of(path)
     if files[0].suffix != ".csv":
@@ -103,7 +102,7 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
             optimizer steps are not known.
         OSError: If the run cannot be read.
     """
-    path = _run_in(Path(path))
+    path = only_run_in(Path(path))
     files = files_of(path)
     if files[0].suffix != ".csv":
         need("tensorboard", f"Reading the event files of {printable(path)}")
@@ -229,63 +228,6 @@ def history_from_scalars(
         known = np.isin(steps, rows)
         columns[tag][np.searchsorted(rows, steps[known])] = values[known]
     return history_of(columns, printable(source), (monitor or "", optimizer), list(scalars))
-
-
-def runs_in(path: Path) -> list[Path]:
-    """Return the runs at a path or below it, in the order in which they were last written.
-
-    Returns:
-        The path itself, if it is a file, or a folder with the files of a run.
-
-    Raises:
-        ValueError: If there are only runs of W&B or MLflow. Their files cannot be read.
-        OSError: If the path does not exist.
-    """
-    if path.is_file():
-        refuse_tracker(path)
-        return [path]
-    if not path.exists():
-        raise FileNotFoundError(
-            f"`run` must be a folder or a file, got {printable(path)}, which does not exist."
-            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
-        )
-    if files_of(path):
-        return [path]
-    runs = {file.parent for pattern in _FILES for file in path.rglob(pattern)}
-    if not runs:
-        refuse_tracker(path)
-    return sorted(runs, key=lambda run: (last_written(run), run))
-
-
-def files_of(run: Path) -> list[Path]:
-    """Return the files of a run: its event files, in order, or one CSV file."""
-    if run.is_file():
-        return [run]
-    return sorted(run.glob(_FILES[0])) or list(run.glob(_FILES[1]))
-
-
-def last_written(run: Path) -> float:
-    """Return the time at which a run's files were last written, in seconds since the epoch."""
-    return max((file.stat().st_mtime for file in files_of(run)), default=0.0)
-
-
-def _run_in(path: Path) -> Path:
-    """Return the folder or file of the only run at `path` or below it."""
-    runs = runs_in(path)
-    if len(runs) == 1:
-        return runs[0]
-    if not runs:
-        raise ValueError(
-            f"`{printable(path)}` must contain a run, got no event file of TensorBoard and no"
-            " metrics.csv."
-            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
-        )
-    shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
-    raise ValueError(
-        f"`{printable(path)}` must contain one run, got {len(runs)}:"
-        f" {shown}{', ...' if len(runs) > 5 else ''}."
-        " Name one of these runs."
-    )
 
 
 class CsvRows:

@@ -27,6 +27,7 @@ from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
+from noisescale.printable import arguments
 
 
 class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
@@ -287,6 +288,13 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             arguments["groups"] = _name(groups)
         measured = self._loaded if self._first is None else self._first.state_dict()
         return {"args": arguments, "attributes": {"_loaded": measured}}
+
+    @property
+    def _arguments(self) -> str:
+        own: dict[str, Any] = {"batch_size_fn": self._batch_size_fn}
+        if self._guesses_unit:
+            own["unit"] = None
+        return arguments(NoiseScaleCallback, **vars(self._options) | own)
 
     def _watch(self) -> None:
         """Look at the forward passes of what the Trainer calls."""

@@ -91,7 +91,7 @@ class Shuffled(IterableDataset[Any]):
 def indices_of(loader: DataLoader[Any]) -> Iterable[int] | None:
     """Return the indices a loader takes, in its order; None if its sampler is a standard one."""
     if type(loader.batch_sampler) is not BatchSampler:
-        return _Flat(loader.batch_sampler)  # type: ignore[arg-type]
+        return _Flat(loader.batch_sampler)  # type: ignore[arg-type]  # callers refuse None
     if type(loader.sampler) in (RandomSampler, SequentialSampler):
         return None
     return loader.sampler
@@ -124,11 +124,7 @@ def with_batches(
         >>> [len(batch) for batch in loader]
         [8, 8, 8]
     """
-    if loader.batch_sampler is None:
-        raise ValueError(
-            "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
-            " batches. Give a data set of single examples."
-        )
+    _refuse_made_batches(loader)
     kept = {name: getattr(loader, name) for name in KEPT}
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
@@ -194,6 +190,14 @@ def batches_of(
     yield {"train_dataloaders": with_batches(data, size, count, shuffled)}
 
 
+def _refuse_made_batches(loader: DataLoader[Any]) -> None:
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
+            " batches. Give a data set of single examples."
+        )
+
+
 def is_stream(loader: DataLoader[Any]) -> bool:
     """Whether a loader of `held_examples` holds the first examples of a stream."""
     return isinstance(loader.dataset, list)
@@ -206,7 +210,8 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
     sampler of the user's own, they are the first ones. Random augmentation is drawn anew each time.
 
     Raises:
-        ValueError: If `data` is not what `batches_of` takes, or makes several loaders.
+        ValueError: If `data` is not what `batches_of` takes, makes several loaders, or the data set
+            makes the batches, not the loader.
 
     Example:
         >>> [batch.tolist() for batch in held_examples(list(range(100)), 4, 2)]
@@ -222,11 +227,12 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
                 f" {type(data).__name__}. Give the Dataset instead."
             )
     loader = data if isinstance(data, DataLoader) else DataLoader(data)
+    _refuse_made_batches(loader)
     kept = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         first = list(itertools.islice(iter(dataset), count))
-        return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]
+        return DataLoader(first, batch_size=size, **kept)  # type: ignore[arg-type]  # a list will do
     if (indices := indices_of(loader)) is not None:
         chosen = list(itertools.islice(indices, count))
     else:

@@ -24,7 +24,7 @@ from noisescale.batches.batch_size import Count, examples_in, examples_of_loader
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
 _logger = getattr(rank_zero, "log", None)
 
-import pytorch_lightning as pl  # noqa: E402
+import pytorch_lightning as pl  # noqa: E402 - after the look at the logger, as all below
 from pytorch_lightning.loggers.logger import DummyLogger as DummyLogger  # noqa: E402
 from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng  # noqa: E402
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature  # noqa: E402

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Trainer that does nothing but train, for the short fits of commands."""
+"""A Trainer that does nothing but train, and a copy to train, for the short fits of commands."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -34,3 +35,11 @@ def plain_trainer(module: pl.LightningModule, options: dict[str, Any]) -> pl.Tra
     }
     trainer: pl.Trainer = importlib.import_module(package).Trainer(**{**defaults, **options})
     return trainer
+
+
+def copy_to_train(module: pl.LightningModule) -> pl.LightningModule:
+    """Return a copy of a module, without callbacks of its own."""
+    # A trainer it was in before is no part of it, and may be large.
+    made = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
+    made.configure_callbacks = list  # type: ignore[method-assign]  # of this copy alone
+    return made

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 from noisescale._moved import former_names
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
@@ -57,6 +55,8 @@ NAMES = (*OF_EVERY_RUN, *ABOUT_RUN, "learning_rate")
 _NEED_UPPER_END = {"simple", "simple_low", "simple_high", "efficiency"}
 """Names logged only if the whole gradient's noise scale is resolved: TensorBoard draws a band only
 from values that were logged together."""
+
+_NO_LEARNING_RATE = "The learning rate was not recorded with the run"
 
 
 class Metrics(NamedTuple):
@@ -146,7 +146,8 @@ class LoggedMeter:
         self.timer = StepTimer()
         self._measured_by_last_row = 0
         self._in_force = False
-        self._rate_in_step = math.nan  # which schedulers of the batch size scale in steps alone
+        self._rates_in_step: list[Any] = []
+        """Of the last measured step. BatchSizeScheduler scales learning rates only within steps."""
         self._names: tuple[str, ...] = NAMES
         self._last_read_step = -1
 
@@ -171,7 +172,8 @@ class LoggedMeter:
         measured = self.meter.last_measured_step == self.meter.steps
         self.timer.step(measured=measured)
         if measured:
-            self._rate_in_step = self._learning_rate(of_tensors=False)
+            with self.guard(_NO_LEARNING_RATE):
+                self._rates_in_step = [group["lr"] for group in self._optimizer.param_groups]
 
     def close(self, *, interrupted: bool = False) -> None:
         """Remove everything from the model, see `NoiseScaleMeter.close`."""
@@ -194,15 +196,13 @@ class LoggedMeter:
         with self.guard("The noise scale was not logged"):
             self._warn_of_lone_steps()
             self._in_force = self._is_in_force()
-            now = self._metrics()
+            now = self._metrics(in_step=not at_end)
             self.timer.restart()
             if self.advanced or (at_end and self.unfinished):
                 now.all.update(self.meter.take_increments())
                 if at_end:
                     examples = now.all["examples"] + self.meter.unmeasured_examples
                     now.all.update(step=float(self.meter.steps), examples=examples)
-                    if math.isfinite(self._rate_in_step):
-                        now.all.update(learning_rate=self._rate_in_step)
                 self._append_row(now)
             return now.named(self._prefix)
         return self._unknown()
@@ -227,14 +227,14 @@ class LoggedMeter:
         Use it between two rows of the history. It reads the device, as `read` does.
         """
         with self.guard("The noise scale was not logged"):
-            return self._metrics().named(self._prefix)
+            return self._metrics(in_step=False).named(self._prefix)
         return self._unknown()
 
     def _unknown(self) -> Metrics:
         estimate = NoiseScale(math.nan, 0.0, math.inf, math.nan, math.nan, steps=0)
         return Metrics(nothing_measured(self._prefix, self._names), set(), estimate)
 
-    def _metrics(self) -> Metrics:
+    def _metrics(self, *, in_step: bool) -> Metrics:
         meter, in_force = self.meter, self._is_in_force()
         self._last_read_step = meter.last_measured_step
         estimate = _current(meter.noise_scale, in_force)
@@ -242,7 +242,7 @@ class LoggedMeter:
         metrics = {name: value_of(now) for name, value_of in OF_EVERY_RUN.items()}
         kind = math.nan if self._kind is None else float(self._kind)
         metrics |= zip(ABOUT_RUN, (kind, float(self._parameters)), strict=True)
-        metrics["learning_rate"] = self._learning_rate()
+        metrics["learning_rate"] = self._learning_rate(in_step=in_step)
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
@@ -262,12 +262,12 @@ class LoggedMeter:
         self._names = (*metrics,)
         return Metrics(metrics, unresolved, estimate)
 
-    def _learning_rate(self, *, of_tensors: bool = True) -> float:
-        """The learning rate now. To read one that is a tensor may wait for the device."""
-        with self.guard("The learning rate was not recorded with the run"):
-            rates = (group["lr"] for group in self._optimizer.param_groups)
-            if of_tensors or not any(isinstance(rate, Tensor) for rate in rates):
+    def _learning_rate(self, *, in_step: bool) -> float:
+        """The learning rate now; between two steps that of the last measured one, if there is."""
+        with self.guard(_NO_LEARNING_RATE):
+            if in_step or not self._rates_in_step:
                 return learning_rate_of(self._optimizer)
+            return max(map(float, self._rates_in_step))
         return math.nan
 
     def _is_in_force(self) -> bool:

@@ -15,7 +15,6 @@ from noisescale.guard import Guard, RefusalError
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.options import MeterOptions
-from noisescale.printable import arguments
 
 
 class MeasuringCallback(ABC):
@@ -39,7 +38,12 @@ class MeasuringCallback(ABC):
     def __repr__(self) -> str:
         """The arguments that are not the defaults, and the estimate of the last log step."""
         known = f": {self._last_logged}" if self.history else ""
-        return f"{type(self).__name__}({arguments(self._options)}){known}"
+        return f"{type(self).__name__}({self._arguments}){known}"
+
+    @property
+    @abstractmethod
+    def _arguments(self) -> str:
+        """The arguments that are not the defaults."""
 
     @property
     def _last_logged(self) -> str:
@@ -47,6 +51,8 @@ class MeasuringCallback(ABC):
         history = self.history
         low, high = (float(history[name][-1]) for name in ("low", "high"))
         at = f"at step {history.last_step:,.0f}"
+        if not math.isfinite(low):
+            return f"nothing measured {at}"
         if not math.isfinite(high):
             return f"above {three_digits(low)} {history.unit} {at}, not resolved"
         value = three_digits(float(history["noise_scale"][-1]))

@@ -277,7 +277,7 @@ class MeterReadings:
             )
         elif not coverage >= self._least_coverage:
             self._warn(
-                "Single examples can be told apart only in layers with less than"
+                "There are formulas for single examples only in layers with less than"
                 f" {self._least_coverage:.0%} of |g|². Such steps are not measured, as the other"
                 " layers may have another noise scale. Compare ranks, micro-batches, or in one"
                 ' process the halves of each batch: `small_batch="auto"`.'

@@ -38,6 +38,16 @@ def history_of(run: Run) -> Mapping[str, Array]:
     return run
 
 
+def refuse_without_second_run(**given: object) -> None:
+    """Raise a ValueError if an argument is given that only a second run needs."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must come with `second_run`, got {value!r} alone. Give the second run,"
+                f" or leave `{name}` out."
+            )
+
+
 def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     """Return a run up to the step at which it reached a goal.
 

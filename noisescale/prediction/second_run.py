@@ -17,7 +17,7 @@ from noisescale.history.segments import Array, Segments
 from noisescale.tradeoff.profile import FARTHEST, STEPS_SCATTER, profile_of
 
 NEARLY_ALL = 0.8
-"""Of what any second run could tell: the share at which a farther one is not worth its trouble."""
+"""A second run that determines B_crit to this share of the best possible one is far enough off."""
 
 MOST_DOUBLINGS = 4
 """Of the batch size, or halvings, from one run to the second."""

@@ -47,7 +47,7 @@ def warnings_about(
     if (coverage := coverage_of(history)) < 1:
         found.append(
             f"The noise scale covers parameters with {coverage:.0%} of |g|²: the other parameters"
-            " are in layers where single examples cannot be told apart."
+            " are in layers without a formula for single examples."
         )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
     if unmeasured > MANY_UNRESOLVED:

@@ -31,10 +31,10 @@ def sparkline(places: NDArray[np.float64], values: NDArray[np.float64], width: i
         >>> sparkline(np.arange(5.0), np.array([math.nan, 1.0, 10.0, 100.0, 1000.0]), 5)
         '·▁▃▆█'
     """
+    width = min(width, len(values))
     known = np.isfinite(values) & (values > 0)
     if not known.any():
-        return UNKNOWN * min(width, len(values))
-    width = min(width, len(values))
+        return UNKNOWN * width
     edges = np.linspace(places[0], places[-1], width + 1)[1:-1]
     part = np.searchsorted(edges, places, side="right")
     medians = [

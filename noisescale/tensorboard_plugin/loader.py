@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from noisescale.tensorboard_plugin.without_figures import PageWithoutFigures
 
 
-class NoiseScaleLoader(base_plugin.TBLoader):  # type: ignore[misc]
+class NoiseScaleLoader(base_plugin.TBLoader):  # type: ignore[misc] # TensorBoard has no types
     """Load the tab when TensorBoard starts."""
 
     def load(self, context: base_plugin.TBContext) -> NoiseScalePlugin | PageWithoutFigures:

@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl
 
 import plotly
 from tensorboard import errors, plugin_util
-from tensorboard.context import RequestContext
-from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from noisescale.history.run_error import word_for
@@ -33,6 +31,7 @@ from noisescale.report.runs import compared
 from noisescale.report.tables import headline, tables
 from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.query import number, numbers
+from noisescale.tensorboard_plugin.tab import Tab
 
 Application = Callable[..., Any]
 
@@ -40,7 +39,7 @@ MOST_RUNS = 30
 """That are compared at once: each is predicted anew whenever the page looks for news."""
 
 
-class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
+class NoiseScalePlugin(Tab):
     """Show what other batch sizes and more devices would cost, for each run with a monitor.
 
     | route | answer |
@@ -55,12 +54,6 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     The answer to a bad value has the status 400 and is `{"error": ...}`: one line with the remedy.
     """
 
-    plugin_name = "noise_scale"
-
-    def __init__(self, context: base_plugin.TBContext) -> None:
-        super().__init__(context)
-        self._provider = context.data_provider
-
     def get_plugin_apps(self) -> dict[str, Application]:
         """Return the routes."""
         routes: dict[str, Callable[[wrappers.Request], wrappers.Response]] = {
@@ -74,18 +67,6 @@ class NoiseScalePlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             kind = {"js": "text/javascript", "css": "text/css"}[file.name.rpartition(".")[2]]
             routes[f"/{file.name}"] = partial(_file, file, kind)
         return {path: wrappers.Request.application(answer) for path, answer in routes.items()}
-
-    def is_active(self) -> bool:
-        """Whether there is a run to show."""
-        return LoggedRuns(self._provider, RequestContext(), "").any()
-
-    def data_plugin_names(self) -> tuple[str, ...]:
-        """Return none: with "scalars" the tab would appear for every folder of logs."""
-        return ()
-
-    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """Return the name of the tab and its script."""
-        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Noise scale")
 
     @cached_property
     def _plotly_script(self) -> bytes:

@@ -7,38 +7,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tensorboard.context import RequestContext
-from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from noisescale.extras import how_to_install
-from noisescale.tensorboard_plugin.logged_runs import LoggedRuns
+from noisescale.tensorboard_plugin.tab import Tab
 
 
-class PageWithoutFigures(base_plugin.TBPlugin):  # type: ignore[misc]
+class PageWithoutFigures(Tab):
     """Replaces `NoiseScalePlugin` if plotly is not installed."""
-
-    plugin_name = "noise_scale"
-
-    def __init__(self, context: base_plugin.TBContext) -> None:
-        super().__init__(context)
-        self._provider = context.data_provider
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """Return the only route: the script of the page."""
         return {"/index.js": wrappers.Request.application(_script)}
-
-    def is_active(self) -> bool:
-        """Whether there is a run to show."""
-        return LoggedRuns(self._provider, RequestContext(), "").any()
-
-    def data_plugin_names(self) -> tuple[str, ...]:
-        """Return none: with "scalars" the tab would appear for every folder of logs."""
-        return ()
-
-    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """Return the name of the tab and its script."""
-        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Noise scale")
 
 
 def _script(request: wrappers.Request) -> wrappers.Response:

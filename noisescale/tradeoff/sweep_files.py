@@ -88,8 +88,8 @@ def _refuse_several_curves(
         values = {line[name] for line in lines}
         if len(values) > 1 and not any(_is_number(value) for value in values):
             raise ValueError(
-                f"`by` must tell the curves of {printable(path)} apart, got none for"
-                f" {len(values)} values of {name!r}. Give a file of one curve, or pass"
+                f"`by` must name the column that separates the curves of {printable(path)}, got"
+                f" none for {len(values)} values of {name!r}. Give a file of one curve, or pass"
                 f" `--by {printable(name)}` to `noisescale fit`."
             )
 

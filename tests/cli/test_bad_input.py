@@ -14,6 +14,7 @@ from logged_runs import log_run
 from noisescale.cli.fit import fit_sweep
 from noisescale.cli.predict import predict_run
 from noisescale.cli.profile import profile_steps
+from noisescale.cli.watch import watch_run
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\x9b\r\u202e[red][/]"
 """Colours, a window's title, a line that begins anew, text backwards; and rich's own markup."""
@@ -92,13 +93,19 @@ def refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
         said = program.refused(*(run if word == "RUN" else word for word in arguments))
         after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-        written = {path for path in after if "__pycache__" not in path.parts} - {*before}
-        assert written == set()
+        changed = {path for path, _ in before.items() ^ after.items()}
+        assert {path for path in changed if "__pycache__" not in path.parts} == set()
         return said
 
     return refuse
 
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "predict": predict_run,
+    "watch": watch_run,
+    "fit": fit_sweep,
+    "profile": profile_steps,
+}
 HUNDREDS = ",".join(map(str, range(1, 1001)))
 CASES: list[tuple[list[str], str]] = [
     *(
@@ -220,7 +227,10 @@ CASES: list[tuple[list[str], str]] = [
             (["files/by_twice.csv", "--by", "model"], "`files/by_twice.csv` must name each column"),
             (["files/names.csv"], "`files/names.csv` must have one column that begins with"),
             (["files/cells.csv"], "`steps` must be a number, got '\\x1b[31m\\x1b]0;title\\x07"),
-            (["files/curves.csv"], "`--by` must tell the curves of files/curves.csv apart"),
+            (
+                ["files/curves.csv"],
+                "`--by` must name the column that separates the curves of files/curves.csv",
+            ),
             (["files/empty.csv"], "`files/empty.csv` must have a line of column names"),
             (["files/binary.csv"], "`files/binary.csv` must have"),
             (["files/ragged.csv"], "`files/ragged.csv` must have 2 cells in each line"),
@@ -269,6 +279,18 @@ CASES: list[tuple[list[str], str]] = [
             (["own_model:both", "--precision", "7"], "Precision '7' is invalid."),
         ]
     ),
+    *(
+        (["watch", *words], message)
+        for words, message in [
+            ([], "Missing argument 'RUN'. See `noisescale watch --help`."),
+            (["gone"], "`run` must be a folder or a file, got gone, which does not exist"),
+            (["RUN", "--monitor", "wide"], "`--monitor` must be the name of a monitor in"),
+            (["RUN", "--optimizer", "3"], "`--optimizer` must be the number of an optimizer"),
+            (["RUN", "--every", "0"], "`--every` must be positive and finite, got 0.0."),
+            (["RUN", "--every", "nan"], "`--every` must be positive and finite, got nan."),
+            (["RUN", "--every", "soon"], "Invalid value for '--every'"),
+        ]
+    ),
     (["no-such-\x1b[31m"], "No such command 'no-such-"),
 ]
 
@@ -281,8 +303,7 @@ def test_bad_input_is_one_line_in_the_words_of_who_typed_it(
 
     # Older versions of typer name arguments in capitals.
     assert said.lower().startswith(message.lower())
-    command = {"predict": predict_run, "fit": fit_sweep, "profile": profile_steps}.get(arguments[0])
-    if command is not None:
+    if (command := COMMANDS.get(arguments[0])) is not None:
         parameters = inspect.signature(command).parameters.values()
         options = {p.name for p in parameters if p.default is not inspect.Parameter.empty}
         named = {*re.findall(r"`(\w+)(?:=\w+)?`", said)}

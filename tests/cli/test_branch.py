@@ -84,7 +84,7 @@ def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
-    file = tmp_path / "branches.json"
+    file = tmp_path / "my branches.json"
     options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200, "--output", file]
 
     code, told, progress = ended("branch", *RUN, *options)
@@ -98,7 +98,7 @@ def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
     assert progress.count(", order ") == 2
     assert "Critical batch size" in told
     assert "  half way " in told
-    assert f"Next: noisescale predict {RUN[0]} --branches {file}" in progress
+    assert f"Next: noisescale predict {RUN[0]} --branches '{file}'" in progress
     code, again, nothing_new = ended("branch", *RUN, *options)
     assert (code, again) == (0, told)
     assert ", order " not in nothing_new

@@ -81,7 +81,8 @@ def test_json_of_several_curves_is_keyed_by_their_names(tmp_path: Path) -> None:
         (
             [(name, *row) for name in "ab" for row in ROWS],
             "model,batch_size,steps",
-            "`--by` must tell the curves of {path} apart, got none for 2 values of 'model'.",
+            "`--by` must name the column that separates the curves of {path}, got none for 2 values"
+            " of 'model'.",
         ),
     ],
 )

@@ -10,8 +10,7 @@ from logged_runs import log_run
 from program import refused, run
 from torch.utils.tensorboard import SummaryWriter
 
-from noisescale import Calibration, History, predict
-from noisescale.cli.predict import _calibration
+from noisescale import predict
 from noisescale.history.reading import read_run
 from noisescale.step_time import StepTiming, write_timings
 
@@ -111,43 +110,6 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
     assert kappa == pytest.approx(256 / 192, rel=1e-3)
 
 
-def test_branches_are_compared_with_the_noise_scale_of_their_own_step(tmp_path: Path) -> None:
-    branches = tmp_path / "branches.csv"
-    losses = [f"{size},{2 + size / (size + 256)}" for size in (64, 256, 1024)]
-    branches.write_text("batch_size,loss\n" + "\n".join(losses))
-    history = History()
-    for step in (10, 20, 30):
-        history.append(step=step, examples=8 * step, noise_scale=step, low=step / 2, high=2 * step)
-
-    found = _calibration(history, None, None, branches, 20)
-    over_more = _calibration(history, None, None, branches, 10, branch_examples=160)
-
-    assert isinstance(found, Calibration)
-    assert found.kappa.value == pytest.approx(256 / 20, rel=1e-3)
-    # Ten steps at 20 and ten at 30, of 8 examples each: E_min over S_min.
-    least = [10 / (1 + b / 8) for b in (20, 30)]
-    span = (20 * least[0] + 30 * least[1]) / sum(least)
-    assert isinstance(over_more, Calibration)
-    assert over_more.kappa.value == pytest.approx(256 / span, rel=1e-3)
-
-
-def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> None:
-    """Warnings are errors in these tests."""
-    log_run(tmp_path)
-    sweep = tmp_path / "sweep.csv"
-    rows = [(16, 3000), (64, 450), (256, 380), (1024, 90), (4096, 130)]
-    sweep.write_text("batch_size,steps\n" + "\n".join(f"{b},{s}" for b, s in rows))
-    history = read_run(tmp_path)
-
-    found = _calibration(history, None, sweep, None, None)
-
-    assert (
-        predict(history, calibration=found)
-        .warnings[0]
-        .startswith("About the sweep that kappa was fitted to: The steps scatter by")
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,6 +131,11 @@ def test_doubts_of_a_sweep_are_told_by_the_prediction_alone(tmp_path: Path) -> N
             ["--loss-scatter", "0.1"],
             "`--loss-scatter` must be used with a CSV file of losses in `--branches`, got no file."
             " Leave `--loss-scatter` out.",
+        ),
+        (
+            ["--sweep", "s.csv", "--branch-examples", "100"],
+            "`--branch-examples` must be used with a CSV file of losses in `--branches`, got no"
+            " file. Leave `--branch-examples` out.",
         ),
         (
             ["--branches", "b.json", "--branch-examples", "100"],

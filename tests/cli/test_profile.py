@@ -216,8 +216,7 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         ("own_model:both --devices 0", "`Trainer(devices=0)` value is not a valid input"),
         (
             "own_model:both --output no/such.csv",
-            "`--output` must be in a folder that exists, got 'no/such.csv'."
-            " Create the folder first.",
+            "`--output` must be in a folder that exists, got no/such.csv. Create the folder first.",
         ),
     ],
 )

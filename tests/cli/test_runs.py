@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,33 +44,47 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_are_a_table_from_the_oldest_to_the_newest(logs: Path) -> None:
-    output = run("predict", logs)
+    output = run("predict", logs, "--calibration", 2)
 
     lines = [line.split() for line in output.splitlines()]
     unresolved = ["unresolved", "1,000", "64", "2"]
-    unresolved += [">=", "800", ">=", "800", ">=", "128", "on", "2", "devices"]
+    unresolved += [">=", "800", ">=", "1,600", ">=", "128", "on", "2", "devices"]
     first = next(k for k, line in enumerate(lines) if line[:1] == ["b"])
     assert " ".join(output.split()).startswith("8 runs in my logs, the newest at the end")
     assert [line for line in lines[first:-1] if re.match("[a-z]", line[0])] == [
-        ["b", "1,000", "64", "2", "192", "192", "64", "on", "2", "devices"],
+        ["b", "1,000", "64", "2", "192", "384", "64", "on", "2", "devices"],
         unresolved,
         ["plain", "unmeasured"],
         ["cut", "truncated"],
         ["none", "empty"],
         ["odd", "unusable"],
         ["wide", "absent"],
-        ["a", "1,000", "64", "2", "96.0", "96.0", "64", "on", "2", "devices"],
+        ["a", "1,000", "64", "2", "96.0", "192", "64", "on", "2", "devices"],
     ]
     assert "154–250" in output  # bounds of the first one
 
 
-def test_the_command_at_the_end_works(logs: Path) -> None:
+def test_runs_that_have_one_and_the_same_fault_do_not_hide_the_others(logs: Path) -> None:
+    shutil.copytree(logs / "odd", logs / "odd too")
+
+    output = run("predict", logs)
+
+    assert output.count("unusable") == 2
+    assert "64 on 2 devices" in output
+
+
+def test_the_command_at_the_end_is_whole_and_of_the_newest_run_that_is_predicted(
+    logs: Path,
+) -> None:
+    logs = logs.rename("my logs of " + "many " * 20)
+    os.utime(next((logs / "plain").iterdir()))
+
     last = run("predict", logs).splitlines()[-1]
 
     what, _, command = last.partition(": ")
     program, *words = shlex.split(command)
     assert (what, program) == ("The full prediction of one run", "noisescale")
-    assert words == ["predict", "my logs/a"]
+    assert words == ["predict", f"{logs}/a"]
     assert "Critical batch size" in run(*words)
 
 

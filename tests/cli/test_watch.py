@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from logged_runs import log_run
-from program import refused, run
+from program import run
 
 TRAINING = """
 import sys, time, warnings
@@ -47,13 +47,14 @@ class UntilTold(Callback):
     def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = (folder / "stop").exists()
 
-folder = Path(sys.argv[2])
-logger = {"tensorboard": TensorBoardLogger, "csv": CSVLogger}[sys.argv[1]]
+folder = Path(sys.argv[1])
+of_csv = CSVLogger(folder / "csv", flush_logs_every_n_steps=10)
+loggers = [TensorBoardLogger(folder / "tensorboard"), of_csv]
 torch.manual_seed(0)
 x = torch.randn(4096, 8)
 y = (x[:, :3] + torch.randn(4096, 3)).argmax(1)
 Trainer(
-    max_epochs=-1, accelerator="cpu", logger=logger(folder), log_every_n_steps=10,
+    max_epochs=-1, accelerator="cpu", logger=loggers, log_every_n_steps=10,
     callbacks=[NoiseScaleMonitor(), UntilTold()], enable_progress_bar=False,
     enable_model_summary=False, enable_checkpointing=False,
 ).fit(Model(), DataLoader(TensorDataset(x, y), batch_size=16))
@@ -104,8 +105,8 @@ class Terminal:
 
 
 @contextmanager
-def training(logger: str, folder: Path) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", TRAINING, logger, folder])
+def training(folder: Path) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", TRAINING, folder])
     try:
         yield
     finally:
@@ -120,26 +121,28 @@ def steps(shown: str) -> list[int]:
     return [int(step.replace(",", "")) for step in re.findall(r"Step +([\d,]+) \(", shown)]
 
 
-@pytest.mark.parametrize("logger", ["tensorboard", "csv"])
-def test_a_run_is_watched_while_another_process_trains_it(tmp_path: Path, logger: str) -> None:
-    terminal = Terminal("watch", tmp_path, "--every", "0.3")
-    waits = terminal.shows(lambda shown: "Waiting for a run" in shown)
+def test_a_run_is_watched_while_another_process_trains_it(tmp_path: Path) -> None:
+    terminals = []
+    for logger in ("tensorboard", "csv"):
+        (tmp_path / logger).mkdir()
+        terminals.append(Terminal("watch", tmp_path / logger, "--every", "0.3"))
+    waits = [each.shows(lambda shown: "Waiting for a run" in shown) for each in terminals]
 
-    with training(logger, tmp_path):
-        grows = terminal.shows(lambda shown: len(set(steps(shown))) >= 4)
-        terminal.type(b"\x03")
-        code = terminal.ended()
+    with training(tmp_path):
+        grows = [each.shows(lambda shown: len(set(steps(shown))) >= 4) for each in terminals]
+        for each in terminals:
+            each.type(b"\x03")
+        codes = [each.ended() for each in terminals]
 
-    assert waits, terminal.shown
-    assert grows, terminal.shown
-    assert code == 0
-    assert steps(terminal.shown) == sorted(steps(terminal.shown))
-    last = terminal.shown[terminal.shown.rindex("version_0") :]
-    for name in ("Step ", "Batch size", "Noise scale", "Step time", "Critical batch size"):
-        assert name in last
-    assert "The last row came" in last
-    assert "Ctrl-C" not in last  # once it has ended
-    assert "Aborted" not in terminal.shown
+    assert (waits, grows, codes) == ([True] * 2, [True] * 2, [0, 0]), terminals[0].shown
+    for shown in (each.shown for each in terminals):
+        assert steps(shown) == sorted(steps(shown))
+        last = shown[shown.rindex("version_0") :]
+        for name in ("Step ", "Batch size", "Noise scale", "Step time", "Critical batch size"):
+            assert name in last
+        assert "The last row came" in last
+        assert "Ctrl-C" not in last  # once it has ended
+        assert "Aborted" not in shown
 
 
 def test_a_run_that_is_deleted_is_one_line_under_its_last_state(tmp_path: Path) -> None:
@@ -202,24 +205,3 @@ def test_monitors_and_optimizers_are_chosen(tmp_path: Path) -> None:
 
     assert "192 examples (95 %" in run("watch", tmp_path)
     assert "50.0 examples (95 %" in run("watch", tmp_path, "--monitor", "wide", "--optimizer", 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gone"], "`run` must be a folder or a file, got gone, which does not exist"),
-        ([".", "--monitor", "wide"], "`--monitor` must be the name of a monitor in"),
-        ([".", "--optimizer", "3"], "`--optimizer` must be the number of an optimizer"),
-        ([".", "--every", "0"], "`--every` must be positive and finite, got 0.0."),
-        ([".", "--every", "nan"], "`--every` must be positive and finite, got nan."),
-        ([".", "--every", "soon"], "Invalid value for '--every'"),
-        ([], "Missing argument 'RUN'. See `noisescale watch --help`."),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    log_run(tmp_path)
-    monkeypatch.chdir(tmp_path)
-
-    assert refused("watch", *words).startswith(message)

@@ -4,9 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from ranks import on_ranks
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
+from noisescale.collectors import choosing
 from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.hugging_face import NoiseScaleCallback
@@ -50,3 +54,45 @@ def test_a_model_without_trained_parameters_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         choose_collector(nn.Linear(2, 2), parameters=[])
+
+
+def test_one_process_has_no_other_rank_to_compare_with() -> None:
+    message = (
+        '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank": there'
+        ' is no other rank to compare with. Leave it at "auto".'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        choose_collector(nn.Linear(2, 2), small_batch="rank")
+
+
+def test_several_processes_do_not_compare_halves() -> None:
+    def refusal() -> str:
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="must be") as error:
+            choose_collector(model, small_batch="half")
+        return str(error.value)
+
+    message = (
+        '`small_batch` must be "rank", "micro_batch" or "example" if several processes train, got'
+        ' "half": comparing the gradients of the processes needs no extra pass. Leave it at "auto".'
+    )
+    assert on_ranks(2, refusal) == [message] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"small_batch": "example"}, "'example' and None"),
+        ({"preconditioner": torch.optim.Adam}, "'auto' and Adam"),
+    ],
+)
+def test_sharded_gradients_are_compared_by_micro_batches_of_ranks_alone(
+    options: dict[str, Any], got: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 2)
+    if optimizer := options.get("preconditioner"):
+        options = {"preconditioner": optimizer(model.parameters())}
+    monkeypatch.setattr(choosing, "is_sharded", lambda _: True)
+
+    with pytest.raises(ValueError, match=f"if gradients are sharded, got {got}"):
+        choose_collector(model, **options)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import codecs
 import os
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from noisescale.history import following
 from noisescale.history.following import FollowedRun
 from noisescale.history.reading import read_run
 
@@ -61,16 +64,18 @@ def test_a_csv_file_is_followed_as_it_grows_and_half_a_line_is_left_for_later(
 ) -> None:
     run = FollowedRun(tmp_path)
     file = tmp_path / "metrics.csv"
-    whole = HEADER + csv_rows(range(1, 4))
+    mark = codecs.BOM_UTF8  # as a spreadsheet writes it
+    whole = mark + (HEADER + csv_rows(range(1, 4))).encode()
     found = []
     # Within the names of the columns, within a number, at a line's end.
-    for end in (10, len(HEADER) + 7, len(whole) - 3, len(whole)):
-        with file.open("a") as opened:
+    for end in (10, len(mark + HEADER.encode()) + 7, len(whole) - 3, len(whole)):
+        with file.open("ab") as opened:
             opened.write(whole[file.stat().st_size : end])
         run.read()
         found.append((steps_of(run), run.unread > 0))
 
     assert found == [([], True), ([], True), ([1, 2], True), ([1, 2, 3], False)]
+    assert run.others == ["loss"]
 
 
 def test_half_a_record_is_left_for_later(tmp_path: Path) -> None:
@@ -135,11 +140,13 @@ def test_a_run_that_is_resumed_in_its_folder_counts_steps_once(tmp_path: Path) -
     assert run.history["batch_size"].tolist() == [32] * 6 + [64] * 2
 
 
+@pytest.mark.parametrize("looked_between", [True, False])
 @pytest.mark.parametrize("new", [csv_rows(range(5, 7)), csv_rows(range(5, 30))])
 def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
-    tmp_path: Path, new: str
+    tmp_path: Path, new: str, looked_between: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a CSVLogger does in a folder that holds one already; the new one may be larger."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # it is not needed for a CSV file
     file = tmp_path / "metrics.csv"
     file.write_text(HEADER + csv_rows(range(1, 11)))
     run = FollowedRun(tmp_path)
@@ -147,23 +154,50 @@ def test_a_csv_file_that_was_deleted_and_begun_anew_is_read_from_its_beginning(
     kept = tmp_path / "kept.csv"
     os.link(file, kept)  # so that the new file cannot have its number
     file.unlink()
-    between = run.read()
+    if looked_between:
+        assert run.read() is False
     file.write_text(HEADER + new)
     run.read()
 
-    assert between is False
     assert steps_of(run)[0] == 5
     assert len(steps_of(run)) == new.count("\n")
 
 
-def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path) -> None:
+def test_a_csv_file_that_is_deleted_during_a_reading_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(HEADER + csv_rows(range(1, 4)))
+    run = FollowedRun(tmp_path)
+    run.read()
+
+    def deleted(folder: Path) -> list[Path]:
+        file.unlink()
+        return [file]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "files_of", deleted)
+        assert run.read() is False
+    file.write_text(HEADER + csv_rows(range(1, 6)))
+    run.read()
+
+    assert steps_of(run) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_csv_file_that_gets_new_columns_is_read_anew(tmp_path: Path, place: str) -> None:
     """A CSVLogger writes all of the file again when a metric is logged for the first time."""
     file = tmp_path / "metrics.csv"
     file.write_text(HEADER + csv_rows(range(1, 4)))
     run = FollowedRun(tmp_path)
     run.read()
-    lines = csv_rows(range(1, 6)).splitlines(keepends=True)
-    file.write_text("accuracy," + HEADER + "".join(f",{line}" for line in lines))
+    names, *lines = (HEADER + csv_rows(range(1, 6))).splitlines()
+    rows = [("accuracy", names), *(("", line) for line in lines)]
+    file.write_text(
+        "".join(
+            f"{cell},{line}\n" if place == "first" else f"{line},{cell}\n" for cell, line in rows
+        )
+    )
     run.read()
 
     assert steps_of(run) == [1, 2, 3, 4, 5]

@@ -126,6 +126,7 @@ def test_its_length_is_the_rows_and_without_rows_it_is_false() -> None:
     assert repr(history) == "History(0 rows)"
 
     history.append(step=50, noise_scale=19.0)
+    assert repr(history) == "History(1 row up to step 50)"
     history.append(step=100, noise_scale=21.0)
 
     assert len(history) == 2

@@ -82,3 +82,17 @@ def test_a_strict_goal_is_not_reached_by_its_own_value(text: str, reached: list[
 
     assert goal.reached_by(np.array([1, 2, 3, np.nan])).tolist() == reached
     assert str(goal) == re.sub(r"([<>]=?)", r" \1 ", text)
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "csv"])
+def test_a_metric_of_a_run_without_a_monitor_is_refused_as_its_steps_are_not_known(
+    tmp_path: Path, logger: str
+) -> None:
+    if logger == "csv":
+        (tmp_path / "metrics.csv").write_text("step,loss\n9,0.3\n")
+    else:
+        with SummaryWriter(str(tmp_path)) as writer:
+            writer.add_scalar("loss", 0.3, 9)
+
+    with pytest.raises(ValueError, match="must be a run with NoiseScaleMonitor, got no metrics of"):
+        read_metric(tmp_path, "loss")

@@ -172,20 +172,6 @@ def test_scalars_that_were_written_as_tensors_are_read_without_a_word(
     assert caplog.records == []
 
 
-def test_a_run_below_the_folder_is_found_if_it_is_the_only_one(tmp_path: Path) -> None:
-    write(tmp_path / "lightning_logs/version_0", range(1, 4))
-
-    assert len(read_run(tmp_path)["step"]) == 3
-
-    write(tmp_path / "lightning_logs/version_1", range(1, 4))
-    message = (
-        f"`{tmp_path}` must contain one run, got 2: lightning_logs/version_0,"
-        " lightning_logs/version_1. Name one of these runs."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        read_run(tmp_path)
-
-
 def test_each_optimizer_of_a_run_can_be_read(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4), **{"optimizer_1/step": 1, "optimizer_1/examples": 32.0,
           "optimizer_1/batch_size": 8.0, "optimizer_1/lower_bound": 3.0})  # fmt: skip

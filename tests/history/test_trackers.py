@@ -117,9 +117,10 @@ def test_a_run_of_wandb_that_is_not_on_a_server_is_synced_first(tmp_path: Path) 
     assert f"Run `wandb sync {link}`, then `python -c '" in refusal(link)
 
 
-def test_a_chart_of_wandb_is_no_history(wandb: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer", ["", "train/"])
+def test_a_chart_of_wandb_is_no_history(wandb: list[str], tmp_path: Path, trainer: str) -> None:
     chart = tmp_path / "chart.csv"
-    names = [f"my run - noise_scale/simple{end}" for end in ("", "__MIN", "__MAX")]
+    names = [f"my run - {trainer}noise_scale/simple{end}" for end in ("", "__MIN", "__MAX")]
     chart.write_text(",".join(["trainer/global_step", *names]) + "\n9,192,192,192\n")
 
     said = refusal(chart)
@@ -135,7 +136,6 @@ def test_the_command_for_a_run_of_mlflow_makes_a_file_that_is_read(
     run = tmp_path / "mlruns/1/b118"
     (run / "metrics/noise_scale").mkdir(parents=True)
     (run / "metrics/noise_scale/step").write_text("1 10 9\n")
-    (run / "meta.yaml").touch()
     metrics = {"loss": [(row["step"] - 1, 1 / row["step"]) for row in ROWS]}
     for name in ROWS[0]:
         metrics[f"noise_scale/{name}"] = [(row["step"] - 1, row[name]) for row in ROWS]
@@ -153,9 +153,12 @@ def test_the_command_for_a_run_of_mlflow_makes_a_file_that_is_read(
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
 
+    of_others = refusal(tmp_path / "mlruns")
+    (run / "meta.yaml").touch()
     said = refusal(tmp_path / "mlruns")
     run_command(said)
 
+    assert "got no event file" in of_others
     assert "got a run of MLflow." in said
     assert read_run("history.csv")["step"].tolist() == [row["step"] for row in ROWS]
     assert read_metric("history.csv", "loss")[1] == pytest.approx([1 / r["step"] for r in ROWS])

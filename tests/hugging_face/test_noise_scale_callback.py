@@ -509,6 +509,16 @@ def test_the_unit_is_guessed_from_what_the_model_takes(
     assert run.noise_scale.unit == unit
 
 
+def test_a_training_that_is_resumed_keeps_its_unit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "steps"}
+    options |= {"save_steps": 3, "gradient_accumulation_steps": 2, **LANGUAGE}
+    fit(NoiseScaleCallback(unit="texts"), **options)
+
+    resumed = fit(NoiseScaleCallback(), resume=str(tmp_path / "checkpoint-3"), **options)
+
+    assert resumed.noise_scale.unit == "texts"
+
+
 def test_a_guessed_unit_is_said_where_the_trainer_says_how_it_trains(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -639,6 +649,14 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         NoiseScaleCallback(batch_size_fn=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`every_n_steps` must be at least 1, got 0"):
         NoiseScaleCallback(every_n_steps=0)
+
+
+def test_its_repr_has_what_was_given() -> None:
+    assert repr(NoiseScaleCallback()) == "NoiseScaleCallback()"
+    given = "batch_size_fn=<built-in function len>, unit='tokens'"
+    assert (
+        repr(NoiseScaleCallback(batch_size_fn=len, unit="tokens")) == f"NoiseScaleCallback({given})"
+    )
 
 
 CHECKPOINTING = "activation_checkpointing"

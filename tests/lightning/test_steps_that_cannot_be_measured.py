@@ -91,6 +91,7 @@ def test_windows_of_one_micro_batch_log_no_noise_scale_and_say_why(tmp_path: Pat
     history = monitor.history
     assert history["step"].tolist() == sorted(logged)
     assert history["examples"][-1] == 256
+    assert repr(monitor).endswith("): nothing measured at step 24")
     known = history["step"] <= 8
     for column in ("low", "grad_sq_norm", "noise_trace"):
         assert np.isfinite(history[column]).tolist() == known.tolist()

@@ -180,7 +180,8 @@ def test_a_calibrated_run_predicts_by_it() -> None:
     (row,) = p.rows
     assert row.steps.value == pytest.approx(sum(least) + sum(examples) / 512, rel=1e-3)
     assert row.steps.low < row.steps.value < row.steps.high
-    assert "branches at 512 give 200" in " ".join(p.assumptions)
+    assert p.assumptions[1].startswith("B_crit comes from branches: ")
+    assert "branches at 512 give 200" in p.assumptions[1]
 
 
 def test_steps_behind_the_branches_have_their_critical_batch_size() -> None:

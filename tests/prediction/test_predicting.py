@@ -208,6 +208,34 @@ def test_rows_far_from_the_run_are_marked_and_told() -> None:
     )
 
 
+def test_parameters_that_the_noise_scale_leaves_out_are_told() -> None:
+    coverage = np.where(STEP <= 300, 0.95, math.nan)
+
+    prediction = predict(history(coverage=coverage), batch_sizes=[64], devices=[2])
+
+    assert prediction.warnings == (
+        "The noise scale covers parameters with 95% of |g|²: the other parameters are in layers"
+        " without a formula for single examples.",
+    )
+
+
+def test_devices_are_in_one_node_unless_a_node_has_fewer() -> None:
+    assumed = "All devices are assumed to be in one node."
+
+    assert assumed in predict(history()).assumptions
+    assert assumed not in predict(history(), devices_per_node=2).assumptions
+
+
+def test_hours_of_a_recommendation_that_was_not_timed_are_told() -> None:
+    prediction = predict(history(), batch_sizes=[4], devices=[2])
+
+    assert prediction.recommended.extrapolated == ("batch size", "step time")
+    assert prediction.warnings[-1] == (
+        "The hours of the recommended batch size on 2 devices are extrapolated: no such"
+        " configuration was timed. Time it with `noisescale profile`."
+    )
+
+
 def test_many_unresolved_steps_are_told() -> None:
     high = np.where(STEP <= 300, math.inf, 320)
 

@@ -103,6 +103,7 @@ def test_steps_that_do_not_fall_bound_it_from_above() -> None:
         (run(512), {"calibration": 2.0}, "`second_run` and `calibration` must not be combined"),
         (run(512), {"steps_scatter": -1}, "`steps_scatter` must be positive"),
         (None, {"goal": "loss=2"}, "`goal` must come with `second_run`"),
+        (None, {"steps_scatter": 0.2}, "`steps_scatter` must come with `second_run`, got 0.2"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(
@@ -125,6 +126,9 @@ def test_steps_are_counted_up_to_a_goal_that_both_reached(tmp_path: Path) -> Non
     assert p.second_run.steps == pytest.approx(counts, rel=0.02)
     with pytest.raises(ValueError, match=r"must have reached loss = 0\.1, got"):
         predict(tmp_path / "one", second_run=tmp_path / "two", goal="loss=0.1")
+    for goal, side in (("loss<=2", "<"), ("loss=2", "")):  # the loss begins below, and falls
+        with pytest.raises(ValueError, match=f"must reach loss {side}= 2 after its first value"):
+            predict(tmp_path / "one", second_run=tmp_path / "two", goal=goal)
 
 
 def logged(folder: Path, history: History) -> None:

@@ -12,13 +12,23 @@ from noisescale.report.sparkline import sparkline
     [
         ([1, 2, 4, 8, 16, 32, 64, 128], "▁▂▃▄▅▆▇█"),
         ([8, 4, 2, 1], "█▆▃▁"),
+        ([3**k for k in range(9)], "▁▂▃▄▅▆▇██"),
         ([1, math.nan, math.inf, 2], "▁··█"),
         ([math.nan, -1, 0], "···"),
         ([100, 101, 100], "▄▅▄"),
         ([7], "▅"),
         ([], ""),
     ],
-    ids=["rising", "falling", "gaps", "nothing known", "nearly level", "one", "none"],
+    ids=[
+        "rising",
+        "falling",
+        "equal steps",
+        "gaps",
+        "nothing known",
+        "nearly level",
+        "one",
+        "none",
+    ],
 )
 def test_heights_are_logarithms_and_level_courses_stay_level(
     values: list[float], drawn: str

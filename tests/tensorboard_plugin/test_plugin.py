@@ -3,8 +3,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,6 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 from logged_runs import log_run
+from scripts import run
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.base_plugin import TBContext
@@ -324,6 +323,4 @@ def test_what_tensorboard_imports_at_its_start_is_light() -> None:
         "print({'plotly', 'scipy', 'rich'} & at_start, {'torch', 'lightning'} & later)"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
-    assert done.stdout.strip() == "set() set()", done.stderr
+    assert run("-c", script) == "set() set()\n"

@@ -90,6 +90,7 @@ def watch() -> None:
     global _watchers
     _watchers += 1
     if _watchers == 1:
+        # Nothing else shows such calls. `unwatch` puts torch's own method back.
         Tensor.retain_grad = _retain_grad  # type: ignore[assignment,method-assign]
 
 

@@ -21,7 +21,7 @@ from noisescale.lightning.branching.checkpoints import Checkpoint
 from noisescale.lightning.branching.planning import BEYOND, look_after
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
-from noisescale.lightning.training import plain_trainer
+from noisescale.lightning.training import copy_to_train, plain_trainer
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -238,9 +238,9 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
     """Return the mean training loss over the held examples, with the module in evaluation mode."""
     modes = [(part, part.training) for part in module.modules()]
     log, log_dict = module.log, module.log_dict
-    module.log = module.log_dict = _nothing  # type: ignore[method-assign]
+    module.log = module.log_dict = _nothing  # type: ignore[method-assign]  # until `finally`
     module.eval()
-    total, counted, left = 0.0, 0, len(held.dataset)  # type: ignore[arg-type]
+    total, counted, left = 0.0, 0, len(held.dataset)  # type: ignore[arg-type]  # never a stream
     try:
         with torch.random.fork_rng(devices=[]), trainer.precision_plugin.val_step_context():
             for index, batch in enumerate(held):
@@ -251,7 +251,7 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
                 if loss is not None:
                     total, counted = total + many * float(loss.detach()), counted + many
     finally:
-        module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]
+        module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]  # as before
         for part, training in modes:
             part.training = training
     if not counted:
@@ -293,9 +293,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _fit(
     ground: Ground, callback: Any, *, device_batch_size: int, accumulation: int, steps: int
 ) -> None:
-    module = ground.module
-    trained = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
-    trained.configure_callbacks = list  # type: ignore[method-assign]
+    trained = copy_to_train(ground.module)
     batches = steps * accumulation
     options = {
         "limit_train_batches": batches,
@@ -303,6 +301,6 @@ def _fit(
         "callbacks": [callback],
         **ground.trainer_options,
     }
-    trainer = plain_trainer(module, options)
+    trainer = plain_trainer(trained, options)
     with batches_of(ground.data, device_batch_size, batches, shuffled=True) as loaders:
         trainer.fit(trained, **loaders)

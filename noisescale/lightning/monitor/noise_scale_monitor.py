@@ -34,6 +34,7 @@ from noisescale.lightning.supported import (
 from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions
+from noisescale.printable import arguments
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -198,6 +199,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._handed_on: dict[str, Any] = {}
 
     @property
+    def _arguments(self) -> str:
+        own = {"batch_size_fn": self._batch_size_fn, "report": self._report, "name": self._name}
+        return arguments(NoiseScaleMonitor, **vars(self._options), **own)
+
+    @property
     def name(self) -> str | None:
         """The name that separates this monitor from other monitors of the same Trainer."""
         return self._name
@@ -238,9 +244,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return 1 if self._first is None else self._first.meter.least_micro_batches
 
     @property
-    def compares_halves(self) -> bool:
-        """Whether the user asked for halves of a batch or single examples."""
-        return self._options.small_batch in ("half", "example")
+    def compares_within_batches(self) -> bool:
+        """Whether the user chose to compare halves of a batch, or single examples."""
+        return self._options.cut is not None or self._options.small_batch in ("half", "example")
 
     def examples_in(self, batch: Any) -> float:
         """Return the number of examples in a batch, by `batch_size_fn`."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import statistics
@@ -18,7 +17,7 @@ from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_e
 
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
-from noisescale.lightning.training import plain_trainer
+from noisescale.lightning.training import copy_to_train, plain_trainer
 from noisescale.step_time import StepTiming
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ def timed_fit(
         "callbacks": [_Clock(accumulation, steps, warm_up)],
     }
     trainer = plain_trainer(module, {**ours, **trainer_options})
-    # A trainer it was in before is no part of it, and may be large.
-    trained = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
-    trained.configure_callbacks = list  # type: ignore[method-assign]
+    trained = copy_to_train(module)
     enough = True
     with batches_of(data, size, int(trainer.limit_train_batches)) as batches:
         try:

@@ -150,9 +150,11 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._warned = False
 
     def __repr__(self) -> str:
-        """The arguments that are not the defaults, and the plan of a fit that has begun."""
+        """The arguments but `monitor` that are not the defaults, and the plan of a begun fit."""
         plan = f": {self.plan}" if self.plan is not None else ""
-        return f"{type(self).__name__}({arguments(self._options)}){plan}"
+        own = {"progress": self._progress, "confidence": self._confidence}
+        given = arguments(BatchSizeScheduler, **vars(self._options), **own)
+        return f"{type(self).__name__}({given}){plan}"
 
     @property
     def moves(self) -> list[Move]:
@@ -285,7 +287,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._needs_monitor and self._monitor is not None:
             # A run that accumulates in one process is measured by its micro-batches, and keeps two:
             # whether halves of a batch would do, one process finds out at a step without others.
-            halves = self._monitor.compares_halves and examples > 1
+            halves = self._monitor.compares_within_batches and examples > 1
             needed = 1 if trainer.world_size > 1 or halves else 2
             needed = max(self._monitor.least_micro_batches, needed)
             least = min(needed, taken.accumulation)

@@ -136,7 +136,7 @@ class _LocalBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """Of any number of dimensions, as a synchronized one is."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        pass
+        """Refuse no number of dimensions."""
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -486,6 +486,17 @@ def test_what_cannot_be_branched_is_refused_before_anything_is_trained(
         plan_branches(history, **given)
 
 
+def test_data_whose_batches_are_made_already_are_refused(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    batches = DataLoader(examples(), batch_size=None)
+
+    with pytest.raises(ValueError, match="`batch_size` of the DataLoader must be a number, got"):
+        train_branches(
+            plan_branches(*run), Regression(), batches, tmp_path / "b.json", accelerator="cpu"
+        )
+
+
 def test_checkpoints_of_another_module_are_refused(
     run: tuple[History, Path], tmp_path: Path
 ) -> None:

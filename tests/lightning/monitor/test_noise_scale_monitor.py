@@ -463,6 +463,9 @@ def test_a_trainer_that_never_logs_keeps_its_loggers_empty(tmp_path: Any) -> Non
 def test_its_repr_has_what_was_given_and_the_last_row() -> None:
     monitor = NoiseScaleMonitor(window=200)
     assert repr(monitor) == "NoiseScaleMonitor(window=200)"
+    named = NoiseScaleMonitor(batch_size_fn=len, report=True, name="wide")
+    given = "batch_size_fn=<built-in function len>, report=True, name='wide'"
+    assert repr(named) == f"NoiseScaleMonitor({given})"
 
     lightning.pytorch.Trainer(
         accelerator="cpu",

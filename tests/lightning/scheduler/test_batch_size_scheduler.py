@@ -2,6 +2,7 @@
 """What the scheduler refuses, what it says, what it leaves behind; and that it may do nothing."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -440,24 +441,40 @@ def test_the_noise_scale_that_is_decided_on_is_logged(tmp_path: Path) -> None:
     assert values[-1] == pytest.approx(monitor.recent_noise_scale.value)
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
 @pytest.mark.parametrize("every", [1, 1000])
-def test_every_row_of_a_run_has_the_learning_rate_of_its_steps_the_last_one_too(every: int) -> None:
-    monitor = NoiseScaleMonitor(every_n_steps=1)
+def test_every_row_of_a_run_has_the_learning_rate_of_its_steps_the_last_one_too(
+    every: int, kind: Callable[[float], Any]
+) -> None:
+    monitor, at_epoch_ends = NoiseScaleMonitor(every_n_steps=1), []
+
+    class Look(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+            at_epoch_ends.append(float(trainer.callback_metrics["noise_scale/learning_rate"]))
 
     trainer(
         1,
         strategy="auto",
-        callbacks=[BatchSizeScheduler({0: 8, 2: 16}, lr_scaling="linear"), monitor],
+        callbacks=[BatchSizeScheduler({0: 8, 2: 16}, lr_scaling="linear"), monitor, Look()],
         log_every_n_steps=every,
         accumulate_grad_batches=2,
         max_epochs=2,
-    ).fit(classifier(lr=0.01), loader(4, examples=320))
+    ).fit(classifier(lr=kind(0.01)), loader(4, examples=320))
 
     rates = monitor.history["learning_rate"]
     assert rates[-1] == pytest.approx(0.02)
+    assert at_epoch_ends == pytest.approx([0.02, 0.02])
     if every == 1:
         assert rates[:2] == pytest.approx(0.01)
         assert rates[2:] == pytest.approx(0.02)
+
+
+def test_its_repr_has_what_was_given() -> None:
+    scheduler = BatchSizeScheduler({0: 8}, max_batch_size=64, progress="run", confidence=0.9)
+
+    given = "policy={0: 8}, max_batch_size=64, progress='run', confidence=0.9"
+    assert repr(scheduler) == f"BatchSizeScheduler({given})"
+    assert repr(BatchSizeScheduler()) == "BatchSizeScheduler()"
 
 
 def test_a_monitor_is_put_in_where_the_policy_needs_one() -> None:
@@ -561,19 +578,23 @@ def test_one_process_that_compares_micro_batches_keeps_two_of_them() -> None:
         needs_noise_scale = True
 
     for needs, compared, size, least in (
-        (Wants, "micro_batch", 2, 2),
-        (Asks, "micro_batch", 2, 1),
-        (Wants, "auto", 1, 2),
-        (Wants, "auto", 2, 2),
-        (Wants, "half", 2, 1),
+        (Wants, {"small_batch": "micro_batch"}, 2, 2),
+        (Asks, {"small_batch": "micro_batch"}, 2, 1),
+        (Wants, {}, 1, 2),
+        (Wants, {}, 2, 2),
+        (Wants, {"small_batch": "half"}, 2, 1),
+        (Wants, {"cut": "net"}, 2, 1),
     ):
+        module, batches = Names(24 * size), names(24 * size, size)
+        if "cut" in compared:  # which names a module, and `Names` has none
+            module, batches = classifier(), loader(size, 24 * size)
         callback = BatchSizeScheduler(needs((1,)), max_batch_size=64)
         trainer(
             1,
             strategy="auto",
-            callbacks=[callback, NoiseScaleMonitor(small_batch=compared)],
+            callbacks=[callback, NoiseScaleMonitor(**compared)],
             accumulate_grad_batches=4,
-        ).fit(Names(24 * size), names(24 * size, size))
+        ).fit(module, batches)
 
         assert callback.plan is not None
         assert callback.plan.accumulation == least

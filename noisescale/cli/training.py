@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the commands that train: the module, its data, and settings of the Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisescale.printable import printable
+
+TRAINER = "Settings of the Trainer"
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A function that returns a LightningModule and its data, or a LightningModule"
+        " (then give --data). Written as package.module:name or file.py:name.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
+        " these. Written as package.module:name or file.py:name."
+    ),
+]
+Devices = Annotated[int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        help="Number of nodes. Start the command on each node, as in training.",
+        rich_help_panel=TRAINER,
+    ),
+]
+Accelerator = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
+Strategy = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
+Precision = Annotated[str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
+
+
+def check_output(path: Path) -> None:
+    """Raise a FileNotFoundError if the folder of the results does not exist."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"`--output` must be in a folder that exists, got {printable(path)}. Create the folder"
+            " first."
+        )

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find runs in folders, and the files of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from noisescale.history.trackers import refuse_tracker
+from noisescale.printable import printable
+
+_FILES = ("events.out.tfevents.*", "metrics.csv")
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the runs at a path or below it, in the order in which they were last written.
+
+    Returns:
+        The path itself, if it is a file, or a folder with the files of a run.
+
+    Raises:
+        ValueError: If there are only runs of W&B or MLflow. Their files cannot be read.
+        OSError: If the path does not exist.
+    """
+    if path.is_file():
+        refuse_tracker(path)
+        return [path]
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`run` must be a folder or a file, got {printable(path)}, which does not exist."
+            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
+        )
+    if files_of(path):
+        return [path]
+    runs = {file.parent for pattern in _FILES for file in path.rglob(pattern)}
+    if not runs:
+        refuse_tracker(path)
+    return sorted(runs, key=lambda run: (_last_written(run), run))
+
+
+def files_of(run: Path) -> list[Path]:
+    """Return the files of a run: its event files, in order, or one CSV file."""
+    if run.is_file():
+        return [run]
+    return sorted(run.glob(_FILES[0])) or list(run.glob(_FILES[1]))
+
+
+def _last_written(run: Path) -> float:
+    """Return the time at which a run's files were last written, in seconds since the epoch."""
+    return max((file.stat().st_mtime for file in files_of(run)), default=0.0)
+
+
+def only_run_in(path: Path) -> Path:
+    """Return the folder or file of the only run at a path or below it.
+
+    Raises:
+        ValueError: If there are several runs or none, or only runs of W&B or MLflow.
+        OSError: If the path does not exist.
+    """
+    runs = runs_in(path)
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise ValueError(
+            f"`{printable(path)}` must contain a run, got no event file of TensorBoard and no"
+            " metrics.csv."
+            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
+        )
+    shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
+    raise ValueError(
+        f"`{printable(path)}` must contain one run, got {len(runs)}:"
+        f" {shown}{', ...' if len(runs) > 5 else ''}."
+        " Name one of these runs."
+    )
