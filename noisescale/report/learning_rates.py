@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from noisescale.report.colours import BLACK, GREY
@@ -206,12 +206,14 @@ def _finding(searched: Sequence[_Searched]) -> str:
 
 
 def _power(each: _Searched) -> float | None:
-    """Return the slope from the first to the last batch size, on logarithmic axes."""
-    first, last = each.best[0], each.best[-1]
-    if first is last:
+    """Return the slope of the line that fits best on logarithmic axes, through what counts."""
+    batches = [batch for batch in each.best if batch.counts]
+    batches = batches if len(batches) > 1 else each.best
+    if len(batches) < 2:
         return None
-    ratio = last.best.trial.learning_rate / first.best.trial.learning_rate
-    return math.log(ratio) / math.log(last.batch_size / first.batch_size)
+    sizes = np.log([batch.batch_size for batch in batches])
+    rates = np.log([batch.best.trial.learning_rate for batch in batches])
+    return float(np.polyfit(sizes, rates, 1)[0]) + 0.0
 
 
 def _caption(searched: Sequence[_Searched]) -> str:

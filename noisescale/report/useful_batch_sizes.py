@@ -99,7 +99,9 @@ def _finding(sweeps: Sequence[Swept]) -> str:
     least = min(known, key=_value)
     if least is largest:
         return said
-    return f"{said}, up to about {number(_value(least))} with {_name(least)}"
+    said += f", up to about {number(_value(least))} with {_name(least)}"
+    overlap = largest.largest_useful_batch_size.low <= least.largest_useful_batch_size.high
+    return f"{said}: their bounds overlap" if overlap else said
 
 
 def _value(each: Swept) -> float:

@@ -2,7 +2,7 @@
 """The figures of a comparison: what they draw of it, and when there is nothing to draw."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,12 @@ GOAL = Goal.read("loss<=0.1")
 SIZES = [8 * 2**k for k in range(9)]
 
 
-def law(critical: float, least: float = 100) -> dict[float, float]:
-    """Steps at batch sizes from 8 to 2,048, rounded to the evaluations of `courses`."""
-    return {size: round(least * (1 + critical / size), -1) for size in SIZES}
+WIDE = [8 * 2**k for k in range(14)]
+
+
+def law(critical: float, least: float = 100, sizes: Sequence[int] = SIZES) -> dict[float, float]:
+    """Steps at batch sizes, rounded to the evaluations of `courses`."""
+    return {size: round(least * (1 + critical / size), -1) for size in sizes}
 
 
 def drawn(figure: go.Figure | None) -> go.Figure:
@@ -124,6 +127,7 @@ def test_a_long_curve_is_drawn_by_its_ends_and_extremes() -> None:
     at = np.arange(1, 20_001)
     values = 1.0 - at / 25_000
     values[7_000], values[12_000] = 5.0, 0.05
+    values[[1, 2, -2, -3]] = 1.1, 0.9, 0.3, 0.1  # more extreme than the ends
 
     line = trace(curves(compare([measured("a", at, values)], GOAL)), "a: 12,001 steps")
 
@@ -164,6 +168,15 @@ def test_where_the_fastest_run_would_be_lost_times_are_logarithmic() -> None:
     assert trace(figure, "goal").x[0] == pytest.approx(low)
 
 
+def test_a_run_that_does_not_count_does_not_widen_the_axis() -> None:
+    high = measured("high", [10, 20], [50.0, 0.1], submission="sgd", learning_rate=1.0)
+    fast = measured("fast", [10], [0.1], submission="sgd", learning_rate=0.1)
+
+    figure = curves(compare([high, fast, trial(100, submission="adam")], GOAL))
+
+    assert figure.layout.yaxis.range[1] < 1
+
+
 def test_a_diverged_run_ends_in_a_cross_at_the_edge_and_does_not_widen_the_axis() -> None:
     bad = measured("bad", [10, 20, 30], [0.9, 1e6, math.nan], submission="bad")
 
@@ -201,6 +214,14 @@ def test_runs_without_the_clock_or_the_metric_are_left_out_and_counted() -> None
     assert curves_figure(compare(trials[2:], GOAL), "") is None
 
 
+def test_names_from_elsewhere_are_text_and_short() -> None:
+    figure = curves(compare([trial(100, submission="<b>a</b>" + 50 * "x")], GOAL))
+
+    assert trace(figure, "&lt;b&gt;a", mode="lines").name == (
+        f"&lt;b&gt;a&lt;/b&gt;{12 * 'x'}...{20 * 'x'}: 100 steps"
+    )
+
+
 # Steps against batch size
 
 
@@ -227,7 +248,7 @@ def test_one_sweep_is_drawn_with_its_points_its_curve_and_perfect_scaling() -> N
 
 
 def test_regimes_of_one_sweep_are_shaded_and_their_borders_have_bounds() -> None:
-    wide = {8.0 * 2**k: round(100 * (1 + 64 / 2**k), -1) for k in range(14)}
+    wide = law(512, sizes=WIDE)
 
     figure = steps(compare(sweep(wide, submission="sgd"), GOAL))
 
@@ -424,6 +445,15 @@ def test_the_best_learning_rate_lies_in_the_range_that_was_tried() -> None:
     )
 
 
+def test_the_power_of_the_learning_rate_is_fitted_to_all_batch_sizes() -> None:
+    best: Mapping[float, float] = {8: 0.1, 16: 0.2, 32: 0.1, 64: 0.4}
+
+    figure = rates(compare(sweep({8: 900, 16: 500, 32: 300, 64: 200}, best), GOAL))
+
+    # Powers of two at -1.5, -0.5, 0.5 and 1.5: 0, 1, 0 and 2. (-0.5 + 3)/5
+    assert finding(figure).endswith("power 0.50")
+
+
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:
     trials = sweep({8: 900, 16: 500}, submission="sgd")
     trials = [t for t in trials if not (t.batch_size == 16 and t.learning_rate > 0.15)]
@@ -481,6 +511,22 @@ def test_the_largest_useful_batch_sizes_are_points_with_their_bounds() -> None:
     tried = trace(figure, "batch sizes that were tried")
     assert list(tried.x) == [8, 2048, None] * 2
     assert finding(figure) == (f"Larger batches are useful up to about {sgd.value:.0f} with sgd")
+
+
+def test_largest_useful_batch_sizes_that_may_be_the_same_are_said_to_overlap() -> None:
+    near, far = (
+        finding(
+            drawn(
+                useful_batch_sizes_figure(
+                    two_sweeps(law(32, sizes=WIDE), law(critical, sizes=WIDE))
+                )
+            )
+        )
+        for critical in (40, 2000)
+    )
+
+    assert near.endswith("with sgd: their bounds overlap")
+    assert far.endswith("with sgd")
 
 
 def test_one_sweep_has_no_figure_of_useful_batch_sizes() -> None:
