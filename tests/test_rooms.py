@@ -62,8 +62,6 @@ def test_every_room_has_a_floor() -> None:
 
 def test_no_arrow_goes_up() -> None:
     floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-    package = {"report/records.py", "report/page.py", "report/branches.py", "cli/__init__.py"}
-
     # They name its version.
     package = {"report/records.py", "report/page.py", "report/branches.py", "cli/__init__.py"}
 
