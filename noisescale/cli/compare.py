@@ -30,7 +30,7 @@ def compare_runs(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS...",
+            metavar="RUNS",
             help="Folders of TensorBoard or CSVLogger runs, W&B's or other CSV files, or sweeps."
             " Each is a submission, and the runs below it are its trials. Of one folder alone each"
             " folder in it, or each run, is a submission.",
@@ -39,6 +39,7 @@ def compare_runs(
     goal: Annotated[
         list[str],
         typer.Option(
+            metavar="GOAL",
             help="The result to reach, for example val_loss<=0.15, or val_acc>0.9: < and > leave"
             ' the value itself out. For several workloads once for each: "mnist: val_loss<=0.15".',
         ),
@@ -52,7 +53,10 @@ def compare_runs(
     ] = None,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="What a run may take at most, for example epochs=10 or hours=2."),
+        typer.Option(
+            metavar="LIMIT",
+            help="What a run may take at most, for example epochs=10 or hours=2.",
+        ),
     ] = None,
     reference: Annotated[
         str | None,
@@ -61,6 +65,7 @@ def compare_runs(
     variant: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PAIR",
             help="Held-out variant of a workload, which checks it: wmt_glu_tanh=wmt.",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from noisescale.extras import need
 from noisescale.history.metric_names import ROOT
-from noisescale.history.reading import files_of
+from noisescale.history.run_files import files_of
 from noisescale.printable import printable
 from noisescale.time_to_result.readers.found import Found, is_event_file, named
 from noisescale.time_to_result.readers.hyperparameters import read_hparams
