@@ -141,7 +141,7 @@ def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]
     page.on("request", lambda asked: noise.append(asked.url))
     page.on("dialog", lambda dialog: (noise.append("dialog"), dialog.dismiss()))
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    page.locator("#speed-up .main-svg").first.wait_for()
     return page, [said for said in noise if said != path.as_uri()]
 
 
@@ -219,13 +219,12 @@ def test_a_zoom_stays_as_the_window_changes_in_height_and_in_width(
     page, _ = opened(browser, predict(history()).to_html(tmp_path / "report.html"), 1000)
     page.evaluate("Plotly.relayout('front', {'yaxis.range': [10, 100]})")
 
-    for width, height in ((1000, 700), (800, 700)):
-        page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_function(
-            "document.getElementById('front')._fullLayout.width"
-            " === document.getElementById('front').clientWidth"
-        )
-        page.wait_for_timeout(300)
+    before = page.locator("#front .main-svg").first.get_attribute("width")
+    page.set_viewport_size({"width": 1000, "height": 700})
+    page.wait_for_timeout(500)
+    page.set_viewport_size({"width": 800, "height": 700})
+    page.locator(f"#front .main-svg:not([width='{before}'])").first.wait_for()
+    page.wait_for_timeout(500)
 
     assert page.evaluate("document.getElementById('front').layout.yaxis.range") == [10, 100]
     page.close()
