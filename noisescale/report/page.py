@@ -20,6 +20,9 @@ from noisescale.report.colours import DARK
 from noisescale.report.figures import SETTINGS, PlacedFigure
 from noisescale.report.tables import Cell, Line, Table
 
+MOST_OPEN = 40
+"""Lines of a table above which it is folded up."""
+
 
 @dataclass(frozen=True)
 class Page:
@@ -116,10 +119,12 @@ def _table(table: Table) -> str:
     rows = "\n".join(map(_line, table.lines))
     notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in table.notes)
     scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-    return (
-        f"<h2>{escape(table.title)}</h2>\n{scroll}<table>\n"
-        f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
-    )
+    head = f"<thead><tr>{headings}</tr></thead>"
+    grid = f"{scroll}<table>\n{head}\n<tbody>\n{rows}\n</tbody>\n</table></div>\n{notes}"
+    if len(table.lines) > MOST_OPEN:
+        summary = f"<summary>Show {len(table.lines):,} lines</summary>"
+        grid = f"<details>{summary}\n{grid}</details>\n"
+    return f"<h2>{escape(table.title)}</h2>\n{grid}"
 
 
 def _line(line: Line) -> str:

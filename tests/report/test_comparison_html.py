@@ -135,6 +135,17 @@ def test_what_comes_from_users_is_text() -> None:
     assert HOSTILE[0] not in page
 
 
+@pytest.mark.parametrize(("runs", "folded"), [(40, False), (41, True)])
+def test_a_long_table_of_runs_is_folded_up(runs: int, folded: bool) -> None:
+    trials = [trial(100, submission="a", name=str(k)) for k in range(runs)]
+
+    page = comparison_html(compare(trials, GOAL)).replace(get_plotlyjs(), "")
+
+    assert (f"<details><summary>Show {runs} lines</summary>" in page) == folded
+    assert f"<h2>All {runs} runs</h2>" in page
+    assert Outline(page).open == []
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "report.html"
 
