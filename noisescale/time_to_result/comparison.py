@@ -221,7 +221,9 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
         clock: all(not math.isnan(outcome.at(clock)) for outcome in outcomes) for clock in CLOCKS
     }
     if asked is None:
-        return "seconds" if known["seconds"] else "steps"
+        timed = all(not math.isnan(outcome.until("seconds")) for outcome in outcomes)
+        reached = any(outcome.reached is not None for outcome in outcomes)
+        return "seconds" if known["seconds"] and (reached or timed) else "steps"
     checked_choice("clock", asked, CLOCKS, "Steps are always known.")
     if not known[asked]:
         without = next(o.trial.name for o in outcomes if math.isnan(o.at(asked)))
@@ -262,7 +264,7 @@ def _standings(
         )
         for submission in groups
     ]
-    return sorted(standings, key=lambda standing: standing.best.at(clock))
+    return sorted(standings, key=lambda standing: standing.best.rank(clock))
 
 
 def _counting(outcomes: Sequence[Outcome], clock: str) -> list[Outcome]:

@@ -53,6 +53,11 @@ class Outcome:
         known = self.trial.measurements.clock(clock)
         return math.nan if known is None or not len(known) else float(known[-1])
 
+    def rank(self, clock: str) -> tuple[float, float]:
+        """Return what orders outcomes: when the goal was reached, or else how near they came."""
+        sign = 1.0 if self.goal.side == "<" else -1.0
+        return self.at(clock), math.inf if math.isnan(self.best) else sign * self.best
+
     @property
     def setting(self) -> tuple[object, ...]:
         """What was set: repetitions of a training have it in common."""
@@ -81,7 +86,7 @@ def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = No
 
 def middle(outcomes: Iterable[Outcome], clock: str) -> Outcome:
     """Return the outcome in the middle: of an even number the slower one of both."""
-    ordered = sorted(outcomes, key=lambda outcome: outcome.at(clock))
+    ordered = sorted(outcomes, key=lambda outcome: outcome.rank(clock))
     return ordered[len(ordered) // 2]
 
 
@@ -93,4 +98,4 @@ def best_setting(outcomes: Sequence[Outcome], clock: str) -> list[Outcome]:
     settings: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in outcomes:
         settings.setdefault(outcome.setting, []).append(outcome)
-    return min(settings.values(), key=lambda repeated: middle(repeated, clock).at(clock))
+    return min(settings.values(), key=lambda repeated: middle(repeated, clock).rank(clock))

@@ -47,6 +47,22 @@ def test_seconds_count_where_every_trial_that_reached_the_goal_has_them() -> Non
     assert untimed.clock == "steps"
 
 
+def test_where_no_run_reached_the_goal_the_nearest_is_first_and_time_counts_if_it_is_known() -> (
+    None
+):
+    far, near = (
+        Trial(name, Measurements([1, 2], [0.9, loss]), name)
+        for name, loss in (("f", 0.8), ("n", 0.2))
+    )
+    timed = Trial("t", Measurements([1, 2], [0.9, 0.5], seconds=[1, 2]), "t")
+
+    found = compare([far, near], GOAL)
+
+    assert [each.submission for each in found.standings] == ["n", "f"]
+    assert found.clock == "steps"
+    assert compare([timed], GOAL).clock == "seconds"
+
+
 def test_the_speed_up_of_single_runs_has_the_usual_scatter_and_the_evaluations_in_its_bounds() -> (
     None
 ):
