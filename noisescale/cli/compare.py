@@ -70,7 +70,9 @@ def compare_runs(
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Coverage of the bounds.")] = 0.95,
-    details: Annotated[bool, typer.Option("--details", help="Also print every run.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print the batch sizes and every run.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a report with figures to this file.")
@@ -107,7 +109,7 @@ def compare_runs(
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
     else:
         Console(highlight=False).print(
-            comparison_report(found, every_trial=details, more="add --details")
+            comparison_report(found, details=details, more="add --details")
         )
         if html is not None:
             print(f"Report: {printable(html)}")

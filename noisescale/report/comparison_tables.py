@@ -41,14 +41,19 @@ def headline_of(c: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def comparison_tables(c: Comparison, *, every_trial: bool = False) -> list[Table]:
-    """Return the tables: standings, scores, batch sizes; with `every_trial` all runs."""
+def standings_tables(c: Comparison) -> list[Table]:
+    """Return the tables that are always shown: the standings on each workload, and the scores."""
     found = [_standings(c, each) for each in c.workloads if len(_outcomes(c, each)) > 1]
     if found:
         found[-1].notes.extend(_notes(c))
     if c.scores is not None and c.profile is not None:
         found.append(_score_table(c, c.profile, c.scores))
-    found += [_sweep_table(c, each) for each in c.sweeps]
+    return found
+
+
+def comparison_tables(c: Comparison, *, every_trial: bool = True) -> list[Table]:
+    """Return all tables: standings, scores, batch sizes; with `every_trial` all runs."""
+    found = [*standings_tables(c), *(_sweep_table(c, each) for each in c.sweeps)]
     if every_trial:
         found += [_trials(c, workload) for workload in c.workloads]
     return found

@@ -136,11 +136,14 @@ def test_a_sweep_has_its_regimes_in_the_answers(here: Path) -> None:
     path = long_format(here / "sweep.csv", trials)
 
     output = run("compare", path, *GOAL)
+    whole = run("compare", path, *GOAL, "--details")
 
     assert "critical batch size" in output
     assert "perfect scaling" in output
     assert "largest useful" in output
-    assert "Steps to val_loss <= 0.15 against batch size" in output
+    assert "Tables of batch sizes, and of all 18 runs: add --details" in output
+    assert "Steps to val_loss <= 0.15 against batch size" not in output
+    assert "Steps to val_loss <= 0.15 against batch size" in whole
 
 
 def test_budgets_clocks_and_details_are_followed(here: Path) -> None:

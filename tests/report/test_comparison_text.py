@@ -72,7 +72,10 @@ def test_a_goal_that_no_run_reached_says_which_was_nearest() -> None:
 
 
 def test_one_run_alone_has_one_line() -> None:
-    assert comparison_as_text(single(100, seconds=None)) == "loss <= 0.1  reached after 100 steps\n"
+    assert (
+        comparison_as_text(single(100, seconds=None), details=False)
+        == "loss <= 0.1  reached after 100 steps\n"
+    )
 
 
 def test_the_standings_have_all_clocks_that_are_known_and_what_was_set() -> None:
@@ -131,7 +134,7 @@ def test_a_sweep_has_its_batch_sizes_regimes_and_learning_rates() -> None:
     c = compare(sweep(LAW, submission="sgd"), GOAL)
 
     names = [name for name, _ in headline_of(c)]
-    table = comparison_tables(c)[-1]
+    table = comparison_tables(c, every_trial=False)[-1]
 
     assert names[-3:] == ["sgd", "  perfect scaling", "  largest useful"]
     assert table.title == "Steps to loss <= 0.1 against batch size: sgd"
@@ -144,7 +147,7 @@ def test_a_sweep_has_its_batch_sizes_regimes_and_learning_rates() -> None:
 def test_a_learning_rate_at_the_edge_is_marked() -> None:
     trials = [each for each in sweep(LAW) if (each.batch_size, each.learning_rate) != (512, 0.2)]
 
-    table = comparison_tables(compare(trials, GOAL))[-1]
+    table = comparison_tables(compare(trials, GOAL), every_trial=False)[-1]
 
     assert table.lines[-1].cells[3].text == "0.1 (the highest)"
     assert table.lines[0].cells[3].text == "0.1"
@@ -154,13 +157,13 @@ def test_every_run_is_listed_if_asked_for_and_diverged_ones_are_marked() -> None
     diverged = Trial("d", Measurements([10, 20], [0.9, math.nan]), "b")
     c = compare([trial(200, submission="a"), trial(100, submission="a"), diverged], GOAL)
 
-    table = comparison_tables(c, every_trial=True)[-1]
+    table = comparison_tables(c)[-1]
 
     assert table.title == "All 3 runs"
     assert [line.cells[0].text for line in table.lines] == ["a/100", "a/200", "d"]
     assert [line.marks for line in table.lines] == [[], [], ["diverged"]]
-    assert "All 3 runs" not in comparison_as_text(c)
-    assert "All 3 runs" in comparison_as_text(c, every_trial=True)
+    assert "All 3 runs" in comparison_as_text(c)
+    assert "All 3 runs" not in comparison_as_text(c, details=False)
 
 
 @pytest.mark.parametrize("width", [60, 100])
