@@ -15,7 +15,7 @@ class Bounded:
 
     Where only bounds are known `value` is NaN; where there is no upper one `high` is infinite.
 
-    Example:
+    Examples:
         >>> Bounded(2.0, 1.5, 3.0) * Bounded(10.0, 9.0, 12.0)
         Bounded(value=20.0, low=13.5, high=36.0)
     """

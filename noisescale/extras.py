@@ -25,7 +25,7 @@ def need(package: str, user: str) -> None:
         package: The package, one of the extras.
         user: The function, option or feature that needs it.
 
-    Example:
+    Examples:
         >>> need("numpy", "`Prediction.to_html`")
     """
     if not is_installed(package):
@@ -35,7 +35,7 @@ def need(package: str, user: str) -> None:
 def how_to_install(package: str, user: str) -> str:
     """Return what needs a package, and the pip command.
 
-    Example:
+    Examples:
         >>> how_to_install("plotly", "`Prediction.to_html`")
         '`Prediction.to_html` needs plotly, which is not installed. Run:
         pip install "noisescale[report]"'

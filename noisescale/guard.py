@@ -33,7 +33,7 @@ class Guard:
     Args:
         *let_pass: Errors that it does not catch, besides `RefusalError`.
 
-    Example:
+    Examples:
         >>> guard = Guard()
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
@@ -75,7 +75,7 @@ class Guard:
 class WarnOnce:
     """Warn once, on one rank, of something that all ranks see.
 
-    Example:
+    Examples:
         >>> warn = WarnOnce()
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")

@@ -30,7 +30,7 @@ class Plan:
     Raises:
         ValueError: If a number is not positive, or one that counts is not whole.
 
-    Example:
+    Examples:
         >>> plan = Plan(device_batch_size=8, accumulation=4, devices=2)
         >>> plan.batch_size, str(plan)
         (64, '64 = 8 x 4 micro-batches x 2 devices')
@@ -126,7 +126,7 @@ def plan_for(
     Raises:
         ValueError: If no plan meets the bounds, or `wanted` is not positive and finite.
 
-    Example:
+    Examples:
         >>> print(plan_for(100, devices=2, device_batch_size=16))
         96 = 16 x 3 micro-batches x 2 devices
         >>> print(plan_for(100, devices=2, max_device_batch_size=32))
@@ -168,7 +168,7 @@ def mean_plan(
         max_device_batch_size: The most examples of a micro-batch.
         nodes: Nodes that the devices are on.
 
-    Example:
+    Examples:
         >>> print(mean_plan(100, devices=2, max_device_batch_size=20))
         100 = 16.6667 x 3 micro-batches x 2 devices
     """

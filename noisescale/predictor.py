@@ -168,7 +168,7 @@ def predict(
             runs cannot be compared.
         OSError: If the folder cannot be read.
 
-    Example:
+    Examples:
         >>> from noisescale import History
         >>> history = History()
         >>> for k in range(1, 11):

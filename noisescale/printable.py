@@ -16,7 +16,7 @@ def printable(text: object) -> str:
     that reverse the direction of what follows. Backslashes are left alone, so that paths stay as
     they are.
 
-    Example:
+    Examples:
         >>> print(printable("loss\x1b[31m\r\u202e, größer"))
         loss\x1b[31m\r\u202e, größer
     """
@@ -26,7 +26,7 @@ def printable(text: object) -> str:
 def printable_json(text: str) -> str:
     r"""Return JSON that says the same without characters that do not print; line ends stay.
 
-    Example:
+    Examples:
         >>> print(printable_json(json.dumps({"größer\x9b": 1}, ensure_ascii=False)))
         {"größer\u009b": 1}
     """
@@ -36,7 +36,7 @@ def printable_json(text: str) -> str:
 def arguments(call: Callable[..., Any], **given: Any) -> str:
     """Return the given arguments that are not the defaults, as in a call.
 
-    Example:
+    Examples:
         >>> from noisescale.plan import Plan
         >>> arguments(Plan, device_batch_size=32, accumulation=1, devices=2, nodes=1)
         'device_batch_size=32, accumulation=1, devices=2'

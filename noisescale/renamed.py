@@ -21,7 +21,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     Raises:
         ValueError: In place of a ValueError or OSError that names one of them.
 
-    Example:
+    Examples:
         >>> with renamed({"hour_worth": "--hour-worth"}):
         ...     raise ValueError("`hour_worth` must be positive, got -1.")
         Traceback (most recent call last):

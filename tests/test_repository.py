@@ -99,7 +99,7 @@ def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(block.replace('"auto"', '"cpu"'), training(tmp_path))
 
 
-@pytest.mark.parametrize("page", ["measuring", "predicting", "sweeps"])
+@pytest.mark.parametrize("page", ["measuring", "predicting", "sweeps", "time-to-result"])
 def test_the_code_on_the_pages_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +265,17 @@ def test_every_exported_name_works_and_the_rest_is_not_there() -> None:
         noisescale.NoiseScaleMotor  # noqa: B018
 
 
+def test_docstrings_have_their_examples_under_the_heading_that_the_site_shows_as_code() -> None:
+    """It is "Examples:". Under "Example:" a line of code would be a quotation of a quotation."""
+    wrong = [
+        source.name
+        for source in Path(noisescale.__file__).parent.rglob("*.py")
+        if re.search(r"^ *Example:$", source.read_text(), re.MULTILINE)
+    ]
+
+    assert wrong == []
+
+
 def test_importing_the_package_is_light() -> None:
     heavy = run("-c", "import sys, noisescale; print({'torch', 'numpy'} & sys.modules.keys())")
 
@@ -274,7 +285,7 @@ def test_importing_the_package_is_light() -> None:
 def test_the_arithmetic_needs_no_torch() -> None:
     loaded = run(
         "-c",
-        "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History;"
+        "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History, steps_to_result;"
         "print({'torch', 'lightning', 'pytorch_lightning'} & sys.modules.keys())",
     )
 

@@ -66,7 +66,7 @@ def examples_in(batch: Any) -> Count:
     Returns:
         The number, with a doubt if the structure allows for another number.
 
-    Example:
+    Examples:
         >>> import torch
         >>> examples_in([torch.zeros(16, 8), torch.zeros(16, 8)])
         Count(examples=16, doubt=None)
@@ -112,7 +112,7 @@ def examples_of_loaders(iterables: Any, batch: Any) -> Count:
         batch: One batch of each loader, in the same structure. A batch with another structure is
             counted as the batch of one loader.
 
-    Example:
+    Examples:
         >>> import torch
         >>> loaders = {"a": object(), "b": object()}
         >>> examples_of_loaders(loaders, {"a": torch.zeros(16, 8), "b": torch.zeros(16, 3)})

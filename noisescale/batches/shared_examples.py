@@ -172,7 +172,7 @@ def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> f
         mine: Checksums of one rank's batches; empty for a batch that is not known.
         theirs: Checksums of another rank's batches, at the same steps.
 
-    Example:
+    Examples:
         >>> batches = [np.arange(i, i + 8) for i in range(0, 128, 8)]
         >>> others = [np.concatenate([some[:4], some[4:] + 1000]) for some in batches]
         >>> share_in_common(batches, others)

@@ -22,7 +22,7 @@ def load(target: str) -> Any:
     Raises:
         ValueError: If `target` has another form, cannot be imported, or does not have the name.
 
-    Example:
+    Examples:
         >>> load("collections:OrderedDict").__name__
         'OrderedDict'
     """
@@ -60,7 +60,7 @@ def made(target: str, found: Any) -> Any:
     Raises:
         ValueError: If the function or class needs arguments.
 
-    Example:
+    Examples:
         >>> made("collections:Counter", load("collections:Counter"))
         Counter()
     """

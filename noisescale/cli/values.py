@@ -11,7 +11,7 @@ from typing import Any
 def flags_of(command: Callable[..., Any]) -> dict[str, str]:
     """Return the flag of each option of a command, by the name of its argument in Python.
 
-    Example:
+    Examples:
         >>> def command(run, batch_sizes=None): ...
         >>> flags_of(command)
         {'batch_sizes': '--batch-sizes'}
@@ -29,7 +29,7 @@ def numbers(option: str, text: str | None) -> list[float] | None:
     Raises:
         ValueError: If a part of the text is not a number.
 
-    Example:
+    Examples:
         >>> numbers("devices", "1,2,4")
         [1, 2, 4]
     """

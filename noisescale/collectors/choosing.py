@@ -124,7 +124,7 @@ def checked_small_batch(
     Raises:
         ValueError: If an argument is unknown, or arguments contradict each other.
 
-    Example:
+    Examples:
         >>> checked_small_batch("auto", "normalization", preconditioned=False)
         'example'
     """

@@ -28,7 +28,7 @@ def check_groups(groups: Groups | None) -> None:
         ValueError: If loggers do not accept a name, or an expression does not compile.
         TypeError: If something has the wrong type.
 
-    Example:
+    Examples:
         >>> check_groups({"attention": r"attn|attention", "ends": ["^embed", r"^head\\."]})
         >>> check_groups({"attention": "(attn"})
         Traceback (most recent call last):
@@ -71,7 +71,7 @@ def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
             loggers do not take.
         TypeError: If a function gives something else than names.
 
-    Example:
+    Examples:
         >>> groups_of(["norm.weight", "mlp.weight", "mlp.bias"], {"bias": "bias", "mlp": "mlp"})
         [None, 'mlp', 'bias']
     """

@@ -18,7 +18,7 @@ def measuring() -> bool:
     Call it in a hook on a parameter, a tensor or a module, if the hook counts backward passes or
     keeps gradients: with `small_batch="half"` a measured step has one more pass.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from noisescale import measuring
         >>> seen = []

@@ -54,7 +54,7 @@ class NoiseScaleEstimator:
     Raises:
         ValueError: If an argument is out of its range.
 
-    Example:
+    Examples:
         >>> estimator = NoiseScaleEstimator(window=100)
         >>> for noise, signal in [(5.0, 0.3), (7.0, 0.2), (6.0, 0.25), (6.5, 0.27)]:
         ...     _ = estimator.update(GradientMoments(grad_sq_norm=signal, noise_trace=noise))

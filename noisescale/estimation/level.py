@@ -45,7 +45,7 @@ class Level(NamedTuple):
     its |g|² is a hundred times too large, the next steps count little. Intervals cover as often
     with a correction for this as without (95 to 97 % after 12, 20 and 40 steps).
 
-    Example:
+    Examples:
         >>> level = Level()
         >>> for grad_sq_norm in (64.0, 16.0, 4.0):
         ...     _, level = level.step(GradientMoments(grad_sq_norm, 0.0), batch_size=4.0)

@@ -48,7 +48,7 @@ def gradient_moments(
     Raises:
         ValueError: If `big_batch <= small_batch`: one batch size cannot separate the moments.
 
-    Example:
+    Examples:
         >>> gradient_moments(9.0, 3.0, small_batch=8, big_batch=32)
         GradientMoments(grad_sq_norm=1.0, noise_trace=64.0)
 
@@ -104,7 +104,7 @@ def effective_batch_sizes(
     Raises:
         ValueError: If there are fewer than two parts, or a size or a weight is not positive.
 
-    Example:
+    Examples:
         >>> effective_batch_sizes([8, 24])
         BatchSizes(small=12.0, big=24.0)
     """

@@ -15,7 +15,7 @@ from noisescale.estimation.ratio_interval import WeightedMeans
 class NoiseScale:
     """The simple gradient noise scale B_simple = tr(Σ)/|G|², with its confidence interval.
 
-    Example:
+    Examples:
         >>> print(NoiseScale(19.13, 15.2, 24.81, grad_sq_norm=0.1, noise_trace=1.913, steps=200))
         19.1 examples (95 % 15.2 to 24.8, 200 steps)
         >>> print(NoiseScale(math.nan, 310.4, math.inf, -0.1, noise_trace=40.0, steps=50))

@@ -117,7 +117,7 @@ def fieller_interval(
     Returns:
         The low end, at least 0, and the high end, infinite if the ratio is not resolved.
 
-    Example:
+    Examples:
         >>> fieller_interval(30.0, 1.0, [4.0, 0.0, 0.01], quantile=2.0)
         (23.78..., 38.71...)
         >>> fieller_interval(30.0, 0.1, [4.0, 0.0, 0.01], quantile=2.0)
@@ -162,7 +162,7 @@ def steps_needed(squared_variation: float, relative_width: float) -> float:
             its own interval favours windows that are narrow by luck.
         relative_width: The wanted width of the interval, (high - low)/value.
 
-    Example:
+    Examples:
         >>> steps_needed(squared_variation=0.25, relative_width=0.5)
         16.0
     """

@@ -38,7 +38,7 @@ class RecentSteps:
     Raises:
         ValueError: If `confidence` is not between 0 and 1.
 
-    Example:
+    Examples:
         >>> recent = RecentSteps()
         >>> for level in (64.0, 16.0, 4.0, 1.0, 0.5, 0.25):
         ...     recent.add(GradientMoments(grad_sq_norm=level, noise_trace=20 * level), weight=32)

@@ -81,7 +81,7 @@ class History(Mapping[str, NDArray[np.float64]]):
     merged into the next one, and from then on every second log step is kept. This repeats as
     needed. So the rows of a run of any length are evenly spaced, and no increments are lost.
 
-    Example:
+    Examples:
         >>> history = History()
         >>> history.append(step=50, examples=1600.0, noise_scale=19.0)
         >>> history["step"], history["low"]
@@ -280,7 +280,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         Raises:
             MissingExtraError: If pandas is not installed: `pip install "noisescale[pandas]"`.
 
-        Example:
+        Examples:
             >>> history = History()
             >>> history.append(step=50, noise_scale=19.0)
             >>> history.to_pandas()[["noise_scale"]]

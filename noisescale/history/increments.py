@@ -38,7 +38,7 @@ class Increments:
 
     The sums are centred on the moving mean of the row: raw squares would cancel in float32.
 
-    Example:
+    Examples:
         >>> increments = Increments()
         >>> for noise_trace in (10.0, 9.0, 11.0):  # the first step only sets the level
         ...     increments.add(GradientMoments(1.0 - noise_trace / 32, noise_trace), batch_size=32)

@@ -18,7 +18,7 @@ TRAINER_PREFIXES = ("", "train/")
 def prefix_of(optimizer: int, monitor: str | None = None) -> str:
     """Return the prefix of the metrics of a monitor's optimizer. The first has no number.
 
-    Example:
+    Examples:
         >>> prefix_of(0), prefix_of(1), prefix_of(1, "wide")
         ('noise_scale/', 'noise_scale/optimizer_1/', 'noise_scale/wide/optimizer_1/')
     """
@@ -37,7 +37,7 @@ def measured_in(tag: str) -> tuple[str, int] | None:
 
     A monitor without a name has the name "".
 
-    Example:
+    Examples:
         >>> [measured_in(prefix_of(*who) + "step") for who in ((0,), (1,), (1, "wide"))]
         [('', 0), ('', 1), ('wide', 1)]
         >>> measured_in("noise_scale/group/step"), measured_in("noise_scale/simple")
@@ -50,7 +50,7 @@ def measured_in(tag: str) -> tuple[str, int] | None:
 def name_in(tag: str, prefix: str) -> str | None:
     """Return a tag without its prefix and the trainer's prefix; None if the prefix is another.
 
-    Example:
+    Examples:
         >>> name_in("train/noise_scale/step", "noise_scale/"), name_in("loss", "noise_scale/")
         ('step', None)
     """
@@ -70,7 +70,7 @@ def check_name(name: str, what: str) -> None:
         name: Part of a metric's name.
         what: The beginning of the error message.
 
-    Example:
+    Examples:
         >>> check_name("blocks.0", "`groups` must have names")
         >>> check_name("head (last)", "`groups` must have names")
         Traceback (most recent call last):
@@ -92,7 +92,7 @@ def check_monitor_name(name: object) -> None:
         ValueError: If `name` has characters that a logger refuses, or another meaning there.
         TypeError: If `name` is not a string.
 
-    Example:
+    Examples:
         >>> check_monitor_name("by micro-batch")
         >>> check_monitor_name("group")
         Traceback (most recent call last):

@@ -21,7 +21,7 @@ _WRITTEN = re.compile(r"\s*(.*?)\s*([<>]?=|[<>])\s*([^=<>]+)")
 class Goal:
     """A value that a metric is to reach, from above or from below.
 
-    Example:
+    Examples:
         >>> print(Goal.read("val_loss=0.25"), Goal.read("accuracy>0.9"), sep=", ")
         val_loss = 0.25, accuracy > 0.9
     """

@@ -33,7 +33,7 @@ class OptimizerKind(IntEnum):
     def of(cls, optimizer: Any) -> OptimizerKind:
         """Return the kind of an optimizer, from the names of its classes and its momentum.
 
-        Example:
+        Examples:
             >>> import torch
             >>> weights = [torch.zeros(1, requires_grad=True)]
             >>> OptimizerKind.of(torch.optim.AdamW(weights)).name

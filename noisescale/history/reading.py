@@ -152,7 +152,7 @@ def steps_behind(logged_at: ArrayLike, steps: ArrayLike) -> float:
         logged_at: The step under which each of the monitor's rows was logged.
         steps: The optimizer step that each of these rows contains.
 
-    Example:
+    Examples:
         >>> steps_behind([9, 19], [10, 20]), steps_behind([10, 20], [10, 18])
         (1.0, 0.0)
     """
@@ -164,7 +164,7 @@ def last_logged(steps: Array) -> NDArray[np.bool_]:
 
     Of one step the last value counts. What a resumed run trained again counts once.
 
-    Example:
+    Examples:
         >>> last_logged(np.array([1.0, 2.0, 2.0, 5.0, 3.0, 4.0]))
         array([ True, False,  True, False,  True,  True])
     """
@@ -209,7 +209,7 @@ def history_from_scalars(
     Raises:
         ValueError: If the monitor logged nothing.
 
-    Example:
+    Examples:
         >>> tags = {"step": 50, "examples": 1600, "batch_size": 32, "lower_bound": 12.5}
         >>> logged = {f"noise_scale/{tag}": ([49], [value]) for tag, value in tags.items()}
         >>> history_from_scalars(logged)["low"]

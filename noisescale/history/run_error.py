@@ -10,7 +10,7 @@ UNUSABLE = "unusable"
 class RunError(ValueError):
     """The files of a run cannot be used. The error has a word for the reason.
 
-    Example:
+    Examples:
         >>> RunError("empty", "`version_0` must contain events, got none.").word
         'empty'
     """

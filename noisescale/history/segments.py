@@ -29,7 +29,7 @@ __getattr__ = former_names(__name__, {"Stretches": "noisescale.history.segments.
 class Segments:
     """The segments between one row of a history and the next, as columns of equal length.
 
-    Example:
+    Examples:
         >>> history = {"step": np.array([40.0, 100.0]), "examples": np.array([1200.0, 3000.0]),
         ...            "noise_scale": np.array([10.0, 30.0]), "low": np.array([8.0, 20.0]),
         ...            "high": np.array([15.0, np.inf])}

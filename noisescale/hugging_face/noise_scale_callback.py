@@ -101,7 +101,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             measured.
         TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
 
-    Example:
+    Examples:
         >>> callback = NoiseScaleCallback(window=200)
         >>> print(callback.noise_scale)
         not measured yet

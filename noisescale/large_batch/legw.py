@@ -42,7 +42,7 @@ class LegwWarmUp(LRScheduler):
         ValueError: If a number is not positive (`base_warmup_epochs` may be 0) and finite, or
             another scheduler of this optimizer was made before.
 
-    Example:
+    Examples:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
         >>> warm_up = LegwWarmUp(

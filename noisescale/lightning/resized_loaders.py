@@ -70,7 +70,7 @@ class Drawn(Sampler[int]):
 class Shuffled(IterableDataset[Any]):
     """A stream that is shuffled a little: examples change places with near ones.
 
-    Example:
+    Examples:
         >>> sorted(Shuffled(range(10), 4))
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
@@ -119,7 +119,7 @@ def with_batches(
     Raises:
         ValueError: If the data set makes the batches, not the loader.
 
-    Example:
+    Examples:
         >>> loader = with_batches(DataLoader(range(5), batch_size=2), size=8, count=3)
         >>> [len(batch) for batch in loader]
         [8, 8, 8]
@@ -213,7 +213,7 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
         ValueError: If `data` is not what `batches_of` takes, makes several loaders, or the data set
             makes the batches, not the loader.
 
-    Example:
+    Examples:
         >>> [batch.tolist() for batch in held_examples(list(range(100)), 4, 2)]
         [[0, 33], [66, 99]]
     """

@@ -56,7 +56,7 @@ class Cadence:
         ValueError: If `every_n_steps` is not a whole number or "auto", or `cost` is not positive
             and finite.
 
-    Example:
+    Examples:
         >>> cadence, spent = Cadence("auto", cost=0.01), Spent()
         >>> for step in range(1, 2001):
         ...     if due := cadence.due(step, spent, cost=0.125):

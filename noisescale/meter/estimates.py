@@ -49,7 +49,7 @@ class RunAverage(NamedTuple):
     stands for. Weights by batch size alone would let the few steps before a batch shrinks dominate
     the average for long.
 
-    Example:
+    Examples:
         >>> first = RunAverage().after(GradientMoments(1.0, noise_trace=6.0), batch_size=2.0)
         >>> run = first.after(GradientMoments(1.0, noise_trace=24.0), batch_size=6.0)
         >>> run.sums.sum_weight, run.mean  # 2·(1 + 6/2)/(1 + 6/6) = 4

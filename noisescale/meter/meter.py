@@ -75,7 +75,7 @@ class NoiseScaleMeter(MeterReadings):
         ValueError: If an argument is out of its range, or no parameter requires a gradient. In a
             step, if it is taken within `model.join()`.
 
-    Example:
+    Examples:
         >>> from noisescale import NoiseScaleMeter
         >>> def train(ddp_model, optimizer, batches, loss_function):
         ...     meter = NoiseScaleMeter(ddp_model)

@@ -23,7 +23,7 @@ class MeterOptions:
         ValueError: If an option is out of its range, or options contradict each other.
         TypeError: If `groups` has a wrong type.
 
-    Example:
+    Examples:
         >>> options = MeterOptions(layers="normalization", every_n_steps=5)
         >>> options.small_batch, options.leaves_choice
         ('example', False)

@@ -42,7 +42,7 @@ class Calibration:
 
     The factor is `UNKNOWN` if B_crit was found without a noise scale.
 
-    Example:
+    Examples:
         >>> Calibration(Bounded(2.5, 2.0, 3.1), "a sweep of the 85M model").kappa.value
         2.5
 

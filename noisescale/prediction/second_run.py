@@ -159,7 +159,7 @@ def telling_batch_size(batch_size: float, critical: float) -> int:
     most 16 times off: farther off, a learning rate at which the law holds may not exist. If B is
     too small for a smaller batch size, the result is a larger one.
 
-    Example:
+    Examples:
         >>> telling_batch_size(32, 170), telling_batch_size(1024, 170)
         (512, 64)
     """

@@ -15,7 +15,7 @@ _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 def number(value: float) -> str:
     """Write a number with three significant digits; from 1,000 to ten million with all digits.
 
-    Example:
+    Examples:
         >>> [number(x) for x in (0.01234, 62.754, 12345.2, 6.4e7)]
         ['0.0123', '62.8', '12,345', '64.0M']
     """
@@ -33,7 +33,7 @@ def number(value: float) -> str:
 def rough(value: float) -> str:
     """Write a bound for a table: three significant digits, with thousands as "k".
 
-    Example:
+    Examples:
         >>> [rough(x) for x in (62.754, 7790.4, 13023, 1_666_936)]
         ['62.8', '7,790', '13.0k', '1.67M']
     """
@@ -46,7 +46,7 @@ def rough(value: float) -> str:
 def two_digits(value: float) -> str:
     """Write a ratio with two significant digits: more would never be certain.
 
-    Example:
+    Examples:
         >>> [two_digits(x) for x in (0.6512, 1.004, 12.34, 173.0)]
         ['0.65', '1.0', '12', '170']
     """
@@ -59,7 +59,7 @@ def two_digits(value: float) -> str:
 def count(value: float) -> str:
     """Write a batch size or a number of devices. Whole numbers have all their digits.
 
-    Example:
+    Examples:
         >>> count(4194304.0), count(62.754)
         ('4,194,304', '62.8')
     """
@@ -69,7 +69,7 @@ def count(value: float) -> str:
 def bounds(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write bounds without the value; "" if both bounds are the same.
 
-    Example:
+    Examples:
         >>> bounds(Bounded(20.0, 15.0, 30.0)), bounds(Bounded(20.0, 20.0, 20.0))
         ('15.0 to 30.0', '')
         >>> bounds(Bounded(math.nan, 15.0, math.inf))
@@ -88,7 +88,7 @@ def settled(band: Bounded) -> Bounded:
 
     The steps of the run itself are such a band if its noise scale is not resolved.
 
-    Example:
+    Examples:
         >>> settled(Bounded(math.nan, 500.0, 500.0)).value
         500.0
     """
@@ -105,7 +105,7 @@ def inverse(band: Bounded) -> Bounded:
 def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
     """Write a value with its bounds in parentheses, or only the bounds if there is no value.
 
-    Example:
+    Examples:
         >>> banded(Bounded(20.0, 15.0, 30.0))
         '20.0 (15.0 to 30.0)'
         >>> banded(Bounded(math.nan, 15.0, 30.0)), banded(Bounded(math.nan, 15.0, math.inf))
@@ -121,7 +121,7 @@ def banded(band: Bounded, write: Callable[[float], str] = number) -> str:
 def plural(amount: float, one: str, many: str | None = None) -> str:
     """Write an amount with its noun.
 
-    Example:
+    Examples:
         >>> plural(1, "device"), plural(1024, "device")
         ('1 device', '1,024 devices')
     """
@@ -152,7 +152,7 @@ DAYS = Duration("days", 1 / 24)
 def duration_for(bands: Iterable[Bounded]) -> Duration:
     """Choose one unit for a column of hours, by its middle entry.
 
-    Example:
+    Examples:
         >>> duration_for([Bounded(0.01, 0.01, 0.01), Bounded(0.05, 0.05, 0.05)]).name
         'minutes'
     """

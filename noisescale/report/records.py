@@ -152,7 +152,7 @@ def _told(found: object, *names: str) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """Return values that JSON can hold: bands as dictionaries, None for NaN and infinities.
 
-    Example:
+    Examples:
         >>> finite({"steps": np.array([1.0, math.inf]), "bounds": (math.nan, 2)})
         {'steps': [1.0, None], 'bounds': [None, 2]}
     """

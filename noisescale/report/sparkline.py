@@ -27,7 +27,7 @@ def sparkline(places: NDArray[np.float64], values: NDArray[np.float64], width: i
         values: Positive ones; others are drawn as unknown.
         width: In characters.
 
-    Example:
+    Examples:
         >>> sparkline(np.arange(5.0), np.array([math.nan, 1.0, 10.0, 100.0, 1000.0]), 5)
         '·▁▃▆█'
     """

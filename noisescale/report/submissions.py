@@ -42,7 +42,7 @@ def standings_on(c: Comparison, workload: str) -> list[Standing]:
 def listed(names: Sequence[str]) -> str:
     """Return names in a sentence.
 
-    Example:
+    Examples:
         >>> listed(["sgd", "adam", "lion"])
         'sgd, adam and lion'
     """

@@ -17,7 +17,7 @@ class Clock:
     A schedule is also sized for the steps of the whole run, see `end_with`. After these no more are
     due.
 
-    Example:
+    Examples:
         >>> clock = Clock()
         >>> [clock.advance(0.75) for _ in range(4)]
         [0, 1, 1, 1]

@@ -102,7 +102,7 @@ class BatchSizeController:
         ValueError: If an argument is out of its range, or no plan meets the bounds.
         TypeError: If an argument has a wrong type.
 
-    Example:
+    Examples:
         >>> import torch
         >>> parameter = torch.nn.Parameter(torch.ones(1))
         >>> optimizer = torch.optim.SGD([parameter], lr=0.1)

@@ -17,7 +17,7 @@ class RunSoFar(NamedTuple):
     holds if averages of few steps show no noise at all. In a finished run the next value is used
     instead (`next_measured`), which is not known yet here.
 
-    Example:
+    Examples:
         >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)
         >>> run = RunSoFar().after(b, batch_size=20, steps=10)
         >>> run.min_steps, run.critical_batch_size

@@ -29,7 +29,7 @@ NOTHING_MEASURED = NoiseScale.unknown()
 class ControllerState(NamedTuple):
     """The saved state of the batch size along a run.
 
-    Example:
+    Examples:
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
         >>> ControllerState.loaded(state.state_dict()).plan
         Plan(device_batch_size=8, accumulation=4, devices=1, nodes=1)
@@ -105,7 +105,7 @@ class ControllerState(NamedTuple):
 class Move:
     """One change of the batch size.
 
-    Example:
+    Examples:
         >>> print(Move(64, 2048.0, 100.0, Plan(8, 4), Plan(8, 12), 1.732, "asked for"))
         step 64: batch size 32 -> 96 = 8 x 12 micro-batches x 1 device, lr x 1.73: asked for
     """

@@ -35,7 +35,7 @@ class Gate(Policy):
         min_dwell: Least examples between two moves. Default: those of 8 steps at the current batch
             size.
 
-    Example:
+    Examples:
         >>> from noisescale.scheduling.policies import RatioRule
         >>> gate = Gate(RatioRule())
         >>> b = NoiseScale(100.0, 80.0, 130.0, grad_sq_norm=1.0, noise_trace=100.0, steps=50)

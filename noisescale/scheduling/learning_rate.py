@@ -58,7 +58,7 @@ def adascale_gain(
     Returns:
         r; or k if neither noise nor signal is positive.
 
-    Example:
+    Examples:
         >>> adascale_gain(1.0, 0.25, base_batch_size=1, batch_size=2)
         1.6666666666666667
 
@@ -118,7 +118,7 @@ def factors_for(
     Raises:
         ValueError: If a function does not return a positive, finite number.
 
-    Example:
+    Examples:
         >>> factors_for("adascale", batch_size=64, base_batch_size=16, noise_scale=64.0)
         Factors(learning_rate=2.5, batch_ratio=None)
 

@@ -40,7 +40,7 @@ class TradeoffRule:
     Args:
         exchange_rate: r, the examples that one step saved may cost.
 
-    Example:
+    Examples:
         >>> TradeoffRule(exchange_rate=100)(25.0, Plan(8, 1), Progress(50, 400))
         50.0
 
@@ -62,7 +62,7 @@ class TradeoffRule:
 class RatioRule:
     """c·B_simple: at c = 1 a step makes half the progress of a noise-free one.
 
-    Example:
+    Examples:
         >>> RatioRule(0.5)(50.0, Plan(8, 1), Progress(50, 400))
         25.0
     """
@@ -86,7 +86,7 @@ class NormTestRule:
     Args:
         theta: θ, the error allowed, relative to the gradient.
 
-    Example:
+    Examples:
         >>> NormTestRule(theta=0.5)(25.0, Plan(8, 1), Progress(50, 400))
         100.0
 
@@ -109,7 +109,7 @@ class DoublingRule:
     B_simple is used as the critical batch size. Merrill et al. measure the critical batch size by
     branching the run, and find B_simple far below it: see `Calibration`.
 
-    Example:
+    Examples:
         >>> rule = DoublingRule()
         >>> [rule(b, Plan(32, 1), Progress(50, 1600)) for b in (60.0, 70.0)]
         [32.0, 64.0]
@@ -132,7 +132,7 @@ class Given(Policy):
             on.
         by: What the keys count.
 
-    Example:
+    Examples:
         >>> ramp_up = Given({0: 64, 1000: 128})
         >>> [float(ramp_up(None, Plan(64, 1), Progress(n, 64.0 * n))) for n in (0, 999, 1000)]
         [64.0, 64.0, 128.0]
@@ -186,7 +186,7 @@ class InsteadOfDecay(Policy):
         batch_size: B0, the global batch at the peak of the learning rate. Default: the batch
             size that the run starts with.
 
-    Example:
+    Examples:
         >>> half = Progress(1000, 64_000.0, learning_rate=0.05, peak_learning_rate=0.1)
         >>> float(InsteadOfDecay(64)(None, Plan(64, 1), half))
         128.0

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 class Wanted(float):
     """A wanted batch size with its reason.
 
-    Example:
+    Examples:
         >>> wanted = Wanted(64, "because")
         >>> wanted == 64, wanted.reason
         (True, 'because')
@@ -50,7 +50,7 @@ class Wanted(float):
 class Policy:
     """Choose the global batch size, in examples, from now on.
 
-    Example:
+    Examples:
         >>> class Twice(Policy):
         ...     def __call__(self, noise_scale, plan, progress):
         ...         return 128.0 if progress.steps >= 1000 else 64.0

@@ -26,7 +26,7 @@ class ScaledSteps:
     Args:
         optimizers: The optimizers whose steps are scaled.
 
-    Example:
+    Examples:
         >>> import torch
         >>> parameter = torch.nn.Parameter(torch.ones(1))
         >>> optimizer = torch.optim.SGD([parameter], lr=0.1)

@@ -125,7 +125,7 @@ def scaling_for(optimizers: Iterable[Optimizer], *, measured: bool) -> LearningR
 
     The rule that uses b is `"adascale"` for SGD and `"capped_sqrt"` for other optimizers.
 
-    Example:
+    Examples:
         >>> import torch
         >>> parameters = [torch.nn.Parameter(torch.ones(1))]
         >>> scaling_for([torch.optim.SGD(parameters)], measured=True)

@@ -13,7 +13,7 @@ def assumptions(held: Sequence[str], *, checked: bool) -> tuple[str, ...]:
         held: Parameters that the timings do not determine, by their names in `PARAMETERS`.
         checked: Whether there are more timings than the fitted parameters need.
 
-    Example:
+    Examples:
         >>> assumptions(["growth", "growth_across"], checked=True)
         ('How synchronisation grows with the devices was not timed: ...',)
     """

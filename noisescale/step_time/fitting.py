@@ -39,7 +39,7 @@ def assume_step_time(timing: StepTiming) -> FittedStepTime:
 
     As `fit_step_time`, but only the scale is fitted. The bounds are wide.
 
-    Example:
+    Examples:
         >>> model = assume_step_time(StepTiming(32, 1, devices=1, nodes=1, seconds=0.1))
         >>> f"{model.seconds(32, accumulation=2).value:.3f}"
         '0.200'
@@ -78,7 +78,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
     Raises:
         ValueError: If there are no timings.
 
-    Example:
+    Examples:
         >>> timings = [StepTiming(b, 1, 1, 1, 0.01 + 0.001 * b) for b in (8, 16, 32, 64)]
         >>> f"{fit_step_time(timings).seconds(48).value:.4f}"
         '0.0580'

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     def id(self) -> str:
         """The run as a query, without what is usual.
 
-        Example:
+        Examples:
             >>> Measured("a b").id, Measured("gan", optimizer=1).id
             ('run=a+b', 'run=gan&optimizer=1')
         """

@@ -16,7 +16,7 @@ def number(query: Mapping[str, str], name: str) -> float | None:
     Raises:
         ValueError: If the field has no finite number.
 
-    Example:
+    Examples:
         >>> number({"price": " 2.5 ", "worth": ""}, "price")
         2.5
     """
@@ -33,7 +33,7 @@ def numbers(query: Mapping[str, str], name: str) -> list[float] | None:
     Raises:
         ValueError: If a part is not a finite number.
 
-    Example:
+    Examples:
         >>> numbers({"devices": "1, 2, 4,"}, "devices")
         [1.0, 2.0, 4.0]
     """
@@ -50,7 +50,7 @@ def index(query: Mapping[str, str], name: str) -> int:
     Raises:
         ValueError: If the field has anything else.
 
-    Example:
+    Examples:
         >>> index({"optimizer": "1"}, "optimizer")
         1
     """

@@ -38,7 +38,7 @@ def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array
         The scalars. A tag is unchanged if all its points were kept, or if it has all the steps of
         `base`.
 
-    Example:
+    Examples:
         >>> rows = np.arange(0.0, 10.0, 2.0)
         >>> kept = np.array([3.0, 4.0, 5.0, 7.0, 9.0])
         >>> both = on_common_steps({"step": (rows, rows), "high": (kept, 10 * kept)}, "step")

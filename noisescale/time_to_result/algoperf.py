@@ -107,7 +107,7 @@ def times_to_result(
     Warns:
         UserWarning: If there are fewer studies or trials than the ruleset has.
 
-    Example:
+    Examples:
         >>> trials = [TrialTime("adam", "wmt", study, 3, t) for study, t in zip("abc", (9, 7, 8))]
         >>> times_to_result(trials)
         {'adam': {'wmt': 8.0}}

@@ -126,7 +126,7 @@ def compare(
         ValueError: If there is no trial, a workload has no goal, the clock is not known of a
             trial that reached its goal, or the reference is not among the submissions.
 
-    Example:
+    Examples:
         >>> from noisescale.time_to_result.measurements import Measurements
         >>> slow = Trial("1", Measurements([100, 390, 400], [0.9, 0.3, 0.2]), "sgd")
         >>> fast = Trial("2", Measurements([100, 195, 200], [0.9, 0.3, 0.2]), "adam")

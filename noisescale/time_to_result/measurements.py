@@ -34,7 +34,7 @@ class Measurements:
     Raises:
         ValueError: If the shapes differ, a step is negative or not finite, or a clock runs back.
 
-    Example:
+    Examples:
         >>> Measurements([200, 100], [0.3, 0.5]).values
         array([0.5, 0.3])
     """

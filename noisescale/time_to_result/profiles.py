@@ -79,7 +79,7 @@ def performance_profile(times: Times) -> PerformanceProfile:
     Raises:
         ValueError: If there is no workload, or a time is negative, zero or not a number.
 
-    Example:
+    Examples:
         >>> profile = performance_profile({"sgd": {"a": 10, "b": 40}, "adam": {"a": 20, "b": 10}})
         >>> profile.at(1), profile.at(2)
         ({'sgd': 0.5, 'adam': 0.5}, {'sgd': 0.5, 'adam': 1.0})
@@ -126,7 +126,7 @@ def algoperf_score(
         ValueError: See `performance_profile`; or if a variant or its workload is not among the
             times.
 
-    Example:
+    Examples:
         >>> algoperf_score({"sgd": {"a": 10, "b": 40}, "adam": {"a": 20, "b": 10}})
         {'sgd': 0.5, 'adam': 0.8333333333333333}
 
@@ -178,7 +178,7 @@ def speed_up(
     Raises:
         ValueError: If the workloads differ, a time is not positive, or a budget is missing.
 
-    Example:
+    Examples:
         >>> round(speed_up({"a": 10, "b": 10}, {"a": 20, "b": 40}), 3)
         2.828
 

@@ -62,7 +62,7 @@ def read_trials(
         OSError: If the path cannot be read.
         MissingExtraError: If there are event files, and TensorBoard is not installed.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> folder = TemporaryDirectory()
         >>> sweep = Path(folder.name, "sweep.csv")

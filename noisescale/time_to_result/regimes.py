@@ -146,7 +146,7 @@ def find_regimes(
         ValueError: If there are fewer than two batch sizes, a value is not positive and finite, or
             `confidence` is not between 0 and 1.
 
-    Example:
+    Examples:
         >>> sizes = [8, 16, 32, 64, 128, 256, 512, 1024]
         >>> found = find_regimes(sizes, [998, 502, 252, 133, 81, 58, 53, 51])
         >>> [found.of(size) for size in (8, 128, 1024)]

@@ -53,7 +53,7 @@ def first_reached(
         ValueError: If the budget is in another unit, not positive, or in one that the
             measurements do not have.
 
-    Example:
+    Examples:
         >>> measured = Measurements([100, 200, 300], [0.5, 0.2, 0.3], seconds=[10, 20, 30])
         >>> first_reached(measured, Goal.read("val_loss<=0.2")).seconds
         20.0
@@ -117,7 +117,7 @@ def steps_to_result(
         ValueError: If the measurements have another form, the goal is not finite, or the mode or
             the budget is unknown.
 
-    Example:
+    Examples:
         >>> trials = [
         ...     {"step": [100, 200, 300], "val_error": [0.04, 0.02, 0.01]},
         ...     {"step": [100, 200, 300], "val_error": [0.05, 0.01, 0.009]},

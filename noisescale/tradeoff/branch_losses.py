@@ -66,7 +66,7 @@ def fit_branch_losses(
     Raises:
         ValueError: If there are fewer than three batch sizes, or a value is not finite.
 
-    Example:
+    Examples:
         >>> sizes = [64, 256, 1024, 4096]
         >>> losses = [2 + 0.1 * b / (b + 500) for b in sizes]
         >>> found = fit_branch_losses(sizes, losses, 0.001, tolerance=0.05)

@@ -154,7 +154,7 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
     Warns:
         UserWarning: If the residuals show that the law does not hold, see `warnings`.
 
-    Example:
+    Examples:
         >>> fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
         >>> f"{fit.min_steps:.0f} {fit.min_examples:.0f} {fit.critical_batch_size:.1f}"
         '91 9983 110.1'

@@ -53,7 +53,7 @@ def profiled_critical_batch_size(
     Raises:
         ValueError: If there are fewer than two batch sizes, or a value is not positive.
 
-    Example:
+    Examples:
         >>> profiled_critical_batch_size([32, 512], [900, 120])
         Bounded(value=391.5..., low=182.9..., high=1145.5...)
 

@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
         p   to S_min        B·(1 - p) = b·p   to E_min
 
-    Example:
+    Examples:
         >>> run = Parts.at_noise_scale(np.array([10.0, 30.0]), batch_size=30.0, steps=60.0)
         >>> run.sums
         Sums(min_steps=75.0, min_examples=1350.0)

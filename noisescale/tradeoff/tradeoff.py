@@ -46,7 +46,7 @@ class Tradeoff:
         ValueError: If `min_steps` or `min_examples` is not positive and finite, or `gamma` is not
             within 0 to 1.
 
-    Example:
+    Examples:
         >>> tradeoff = Tradeoff(min_steps=1000, min_examples=20_000)
         >>> tradeoff.critical_batch_size
         20.0
@@ -92,7 +92,7 @@ class Tradeoff:
             overhead: Relative, 0.2 for 20 %.
             optimal_batch_size: B_opt, where scaling is taken to start, in examples.
 
-        Example:
+        Examples:
             >>> Tradeoff(1000, 20_000_000).overhead_batch_size(0.2, 256)
             4307.2
 
@@ -173,7 +173,7 @@ class Tradeoff:
             ValueError: If the lengths differ, nothing was measured, or a value is negative
                 (zero, for batch sizes and steps) or infinite.
 
-        Example:
+        Examples:
             >>> run = Tradeoff.from_run([10.0, 30.0], batch_size=[30, 30], steps=[40, 60])
             >>> run.min_steps, run.min_examples, run.critical_batch_size
             (60.0, 1200.0, 20.0)

@@ -91,7 +91,7 @@ class AutoWarmUp(LRScheduler):
             epochs may have none: under `BatchSizeScheduler` an optimizer step can be worth an epoch
             or more.
 
-    Example:
+    Examples:
         >>> noise = torch.Generator().manual_seed(0)
         >>> weight = torch.full((100,), 2.0, requires_grad=True)
         >>> optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -16,7 +16,7 @@ class EpochLosses:
     Args:
         group: The ranks to average over where a process group is initialised, by default all.
 
-    Example:
+    Examples:
         >>> losses = EpochLosses()
         >>> for step in ([1.0, 3.0], [5.0]):  # two micro-batches, then one
         ...     for loss in step:

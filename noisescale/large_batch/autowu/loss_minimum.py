@@ -99,7 +99,7 @@ def loss_minimum(
     Raises:
         ValueError: If no loss is finite.
 
-    Example:
+    Examples:
         >>> steps = np.linspace(-1, 1, 100)
         >>> loss_minimum(steps**2)
         LossMinimum(probability=1.0, position=0.49...)

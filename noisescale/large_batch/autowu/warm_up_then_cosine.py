@@ -28,7 +28,7 @@ class WarmUpThenCosine:
     Raises:
         ValueError: If an argument is out of its range.
 
-    Example:
+    Examples:
         >>> schedule = WarmUpThenCosine(total_steps=100, min_lr=0.01, max_lr=1.0)
         >>> schedule.warm_up(0), schedule.warm_up(25)
         (0.01, 0.1)

@@ -139,7 +139,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
-    Example:
+    Examples:
         >>> monitor = NoiseScaleMonitor(window=200)
         >>> print(monitor.noise_scale)
         not measured yet

@@ -62,7 +62,7 @@ def profile_step_times(
     Raises:
         ValueError: If an argument is out of range, or the data end too early.
 
-    Example:
+    Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
         >>> model, data = BoringModel(), RandomDataset(32, 64)
         >>> timings = profile_step_times(model, data, [4, 8], steps=5, accelerator="cpu")
@@ -107,7 +107,7 @@ def profile_step_times(
 def examples_per_second(timing: StepTiming) -> float:
     """Return the examples per second of all devices together.
 
-    Example:
+    Examples:
         >>> examples_per_second(StepTiming(8, 2, devices=4, nodes=1, seconds=0.5))
         128.0
     """

@@ -15,7 +15,7 @@ class Accumulation(int):
     multiple of it: a change elsewhere applies gradients twice or drops them. This number takes the
     remainder from the beginning of the window, so windows of any length can begin anywhere.
 
-    Example:
+    Examples:
         >>> three_from_five = Accumulation(3, begin=5)
         >>> [batch_idx % three_from_five for batch_idx in (5, 6, 7, 8)]
         [0, 1, 2, 0]

@@ -103,7 +103,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         TypeError: If an argument has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
-    Example:
+    Examples:
         >>> scheduler = BatchSizeScheduler("ratio", max_batch_size=4096, lr_scaling="adascale")
         >>> scheduler.moves
         []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def resized(loader: DataLoader[Any], size: int) -> DataLoader[Any]:
     """Return a loader of the same examples in the same order, in batches of `size`.
 
-    Example:
+    Examples:
         >>> [batch.tolist() for batch in resized(DataLoader(range(5), batch_size=1), size=2)]
         [[0, 1], [2, 3], [4]]
     """

@@ -32,7 +32,7 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
 
     A batch size or a learning rate that several nested names give differently is not known.
 
-    Example:
+    Examples:
         >>> found = hyperparameters({"optim": {"lr": "1e-3", "beta": 0.9}, "batch_size": 64})
         >>> found.batch_size, found.learning_rate, found.others
         (64.0, 0.001, {'optim/beta': 0.9})

@@ -51,7 +51,7 @@ def register_layer(
     Raises:
         TypeError: If an argument is not such a class.
 
-    Example:
+    Examples:
         A linear map whose weight has the shape (inputs, outputs), as that of GPT-2's `Conv1D`:
 
         >>> import torch
