@@ -285,7 +285,9 @@ def test_importing_the_package_is_light() -> None:
 def test_the_arithmetic_needs_no_torch() -> None:
     loaded = run(
         "-c",
-        "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History, steps_to_result;"
+        "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History;"
+        "from noisescale import steps_to_result, performance_profile;"
+        "import noisescale.time_to_result;"
         "print({'torch', 'lightning', 'pytorch_lightning'} & sys.modules.keys())",
     )
 
