@@ -25,6 +25,7 @@ def comparison_as_dict(c: Comparison) -> dict[str, Any]:
     | `sweeps` | steps against batch size, with the regimes |
     | `scores` | AlgoPerf's score of each submission; None for one workload |
     | `ratios` | of each submission, from a workload to its time over the fastest; or None |
+    | `speed_ups` | of each submission over all workloads; empty for one workload |
     | `warnings` | sentences |
     """
     ratios = None
@@ -44,6 +45,7 @@ def comparison_as_dict(c: Comparison) -> dict[str, Any]:
         "sweeps": [_sweep(each) for each in c.sweeps],
         "scores": None if c.scores is None else dict(c.scores),
         "ratios": ratios,
+        "speed_ups": dict(c.speed_ups),
         "confidence": c.confidence,
         "warnings": list(c.warnings),
     }

@@ -269,6 +269,7 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
                 Cell(name),
                 Cell(f"{score:.4f}"),
                 *(Cell(f"{100 * shares[name]:.0f} %") for shares in at.values()),
+                Cell("" if math.isnan(c.speed_ups[name]) else number(c.speed_ups[name])),
             ],
             [],
         )
@@ -276,10 +277,13 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
     ]
     headings = ["submission", "score"]
     headings += ["the fastest" if ratio == 1 else f"within {ratio:g} x" for ratio in at]
+    headings.append("speed-up")
     note = (
         "Score: the mean over workloads of max(0, (4 - r)/3), with r the time over the fastest"
         " submission's (AlgoPerf). Then the share of workloads on which a submission is the"
-        " fastest, or within 1.5, 2 or 4 times the fastest's time."
+        " fastest, or within 1.5, 2 or 4 times the fastest's time. Speed-up: over"
+        f" {c.reference or 'the first'}, the geometric mean over workloads; a missed goal counts as"
+        " the budget and one more, and without a budget there is none."
     )
     return Table(f"All {plural(len(c.workloads), 'workload')}", headings, lines, [note])
 

@@ -20,6 +20,7 @@ from noisescale.time_to_result.profiles import (
     PerformanceProfile,
     algoperf_score,
     performance_profile,
+    speed_up,
 )
 from noisescale.time_to_result.swept import Swept, swept
 from noisescale.tradeoff.profile import STEPS_SCATTER
@@ -71,6 +72,9 @@ class Comparison:
     """If there are several workloads."""
     scores: Mapping[str, float] | None
     """AlgoPerf's, if there are several workloads."""
+    speed_ups: Mapping[str, float]
+    """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
+    a goal was missed and no budget says what that costs. Empty for one workload."""
     confidence: float
     warnings: tuple[str, ...]
 
@@ -163,6 +167,7 @@ def compare(
     ]
     sweeps = tuple(each for each in found if each is not None)
     profile = scores = None
+    speed_ups: dict[str, float] = {}
     for name in (each for pair in (variants or {}).items() for each in pair):
         if name not in groups:
             known = ", ".join(groups) or "none"
@@ -177,6 +182,9 @@ def compare(
         }
         profile = performance_profile(counting)
         scores = algoperf_score(times, variants=variants)
+        most = (budget or {}).get(clock, math.nan)
+        over = counting[reference]
+        speed_ups = {name: _overall(of, over, most) for name, of in counting.items()}
     return Comparison(
         goals=sided,
         clock=clock,
@@ -185,9 +193,18 @@ def compare(
         sweeps=sweeps,
         profile=profile,
         scores=scores,
+        speed_ups=speed_ups,
         confidence=confidence,
         warnings=_warnings(outcomes, sweeps),
     )
+
+
+def _overall(times: Mapping[str, float], over: Mapping[str, float], budget: float) -> float:
+    """The geometric mean of speed-ups; NaN if a missed goal has no budget, or a time is missing."""
+    missed = any(math.isinf(time) for of in (times, over) for time in of.values())
+    if times.keys() != over.keys() or (missed and math.isnan(budget)):
+        return math.nan
+    return speed_up(times, over, dict.fromkeys(times, budget) if missed else None)
 
 
 def _sided(trials: Sequence[Trial], goals: Goal | Mapping[str, Goal]) -> dict[str, Goal]:

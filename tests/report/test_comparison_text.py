@@ -125,7 +125,7 @@ def test_several_workloads_have_scores_and_shares() -> None:
     assert ("AlgoPerf score", "b 0.8333, a 0.5000") in headline_of(c)
     assert table.title == "All 2 workloads"
     assert [cell.text for cell in table.lines[0].cells] == [
-        *("b", "0.8333", "50 %", "50 %", "100 %", "100 %")
+        *("b", "0.8333", "50 %", "50 %", "100 %", "100 %", "1.41")
     ]
     assert comparison_tables(c)[0].title == "When loss <= 0.1 was reached: x"
 

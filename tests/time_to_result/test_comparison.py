@@ -162,7 +162,30 @@ def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
     assert found.scores == {"a": 0.5, "b": pytest.approx(5 / 6)}
     assert found.profile is not None
     assert found.profile.at(1) == {"a": 0.5, "b": 0.5}
+    assert found.speed_ups == {"a": 1, "b": pytest.approx(math.sqrt(0.5 * 4))}
     assert compare(trials[:1], GOAL).scores is None
+    assert compare(trials[:1], GOAL).speed_ups == {}
+
+
+@pytest.mark.parametrize(
+    ("budget", "speed_up"), [(None, math.nan), ({"steps": 399.0}, math.sqrt(0.5 * 400 / 100))]
+)
+def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
+    budget: dict[str, float] | None, speed_up: float
+) -> None:
+    trials = [
+        trial(steps, submission=submission, workload=workload)
+        for submission, workload, steps in (
+            ("a", "x", 100),
+            ("a", "y", math.inf),
+            ("b", "x", 200),
+            ("b", "y", 100),
+        )
+    ]
+
+    found = compare(trials, GOAL, budget=budget).speed_ups
+
+    assert found["b"] == pytest.approx(speed_up, nan_ok=True)
 
 
 def test_variants_check_a_workload_and_have_no_share_in_the_score() -> None:
