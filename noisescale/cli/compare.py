@@ -184,6 +184,8 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
             found = _apart(found, names[0], in_folders=runs[0].is_dir())
         of = goals.get("")
         placed = [replace(trial, workload=_workload(trial, goals)) for trial in found]
+        if len(runs) > 1:  # names are unique within one of them
+            placed = [replace(t, name=f"{t.submission}/{t.name}") for t in placed]
         trials += [t for t in placed if (of or goals[t.workload]).metric == metric]
     return trials
 

@@ -114,14 +114,14 @@ def _nearest(outcomes: Sequence[Outcome]) -> str:
     sign = 1 if known[0].goal.side == "<" else -1
     nearest = min(known, key=lambda outcome: sign * outcome.best)
     steps = plural(nearest.best_step, "step")
-    return f"The nearest was {number(nearest.best)}, by {nearest.trial.name} after {steps}"
+    return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
 
 
 def _when(c: Comparison, outcome: Outcome) -> str:
     said = [f"after {plural(outcome.at('steps'), 'step')}"]
     for clock in ("examples", "epochs"):
         if not math.isnan(at := outcome.at(clock)):
-            said.append(f"{count(at)} {clock}")
+            said.append(plural(at, clock.removesuffix("s")))
     if not math.isnan(at := outcome.at("seconds")):
         unit = time_unit(c)
         said.append(f"{unit(at / 3600)} {unit.name}")
@@ -180,14 +180,16 @@ def _standings(c: Comparison, workload: str) -> Table:
     standings, unit = _of(c, workload), time_unit(c)
     clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
     several = len(standings) > 1
-    headings = ["submission", "runs", "reached", "diverged", *_clock_names(clocks, unit)]
-    headings += [*(["speed-up"] if several else []), *settings]
+    diverged = any(standing.diverged for standing in standings)
+    headings = ["submission", "reached by", *(["diverged"] if diverged else [])]
+    headings += [*_clock_names(clocks, unit), *(["speed-up"] if several else []), *settings]
     lines = []
     for standing in standings:
-        numbers = len(standing.outcomes), standing.reached, standing.diverged
+        reached_by = f"{count(standing.reached)} of {count(len(standing.outcomes))}"
         cells = [
             Cell(named(standing)),
-            *(Cell(count(each)) for each in numbers),
+            Cell(reached_by),
+            *([Cell(count(standing.diverged))] if diverged else []),
             *(_clock_cell(standing.best, standing.counting, clock, unit) for clock in clocks),
             *([cell_of(standing.speed_up)] if several else []),
             *(Cell(write(standing.best)) for write in settings.values()),
@@ -221,6 +223,8 @@ def _clocks(standings: Sequence[Standing]) -> list[str]:
         for clock in ("examples", "epochs", "seconds")
         if any(not math.isnan(outcome.at(clock)) for outcome in best)
     ]
+    if "examples" in known and "epochs" in known:
+        known.remove("epochs")  # They say the same.
     return ["steps", *known]
 
 
@@ -232,7 +236,7 @@ def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Du
     """When the best outcome reached the goal, between the first and the last of those counting."""
     at = best.at(clock)
     if best.reached is None and clock == "steps":
-        return Cell(NOT_REACHED, "" if math.isnan(best.best) else f"best {number(best.best)}")
+        return Cell(NOT_REACHED, "" if math.isnan(best.best) else f"best {best.best:.3g}")
     if not math.isfinite(at):
         return Cell("")
     write: Callable[[float], str] = (lambda x: unit(x / 3600)) if clock == "seconds" else count
@@ -289,6 +293,7 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
 
 
 def _sweep_table(c: Comparison, each: Swept) -> Table:
+    diverged = any(batch.diverged for batch in each.batches)
     lines = [
         Line(
             [
@@ -297,14 +302,15 @@ def _sweep_table(c: Comparison, each: Swept) -> Table:
                 Cell("" if each.regimes is None else regime_at(each.regimes, batch.batch_size)),
                 Cell(_rate(batch)),
                 Cell(_tried(batch)),
-                *(Cell(count(number)) for number in (batch.tried, batch.reached, batch.diverged)),
+                Cell(f"{count(batch.reached)} of {count(batch.tried)}"),
+                *([Cell(count(batch.diverged))] if diverged else []),
             ],
             [],
         )
         for batch in each.batches
     ]
-    headings = ["batch size", "steps", "regime", "best learning rate", "tried"]
-    headings += ["runs", "reached", "diverged"]
+    headings = ["batch size", "steps", "regime", "best learning rate", "tried", "reached by"]
+    headings += ["diverged"] if diverged else []
     title = f"Steps to {c.goals[each.workload]} against batch size"
     name = whose(each.submission, each.workload)
     notes = []
@@ -355,7 +361,7 @@ def _trials(c: Comparison, workload: str) -> Table:
                 Cell(outcome.trial.submission),
                 *(Cell(write(outcome)) for write in settings.values()),
                 *(_clock_cell(outcome, [outcome], clock, unit) for clock in clocks),
-                Cell("" if math.isnan(outcome.best) else number(outcome.best)),
+                Cell("" if math.isnan(outcome.best) else f"{outcome.best:.3g}"),
             ],
             ["diverged"] if outcome.trial.diverged else [],
         )

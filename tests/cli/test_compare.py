@@ -88,7 +88,7 @@ def test_a_goal_that_no_run_reached_ends_with_code_1_and_says_so(here: Path) -> 
     as_json = ended("compare", "sgd", *GOAL, "--json")
 
     assert (code, errors) == (1, "")
-    assert "reached by no run. The nearest was 0.900" in output
+    assert "reached by no run. The nearest was 0.9," in output
     assert as_json[0] == 1
     assert json.loads(as_json[1])["standings"][0]["steps"] is None
 
