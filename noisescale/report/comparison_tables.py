@@ -206,6 +206,11 @@ def _notes(c: Comparison) -> list[str]:
             "The numbers of a submission are those of its fastest setting of hyperparameters, and"
             " of the middle one of its repetitions."
         )
+    if any(not math.isnan(each.best.trial.batch_size) for each in c.standings):
+        notes.append(
+            "Batch sizes are taken as global, over all devices. Those of runs without a monitor are"
+            " hyperparameters."
+        )
     if len(c.submissions) > 1:
         clock = "time" if c.clock == "seconds" else c.clock
         notes.append(

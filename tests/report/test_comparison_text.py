@@ -95,6 +95,7 @@ def test_the_standings_have_all_clocks_that_are_known_and_what_was_set() -> None
     assert first == ["a", "1 of 1", "100", "10.0", "1.00", "32", "0.1"]
     assert second == ["b", "0 of 1", "not reached", "", "0–0.152", "32", "0.2"]
     assert table.lines[1].cells[2].bounds == "best 0.7"
+    assert table.notes[0].startswith("Batch sizes are taken as global, over all devices.")
 
 
 def test_repetitions_have_the_middle_between_the_first_and_the_last() -> None:
