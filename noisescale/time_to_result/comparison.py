@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -25,6 +27,9 @@ from noisescale.time_to_result.profiles import (
 from noisescale.time_to_result.swept import Swept, swept
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
+UNEQUAL_SEARCHES = 2
+"""A comparison warns if a submission was searched over this many times another's settings."""
+
 
 @dataclass(frozen=True, eq=False)
 class Standing:
@@ -42,6 +47,12 @@ class Standing:
     speed_up: Bounded
     """How many times as fast as the reference. Without a value it is only known from the side on
     which one of both missed the goal; unknown if both did."""
+
+    @property
+    def settings(self) -> float:
+        """Number of settings of hyperparameters that were tried, in the mean over its studies."""
+        tried = {(outcome.trial.study, outcome.setting) for outcome in self.outcomes}
+        return len(tried) / len({study for study, _ in tried})
 
     @property
     def reached(self) -> int:
@@ -166,37 +177,60 @@ def compare(
         for submission, each in of.items()
     ]
     sweeps = tuple(each for each in found if each is not None)
-    profile = scores = None
-    speed_ups: dict[str, float] = {}
-    for name in (each for pair in (variants or {}).items() for each in pair):
-        if name not in groups:
-            known = ", ".join(groups) or "none"
-            refuse("variants", f"name workloads among {known}", repr(name), "Check its name.")
+    across = _AcrossWorkloads()
+    _check_variants(variants or {}, groups)
     if len(groups) > 1 and len(submissions) > 1:
-        times: dict[str, dict[str, float]] = defaultdict(dict)
-        for standing in standings:
-            times[standing.submission][standing.workload] = standing.best.at(clock)
-        counting = {
-            submission: {name: time for name, time in of.items() if name not in (variants or {})}
-            for submission, of in times.items()
-        }
-        profile = performance_profile(counting)
-        scores = algoperf_score(times, variants=variants)
         most = (budget or {}).get(clock, math.nan)
-        over = counting[reference]
-        speed_ups = {name: _overall(of, over, most) for name, of in counting.items()}
+        across = _across_workloads(standings, clock, reference, most, variants or {})
     return Comparison(
         goals=sided,
         clock=clock,
         reference=reference,
         standings=tuple(standings),
         sweeps=sweeps,
-        profile=profile,
-        scores=scores,
-        speed_ups=speed_ups,
+        profile=across.profile,
+        scores=across.scores,
+        speed_ups=across.speed_ups,
         confidence=confidence,
-        warnings=_warnings(outcomes, sweeps),
+        warnings=_warnings(outcomes, standings, sweeps),
     )
+
+
+class _AcrossWorkloads(NamedTuple):
+    """What several workloads together say of several submissions, as in `Comparison`."""
+
+    profile: PerformanceProfile | None = None
+    scores: Mapping[str, float] | None = None
+    speed_ups: Mapping[str, float] = MappingProxyType({})
+
+
+def _across_workloads(
+    standings: Sequence[Standing],
+    clock: str,
+    reference: str,
+    budget: float,
+    variants: Mapping[str, str],
+) -> _AcrossWorkloads:
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for standing in standings:
+        times[standing.submission][standing.workload] = standing.best.at(clock)
+    counting = {
+        submission: {name: time for name, time in of.items() if name not in variants}
+        for submission, of in times.items()
+    }
+    over = counting[reference]
+    return _AcrossWorkloads(
+        performance_profile(counting),
+        algoperf_score(times, variants=variants or None),
+        {name: _overall(of, over, budget) for name, of in counting.items()},
+    )
+
+
+def _check_variants(variants: Mapping[str, str], workloads: Iterable[str]) -> None:
+    for name in (each for pair in variants.items() for each in pair):
+        if name not in workloads:
+            known = ", ".join(workloads) or "none"
+            refuse("variants", f"name workloads among {known}", repr(name), "Check its name.")
 
 
 def _overall(times: Mapping[str, float], over: Mapping[str, float], budget: float) -> float:
@@ -330,8 +364,10 @@ def _margin(
     return math.exp(quantile * scatter * math.sqrt(sum(1 / size for size in sizes)))
 
 
-def _warnings(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> tuple[str, ...]:
-    found = []
+def _warnings(
+    outcomes: Sequence[Outcome], standings: Sequence[Standing], sweeps: Sequence[Swept]
+) -> tuple[str, ...]:
+    found = [*_unequal_searches(standings)]
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
     if back := sum(not each.for_good for each in reached):
         found.append(
@@ -348,3 +384,17 @@ def _warnings(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> tuple[str
         whose = " on ".join(filter(None, (each.submission, each.workload)))
         found.extend(f"{whose}: {text}" if whose else text for text in each.warnings)
     return tuple(found)
+
+
+def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:
+    """Say where one submission was searched over many more settings than another."""
+    for workload in dict.fromkeys(standing.workload for standing in standings):
+        tried = {each.submission: each.settings for each in standings if each.workload == workload}
+        most, least = max(tried, key=tried.__getitem__), min(tried, key=tried.__getitem__)
+        if tried[most] >= UNEQUAL_SEARCHES * tried[least]:
+            on = f" on {workload}" if workload else ""
+            yield (
+                f"The searches differ{on}: {most} was trained with {tried[most]:g} settings of"
+                f" hyperparameters, {least} with {tried[least]:g}. The best of more settings is"
+                " faster. The bounds of speed-ups leave that out: search equally far."
+            )

@@ -12,8 +12,6 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.time_to_result.outcomes import Outcome, best_setting, middle
 from noisescale.time_to_result.regimes import Regimes, find_regimes
 
-EDGES = ("low", "high")
-
 
 class SweptBatch(NamedTuple):
     """What was found at one batch size."""
@@ -67,8 +65,8 @@ def swept(
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
     """
-    sizes = sorted({outcome.trial.batch_size for outcome in outcomes} - {math.nan})
-    sizes = [size for size in sizes if not math.isnan(size)]
+    known = {outcome.trial.batch_size for outcome in outcomes}
+    sizes = sorted(size for size in known if not math.isnan(size))
     if len(sizes) < 2:
         return None
     batches = tuple(

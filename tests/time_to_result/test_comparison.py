@@ -257,3 +257,37 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         compare(trials, **{"goals": GOAL} | options)
+
+
+def searched(submission: str, rates: list[float], study: str = "") -> list[Trial]:
+    return [
+        trial(
+            100,
+            submission=submission,
+            study=study,
+            learning_rate=rate,
+            hyperparameters={"seed": seed},
+        )
+        for rate in rates
+        for seed in (0.0, 1.0)
+    ]
+
+
+def test_a_search_over_twice_the_settings_of_another_is_warned_of_and_repetitions_are_not() -> None:
+    narrow, wide = searched("sgd", [0.1]), searched("adam", [0.1, 0.2])
+
+    (told,) = compare([*narrow, *wide], GOAL).warnings
+
+    assert told.startswith("The searches differ: adam was trained with 2 settings of")
+    assert "sgd with 1." in told
+    assert not compare(
+        [*searched("sgd", [0.1, 0.3, 0.4]), *searched("adam", [1, 2, 3, 4, 5])], GOAL
+    ).warnings
+
+
+def test_settings_are_counted_in_each_study() -> None:
+    one = searched("sgd", [0.1], "1")
+    three = [t for study in "123" for t in searched("adam", [0.1], study)]
+
+    assert not compare([*one, *three], GOAL).warnings
+    assert standing(compare([*one, *three], GOAL), "adam").settings == 1
