@@ -84,6 +84,12 @@ def read_csv_run(run: Path, below: Path, metric: str, submission: str | None) ->
             else None
             for of in (clock, name, time)
         )
+        for step, (at, row) in zip(steps or [], rows, strict=True):
+            if not math.isfinite(step):
+                raise ValueError(
+                    f"`{clock}` must be finite, got {row[where[clock]]!r} in line {at} of"
+                    f" {printable(path)}. Correct this cell, or remove the line."
+                )
         return Logged(steps or [], values or [], seconds and [each - began for each in seconds])
 
     stamps = (row[where[time]] for _, row in lines if time == "_timestamp" and row[where[time]])
