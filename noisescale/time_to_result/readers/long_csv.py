@@ -35,17 +35,18 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
     | `step`, `steps` or `global_step` | the optimizer step; needed |
     | the metric | needed; lines in which its cell is empty are no evaluations |
     | `submission`, `workload`, `study` | see `Trial` |
+    | `optimizer` | its name; the submission, if there is no other |
     | `trial`, `run` or `seed` | the name or number of the trial |
     | `batch_size` | global, in examples |
     | `learning_rate`, `lr` or `initial_learning_rate` | the peak learning rate |
     | `examples`, `epoch` or `epochs`, `seconds` | what had passed until the evaluation |
 
     Of several names the first that is there counts. Lines with the same submission, workload,
-    study, trial, batch size and learning rate are one trial. Other columns of numbers are
+    study, optimizer, trial, batch size and learning rate are one trial. Other columns of numbers are
     hyperparameters if each is constant within every trial.
 
     If several lines of a trial still have the same step, other columns tell trials apart, for
-    example `momentum` or `optimizer`: those with different values at one step, in which every value
+    example `momentum`: those with different values at one step, in which every value
     occurs at two steps or more. In a file with a column for the trial, steps that repeat after this
     are those of a resumed training: the last line counts.
 
@@ -78,7 +79,7 @@ class _Evaluations:
                 f"`{printable(path)}` must have a column `step`, got {printable(', '.join(names))}."
                 " Rename the column of the optimizer step."
             )
-        key = (*GROUPS, self.trial, "batch_size", self.rate)
+        key = (*GROUPS, "optimizer", self.trial, "batch_size", self.rate)
         self.key = [name for name in key if name in names]
         """Columns of which each trial has one value."""
         clocks = {"examples": "examples", "epochs": self.epoch, "seconds": "seconds"}

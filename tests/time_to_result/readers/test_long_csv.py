@@ -69,7 +69,7 @@ def test_without_a_column_of_trials_hyperparameters_tell_them_apart(tmp_path: Pa
     trials = read_trials(write(tmp_path, text), "loss")
 
     assert [trial.name for trial in trials] == [
-        f"momentum={momentum}/optimizer={optimizer}"
+        f"optimizer={optimizer}/momentum={momentum}"
         for momentum in ("0.9", "0.99")
         for optimizer in ("sgd", "lars")
     ]
@@ -155,3 +155,14 @@ def test_what_cannot_be_read_is_refused_with_the_place(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_trials(write(tmp_path, text), "loss")
+
+
+def test_optimizers_that_were_evaluated_at_other_steps_are_two_trials(tmp_path: Path) -> None:
+    lines = ("100,sgd,0.5", "200,sgd,0.3", "90,adam,0.4", "190,adam,0.1")
+    file = write(tmp_path, "\n".join(["step,optimizer,loss", *lines]))
+
+    trials = {trial.name: trial for trial in read_trials(file, "loss")}
+
+    assert [*trials] == ["optimizer=sgd", "optimizer=adam"]
+    assert trials["optimizer=sgd"].measurements.steps.tolist() == [100, 200]
+    assert trials["optimizer=adam"].submission == "adam"
