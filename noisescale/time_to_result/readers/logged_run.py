@@ -22,7 +22,9 @@ from noisescale.time_to_result.readers.hyperparameters import hyperparameters
 
 Array = NDArray[np.float64]
 
-EPOCHS = ("epoch", "train/epoch")
+OF_TRANSFORMERS = "train/epoch"
+
+EPOCHS = ("epoch", OF_TRANSFORMERS)
 """Names of the epoch: Lightning, the Trainer of transformers."""
 
 
@@ -75,6 +77,8 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
     examples = seconds = None
     if logged_seconds is not None:  # clocks may be set back
         seconds = np.fmax.accumulate(np.asarray(logged_seconds, np.float64)[last])
+        if (seconds < 0).any():  # to before the run began, which says nothing of its time
+            seconds = None
     if history is not None:
         batch_size = _constant(history["batch_size"])
         examples = _along(at, history["step"], history["examples"], history["batch_size"][-1])
@@ -82,7 +86,7 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
         seconds = seconds if trained is None else trained
         if math.isnan(learning_rate) and np.isfinite(history["learning_rate"]).any():
             learning_rate = float(np.nanmax(history["learning_rate"]))
-    epochs = next((run.scalars[name] for name in EPOCHS if name in run.scalars), None)
+    epoch = next((name for name in EPOCHS if name in run.scalars), None)
     return Trial(
         name,
         measured(
@@ -91,7 +95,7 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
             np.asarray(values, np.float64)[last],
             batch_size=batch_size,
             examples=examples,
-            epochs=None if epochs is None else _epochs(at, epochs, behind),
+            epochs=None if epoch is None else _epochs(at, epoch, run.scalars[epoch], behind),
             seconds=seconds,
         ),
         submission=given.optimizer if submission is None else submission,
@@ -145,11 +149,11 @@ def _training_time(at: Array, history: History) -> Array | None:
     return _along(at, history["step"], total, float(seconds[-1]))
 
 
-def _epochs(at: Array, logged: Logged, behind: float) -> Array:
+def _epochs(at: Array, name: str, logged: Logged, behind: float) -> Array:
     """Return the epochs until each step.
 
-    The Trainer of transformers logs parts of epochs, which are interpolated. Lightning logs the
-    number of the epoch, from 0. Its epoch ends with the last step that was logged under its number,
+    The Trainer of transformers logs the epochs that have passed, parts of epochs too. These are
+    interpolated from 0. Lightning logs the number of the epoch, from 0. Its epoch ends with the last step that was logged under its number,
     a validation's as a rule; within an epoch, steps count alike. An epoch in which the log ends is
     as long as those before it, if there are any, and as the log.
     """
@@ -158,8 +162,8 @@ def _epochs(at: Array, logged: Logged, behind: float) -> Array:
     steps, values = steps[last] + behind, values[last]
     if not len(steps):
         return np.full(len(at), math.nan)
-    if (values % 1).any():
-        return np.interp(at, steps, values)
+    if name == OF_TRANSFORMERS or (values % 1).any():
+        return np.interp(at, np.append(0.0, steps), np.append(0.0, values))
     ends = np.append(values[1:] > values[:-1], True)
     steps, values = np.append(0.0, steps[ends]), np.append(0.0, values[ends] + 1)
     if len(steps) > 2:

@@ -196,6 +196,30 @@ def test_epochs_of_transformers_are_parts(tmp_path: Path) -> None:
     assert trial.measurements.epochs == pytest.approx([0.5, 1, 1.5])
 
 
+def test_whole_epochs_of_transformers_have_passed_when_they_are_logged(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (50, 100, 200):
+            writer.add_scalar("eval/loss", 1.0, step)
+        for epoch in (1, 2):
+            writer.add_scalar("train/epoch", epoch, 100 * epoch)
+
+    (trial,) = read_trials(tmp_path, "eval/loss")
+
+    assert trial.measurements.epochs == pytest.approx([0.5, 1, 2])
+
+
+def test_a_clock_that_was_set_back_to_before_the_run_says_no_time(tmp_path: Path) -> None:
+    """So do the times of a log that was converted: the file begins when it was written."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (10, 20):
+            writer.add_scalar("loss", 1 / step, step, walltime=1000 + step)
+
+    (trial,) = read_trials(tmp_path, "loss")
+
+    assert trial.measurements.steps.tolist() == [10, 20]
+    assert trial.measurements.seconds is None
+
+
 def test_without_tensorboard_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
