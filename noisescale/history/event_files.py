@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util.tensor_util import make_ndarray
@@ -155,13 +156,17 @@ def read_scalars(
         paths: The event files of the run, in order. A file may end within a record.
         wanted: Whether a record may contain what is looked for. Other records are not parsed,
             which takes most of the time.
+
+    Raises:
+        ValueError: If a file is damaged before its end: what follows cannot be read.
     """
     found = Scalars({}, {})
     before = 0.0
     for path in paths:
-        began, last = None, b""
+        began, last, whole, size = None, b"", 0, path.stat().st_size
         for record in _loader(path).Load():
             last = record
+            whole += len(record) + FRAME
             if began is not None and not wanted(record):
                 continue
             event = Event.FromString(record)
@@ -179,6 +184,7 @@ def read_scalars(
                     of_tag.seconds.append(before + event.wall_time - began)
         if began is not None:
             before += max(0.0, Event.FromString(last).wall_time - began)
+        _refuse_damage(path, whole, size)
     return found
 
 
@@ -203,6 +209,33 @@ def _check_ending(file: EventFile, size: int, *, allow_truncated: bool) -> None:
             f" {size - file.whole:,} bytes after the last whole record (step {file.last_step})."
             " If the file is still being written, or if you can do without these bytes, pass"
             " `allow_truncated=True`.",
+        )
+
+
+def _refuse_damage(path: Path, whole: int, size: int) -> None:
+    """Refuse a file in which a whole record, but a damaged one, follows those that were read.
+
+    A record that is not whole, or zeros, are what a run leaves that was killed.
+
+    Args:
+        path: The file.
+        whole: The bytes of the records that were read.
+        size: The bytes of the file before it was read: it may have grown since.
+    """
+    with path.open("rb") as file:
+        file.seek(whole)
+        begin = file.read(min(12, max(size - whole, 0)))
+    if len(begin) < 12 or not any(begin):
+        return
+    length, checksum = begin[:8], int.from_bytes(begin[8:], "little")
+    if (
+        checksum != masked_crc32c(length)
+        or whole + FRAME + int.from_bytes(length, "little") <= size
+    ):
+        raise ValueError(
+            f"`{printable(path)}` must have whole events, got a damaged one after {whole:,} of"
+            f" {size:,} bytes. What follows it cannot be read: copy the file again, or leave it"
+            " out."
         )
 
 

@@ -239,3 +239,25 @@ def test_an_event_file_of_a_run_that_was_killed_is_read_until_there(tmp_path: Pa
 
     assert trial.name == tmp_path.name
     assert trial.measurements.steps.tolist() == [10]
+
+
+def test_an_event_file_that_is_damaged_before_its_end_is_refused(tmp_path: Path) -> None:
+    """What follows the damage cannot be read: the run may have reached the goal there."""
+    write_events(tmp_path, 1000, [(1000 + k, k, "loss", 3) for k in (10, 20, 30)])
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"must have whole events, got a damaged one after \d+ of"):
+        read_trials(file, "loss")
+
+
+def test_zeros_at_the_end_of_an_event_file_are_no_damage(tmp_path: Path) -> None:
+    write_events(tmp_path, 1000, [(1010, 10, "loss", 3)])
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes() + bytes(4096))
+
+    (trial,) = read_trials(file, "loss")
+
+    assert trial.measurements.steps.tolist() == [10]
