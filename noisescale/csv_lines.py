@@ -89,6 +89,7 @@ def _checked(
         for cells in reader:
             line = before + reader.line_num
             if not width:
+                _refuse_other_separators(path, cells)
                 _refuse_repeated_names(path, cells)
             width = width or len(cells)
             if len(cells) not in (0, width):
@@ -104,6 +105,17 @@ def _checked(
             f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
             f" {before + reader.line_num}. Name another file, or save this one as CSV."
         ) from error
+
+
+def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
+    """Spreadsheets of some countries write semicolons, and commas within numbers."""
+    found = [sign for sign in ";\t" if len(names) == 1 and sign in names[0]]
+    if found:
+        separator = {";": "semicolons", "\t": "tabs"}[found[0]]
+        raise ValueError(
+            f"`{printable(path)}` must have commas between its cells, got {separator} in"
+            f" {names[0]!r}. Save it with commas, and with points in numbers."
+        )
 
 
 def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:

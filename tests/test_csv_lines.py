@@ -72,3 +72,17 @@ def test_a_path_cannot_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"\\x1b\[31m.csv` must name each column once"):
         list(csv_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [("step;loss\n1;0,5\n", "semicolons in 'step;loss'"), ("step\tloss\n", "tabs in")],
+)
+def test_other_separators_are_named(tmp_path: Path, content: str, found: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+
+    with pytest.raises(ValueError, match="must have commas between its cells, got ") as error:
+        list(csv_lines(path))
+
+    assert found in str(error.value).replace("\\t", "\t")
