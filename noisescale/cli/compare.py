@@ -171,6 +171,7 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
     """Return the trials of all runs, each with its submission and its workload."""
     from noisescale.time_to_result.reading import read_trials
 
+    _refuse_repeated(runs)
     names = _names(runs)
     trials: list[Trial] = []
     for metric in dict.fromkeys(goal.metric for goal in goals.values()):
@@ -188,6 +189,18 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
             placed = [replace(t, name=f"{t.submission}/{t.name}") for t in placed]
         trials += [t for t in placed if (of or goals[t.workload]).metric == metric]
     return trials
+
+
+def _refuse_repeated(runs: Sequence[Path]) -> None:
+    """A run that is given twice would count as a repetition, or as two submissions."""
+    seen: dict[Path, Path] = {}
+    for run in runs:
+        before = seen.setdefault(run.resolve(), run)
+        if before is not run:
+            raise ValueError(
+                f"`RUNS` must be different folders or files, got {printable(before)} and"
+                f" {printable(run)}, which are the same. Leave one of them out."
+            )
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

@@ -182,3 +182,13 @@ def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message
     csv_logger(here / "sgd", 200)
 
     assert message in refused("compare", *arguments)
+
+
+def test_a_folder_that_is_given_twice_is_refused(here: Path) -> None:
+    """Its runs would count as repetitions, or as two submissions."""
+    csv_logger(here / "sgd", 200)
+    csv_logger(here / "adam", 200)
+
+    said = refused("compare", "sgd", "adam", "adam/../sgd", *GOAL)
+
+    assert "`RUNS` must be different folders or files, got sgd and adam/../sgd" in said
