@@ -32,7 +32,8 @@ class Measurements:
         seconds: Time until each, without the evaluations themselves, shape (n,), if known.
 
     Raises:
-        ValueError: If the shapes differ, a step is negative or not finite, or a clock runs back.
+        ValueError: If the shapes differ, a step is negative or not finite, or a clock is infinite
+            or runs back.
 
     Examples:
         >>> Measurements([200, 100], [0.3, 0.5]).values
@@ -86,7 +87,12 @@ class Measurements:
 
 
 def _check_clock(name: str, clock: Array) -> None:
-    known = clock[np.isfinite(clock)]
+    known = clock[~np.isnan(clock)]
+    if np.isinf(known).any():
+        raise ValueError(
+            f"`{name}` must be finite, got {np.array2string(known, threshold=6)}. Give NaN where it"
+            " is not known."
+        )
     if (known < 0).any() or (np.diff(known) < 0).any():
         raise ValueError(
             f"`{name}` must not be negative and must rise with the steps, got"

@@ -63,3 +63,8 @@ def test_a_trial_diverged_if_it_ends_without_a_number_or_its_study_says_so(
     measured = Measurements(np.arange(len(values)), values)
 
     assert Trial("t", measured, feasible=feasible).diverged is diverged
+
+
+def test_a_clock_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`seconds` must be finite, got .* Give NaN where"):
+        Measurements([1, 2], [0.5, 0.1], seconds=[1.0, math.inf])
