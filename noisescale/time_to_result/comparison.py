@@ -138,8 +138,9 @@ def compare(
         confidence: Coverage of bounds.
 
     Raises:
-        ValueError: If there is no trial, a workload has no goal, the clock is not known of a
-            trial that reached its goal, or the reference is not among the submissions.
+        ValueError: If there is no trial, a workload has no goal, a trial reached its goal after 0
+            steps, the clock is not known of a trial that reached its goal, or the reference is not
+            among the submissions.
 
     Examples:
         >>> from noisescale.time_to_result.measurements import Measurements
@@ -158,6 +159,7 @@ def compare(
     sided = _sided(every, goals)
     outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
     clock = _clock(outcomes, clock)
+    _refuse_reached_at_once(outcomes, clock)
     submissions = list(dict.fromkeys(trial.submission for trial in every))
     reference = submissions[0] if reference is None else reference
     if reference not in submissions:
@@ -287,6 +289,19 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
     return asked
 
 
+def _refuse_reached_at_once(outcomes: Sequence[Outcome], clock: str) -> None:
+    """Refuse a goal that a trial reached after nothing: no time is a multiple of that."""
+    for outcome in outcomes:
+        for name in dict.fromkeys((clock, "steps")):
+            if outcome.at(name) == 0:
+                refuse(
+                    "goals",
+                    "be out of reach where trials begin",
+                    f"{outcome.goal}, which {outcome.trial.name} reached after 0 {name}",
+                    "Choose a goal that is farther away, or leave this measurement out.",
+                )
+
+
 def _standings(
     workload: str,
     groups: Mapping[str, Sequence[Outcome]],
@@ -335,14 +350,22 @@ def _speed_up(
     if our.reached is None and their.reached is None:
         return UNKNOWN
     if our.reached is None:  # our time is above all that was trained
-        least = max(outcome.until(clock) for outcome in ours)
+        least = _trained(ours, clock)
+        if math.isnan(least):
+            return UNKNOWN
         return Bounded(math.nan, 0.0, margin * their.at(clock) / least if least else math.inf)
-    low = (their.after(clock) if their.reached else max(o.until(clock) for o in theirs)) / margin
+    low = (their.after(clock) if their.reached else _trained(theirs, clock)) / margin
     if their.reached is None:
-        return Bounded(math.nan, low / our.at(clock), math.inf)
+        return UNKNOWN if math.isnan(low) else Bounded(math.nan, low / our.at(clock), math.inf)
     after = our.after(clock)
     high = margin * their.at(clock) / after if after else math.inf
     return Bounded(their.at(clock) / our.at(clock), low / our.at(clock), high)
+
+
+def _trained(outcomes: Iterable[Outcome], clock: str) -> float:
+    """Return how far the longest of trials was trained; NaN if it is known of none."""
+    known = [until for each in outcomes if not math.isnan(until := each.until(clock))]
+    return max(known, default=math.nan)
 
 
 def _margin(
@@ -367,7 +390,7 @@ def _margin(
 def _warnings(
     outcomes: Sequence[Outcome], standings: Sequence[Standing], sweeps: Sequence[Swept]
 ) -> tuple[str, ...]:
-    found = [*_unequal_searches(standings)]
+    found = [*_unequal_searches(standings), *_unmeasured(outcomes)]
     reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
     if back := sum(not each.for_good for each in reached):
         found.append(
@@ -384,6 +407,18 @@ def _warnings(
         whose = " on ".join(filter(None, (each.submission, each.workload)))
         found.extend(f"{whose}: {text}" if whose else text for text in each.warnings)
     return tuple(found)
+
+
+def _unmeasured(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say of how many runs the metric is not known: they may have reached the goal."""
+    without = [each for each in outcomes if not len(each.trial.measurements)]
+    if without and len(without) < len(outcomes):
+        metrics = " or ".join(dict.fromkeys(each.goal.metric for each in without))
+        yield (
+            f"{len(without)} of {len(outcomes)} runs did not log {metrics}, for example"
+            f" {without[0].trial.name}. They count as runs that missed the goal. Leave"
+            " them out, or log the metric in all runs."
+        )
 
 
 def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:

@@ -291,3 +291,26 @@ def test_settings_are_counted_in_each_study() -> None:
 
     assert not compare([*one, *three], GOAL).warnings
     assert standing(compare([*one, *three], GOAL), "adam").settings == 1
+
+
+def test_a_goal_that_is_reached_before_training_is_refused() -> None:
+    """No other time is a multiple of none."""
+    there = Trial("there", Measurements([0, 10], [0.1, 0.05]), "a")
+
+    for trials in ([there, trial(100, submission="b")], [trial(100, submission="b"), there]):
+        with pytest.raises(ValueError, match=r"loss <= 0.1, which there reached after 0 steps"):
+            compare(trials, GOAL)
+
+
+def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
+    silent = Trial("silent", Measurements([], []), "b")
+
+    ours = compare([trial(100, submission="a"), silent], GOAL)
+    theirs = compare([silent, trial(100, submission="a")], GOAL)
+
+    assert not standing(ours, "b").speed_up.known
+    assert not standing(theirs, "a").speed_up.known
+    assert ours.warnings == (
+        "1 of 2 runs did not log loss, for example silent. They count as runs that missed the goal."
+        " Leave them out, or log the metric in all runs.",
+    )
