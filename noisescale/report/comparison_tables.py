@@ -93,7 +93,7 @@ def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
     name = f"{workload}: {goal}" if workload else str(goal)
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
-        yield name, f"reached by no run. {_nearest(_outcomes(c, workload))}"
+        yield name, _missed(_outcomes(c, workload))
         return
     first = reached[0]
     tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
@@ -105,6 +105,14 @@ def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
     missed = [named(standing) for standing in standings if standing.best.reached is None]
     if missed:
         yield "  not by", ", ".join(missed)
+
+
+def _missed(outcomes: Sequence[Outcome]) -> str:
+    some = sum(outcome.reached is not None for outcome in outcomes)
+    if some:
+        runs = f"{count(some)} of {plural(len(outcomes), 'run')}"
+        return f"reached by {runs}, but by no run that stands for its submission"
+    return f"reached by no run. {_nearest(outcomes)}"
 
 
 def _nearest(outcomes: Sequence[Outcome]) -> str:
@@ -157,23 +165,23 @@ def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
     if found is None:
         yield name, "the goal was reached at fewer than two batch sizes that count: no regimes"
         return
-    yield name, f"critical batch size {banded(found.critical_batch_size)}"
+    yield name, f"critical batch size {_border(each, found.critical_batch_size)}"
     yield "  perfect scaling", f"{_border(each, found.perfect_up_to, 'up to')}"
     useful = _border(each, found.maximal_from, "about")
     yield "  largest useful", f"{useful}. Larger batches save few more steps"
 
 
-def _border(each: Swept, border: Bounded, word: str) -> str:
+def _border(each: Swept, border: Bounded, word: str = "") -> str:
     """A border of regimes, as far as the sweep shows it."""
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
     if border.low > 0 and math.isfinite(border.high):
-        return f"{word} {banded(border)}"
+        return f"{word} {banded(border)}".lstrip()
     if border.low == 0 and math.isinf(border.high):
         return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
     known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
     if not smallest <= border.value <= largest:
         return known
-    return f"{word} {number(border.value)} ({known})"
+    return f"{word} {number(border.value)} ({known})".lstrip()
 
 
 def _standings(c: Comparison, workload: str) -> Table:

@@ -177,3 +177,21 @@ def test_the_text_fits_and_ends_with_the_warnings(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "Warnings" in text
     assert "later" in text.partition("Warnings")[2]
+
+
+def test_a_goal_that_only_some_repetitions_reached_was_not_reached_by_no_run() -> None:
+    """The slower one of two repetitions stands for both."""
+    found = compare([trial(100), trial(math.inf)], GOAL)
+
+    assert headline_of(found) == [
+        ("loss <= 0.1", "reached by 1 of 2 runs, but by no run that stands for its submission")
+    ]
+
+
+def test_a_critical_batch_size_that_the_sweep_does_not_show_has_no_number() -> None:
+    found = compare([trial(200, batch_size=32.0), trial(120, batch_size=64.0)], GOAL)
+
+    assert headline_of(found)[1] == (
+        "Batch sizes",
+        "critical batch size not seen in batch sizes from 32 to 64",
+    )
