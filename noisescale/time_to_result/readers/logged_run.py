@@ -153,9 +153,10 @@ def _epochs(at: Array, name: str, logged: Logged, behind: float) -> Array:
     """Return the epochs until each step.
 
     The Trainer of transformers logs the epochs that have passed, parts of epochs too. These are
-    interpolated from 0. Lightning logs the number of the epoch, from 0. Its epoch ends with the last step that was logged under its number,
-    a validation's as a rule; within an epoch, steps count alike. An epoch in which the log ends is
-    as long as those before it, if there are any, and as the log.
+    interpolated from 0. Lightning logs the number of the epoch, from 0. Its epoch ends with the
+    last step that was logged under its number, a validation's as a rule; within an epoch, steps
+    count alike. An epoch in which the log ends is as long as those before it, if there are any, and
+    as the log.
     """
     steps, values = np.asarray(logged.steps, np.float64), np.asarray(logged.values, np.float64)
     last = last_logged(steps) & np.isfinite(values)

@@ -42,13 +42,13 @@ def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
     | `examples`, `epoch` or `epochs`, `seconds` | what had passed until the evaluation |
 
     Of several names the first that is there counts. Lines with the same submission, workload,
-    study, optimizer, trial, batch size and learning rate are one trial. Other columns of numbers are
-    hyperparameters if each is constant within every trial.
+    study, optimizer, trial, batch size and learning rate are one trial. Other columns of numbers
+    are hyperparameters if each is constant within every trial.
 
     If several lines of a trial still have the same step, other columns tell trials apart, for
-    example `momentum`: those with different values at one step, in which every value
-    occurs at two steps or more. In a file with a column for the trial, steps that repeat after this
-    are those of a resumed training: the last line counts.
+    example `momentum`: those with different values at one step, in which every value occurs at two
+    steps or more. In a file with a column for the trial, steps that repeat after this are those of
+    a resumed training: the last line counts.
 
     Args:
         path: The file.

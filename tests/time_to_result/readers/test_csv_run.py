@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_refused_with_the_place(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_no_number_hides_no_evaluation_before_it(tmp_path: Path) -> None:
-    """After a step without a number all steps before it would look as if they were trained again."""
+    """After such a step those before it would look as if they had been trained again."""
     file = write(tmp_path, "step,loss\n100,0.5\n200,0.1\nnan,0.3\n300,0.1\n", "metrics.csv")
 
     with pytest.raises(ValueError, match=r"`step` must be finite, got 'nan' in line 4 of .*remove"):
