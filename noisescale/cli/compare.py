@@ -182,7 +182,7 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
                 for trial in read_trials(run, metric, submission=name)
             ]
         if len(runs) == 1:
-            found = _apart(found, names[0], in_folders=runs[0].is_dir())
+            found = _apart(found, names[0], runs[0], metric)
         of = goals.get("")
         placed = [replace(trial, workload=_workload(trial, goals)) for trial in found]
         if len(runs) > 1:  # names are unique within one of them
@@ -211,19 +211,25 @@ def _names(runs: Sequence[Path]) -> list[str]:
     ]
 
 
-def _apart(trials: Sequence[Trial], name: str, *, in_folders: bool) -> list[Trial]:
+def _apart(trials: Sequence[Trial], name: str, path: Path, metric: str) -> list[Trial]:
     """Return the trials of one folder or file: its folders are submissions, or its runs are.
 
-    Runs that lie beside each other at several batch sizes are one sweep.
+    Runs that lie beside each other at several batch sizes are one sweep, or one of each optimizer:
+    runs of two optimizers are no repetitions.
     """
+    from noisescale.time_to_result.reading import read_trials
+
     if any(trial.submission != name for trial in trials):
         return list(trials)  # the file says them
     parts = [Path(trial.name).parts for trial in trials]
-    if in_folders and len({part[0] for part in parts}) > 1 and min(map(len, parts)) > 1:
+    if path.is_dir() and len({part[0] for part in parts}) > 1 and min(map(len, parts)) > 1:
         return [replace(t, submission=part[0]) for t, part in zip(trials, parts, strict=True)]
     sizes = {trial.batch_size for trial in trials}
     if len(sizes) > 1 and not any(map(math.isnan, sizes)):
-        return list(trials)
+        optimizers = [trial.submission for trial in read_trials(path, metric)]
+        if len(set(optimizers)) < 2 or not all(optimizers):
+            return list(trials)
+        return [replace(t, submission=o) for t, o in zip(trials, optimizers, strict=True)]
     return [replace(trial, submission=trial.name) for trial in trials]
 
 

@@ -192,3 +192,20 @@ def test_a_folder_that_is_given_twice_is_refused(here: Path) -> None:
     said = refused("compare", "sgd", "adam", "adam/../sgd", *GOAL)
 
     assert "`RUNS` must be different folders or files, got sgd and adam/../sgd" in said
+
+
+def test_optimizers_of_one_sweep_are_no_repetitions(here: Path) -> None:
+    """The slower one of two optimizers would stand for both."""
+    trials = [
+        {"optimizer": name, "batch_size": size, "steps": steps * 64 // size}
+        for name, steps in (("sgd", 100), ("adam", 200))
+        for size in (32, 64)
+    ]
+    long_format(here / "sweep.csv", trials)
+
+    found = json.loads(run("compare", "sweep.csv", *GOAL, "--json"))
+
+    assert [(each["submission"], each["steps"]) for each in found["standings"]] == [
+        ("sgd", 100),
+        ("adam", 200),
+    ]
