@@ -51,8 +51,8 @@ def read_csv_run(run: Path, below: Path, metric: str, submission: str | None) ->
         submission: See `read_trials`.
 
     Raises:
-        ValueError: If there is no column of steps, a cell has no number, or the file has several
-            trials.
+        ValueError: If there is no column of steps, a step is missing, a cell has no number, or the
+            file has several trials.
     """
     path = run / "metrics.csv" if run.is_dir() else run
     names, lines = table(path)
@@ -70,6 +70,12 @@ def read_csv_run(run: Path, below: Path, metric: str, submission: str | None) ->
         raise ValueError(
             f"`{printable(path)}` must have the step of each {printable(metric)} in a column"
             f" {', '.join(_STEPS)}, got {printable(', '.join(names))}. Export all columns."
+        )
+    lacking = [at for at, row in lines if beside and row[where[metric]] and not row[where[clock]]]
+    if lacking:
+        raise ValueError(
+            f"`{clock}` must be known of each {printable(metric)}, got an empty cell in line"
+            f" {lacking[0]} of {printable(path)}. Write the step into it, or remove the line."
         )
     time = next((name for name in ("_runtime", "_timestamp") if name in where), "")
 

@@ -79,8 +79,14 @@ def measured(
     """Return the evaluations of a trial. The batch size gives the examples, if these are not known.
 
     Raises:
-        ValueError: See `Measurements`. The message says where the evaluations are from.
+        ValueError: If the batch size is not positive, or see `Measurements`. The message says where
+            the evaluations are from.
     """
+    if batch_size <= 0 or math.isinf(batch_size):
+        raise ValueError(
+            f"`batch_size` must be positive and finite, got {batch_size:g} for {printable(where)}."
+            " Correct it, or leave it out."
+        )
     if examples is None and math.isfinite(batch_size):
         examples = batch_size * np.asarray(steps, np.float64)
     try:

@@ -127,3 +127,13 @@ def test_a_step_that_is_no_number_hides_no_evaluation_before_it(tmp_path: Path) 
 
     with pytest.raises(ValueError, match=r"`step` must be finite, got 'nan' in line 4 of .*remove"):
         read_trials(file, "loss")
+
+
+def test_an_evaluation_without_a_step_is_refused_beside_others_that_have_one(
+    tmp_path: Path,
+) -> None:
+    """It may be the one that reached the goal."""
+    file = write(tmp_path, "step,epoch,loss\n100,0,0.5\n,1,0.1\n,2,\n300,3,0.1\n", "metrics.csv")
+
+    with pytest.raises(ValueError, match=r"`step` must be known of each loss, .* in line 3 of"):
+        read_trials(file, "loss")

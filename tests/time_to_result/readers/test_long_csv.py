@@ -166,3 +166,11 @@ def test_optimizers_that_were_evaluated_at_other_steps_are_two_trials(tmp_path: 
     assert [*trials] == ["optimizer=sgd", "optimizer=adam"]
     assert trials["optimizer=sgd"].measurements.steps.tolist() == [100, 200]
     assert trials["optimizer=adam"].submission == "adam"
+
+
+@pytest.mark.parametrize("size", ["-8", "0", "inf"])
+def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path: Path, size: str) -> None:
+    file = write(tmp_path, f"step,batch_size,loss\n1,{size},3\n1,64,3\n")
+
+    with pytest.raises(ValueError, match=rf"`batch_size` must be positive .* got {size} for .*csv"):
+        read_trials(file, "loss")
