@@ -6,10 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from noisescale.report.comparison_figures import comparison_figures
-from noisescale.report.comparison_tables import comparison_tables, headline_of, named
+from noisescale.report.comparison_tables import comparison_tables, few, headline_of, named
 from noisescale.report.numbers import plural
 from noisescale.report.page import Page, page_html, write_page
-from noisescale.report.submissions import listed
 from noisescale.time_to_result.comparison import Comparison
 
 _HOW_TO_READ = (
@@ -72,7 +71,7 @@ def _heading(c: Comparison) -> str:
     if not standings:
         return f"{goal} was reached by some runs only"
     best = standings[0].best.at(c.clock)
-    first = listed([named(each) for each in standings if each.best.at(c.clock) == best])
+    first = few([named(each) for each in standings if each.best.at(c.clock) == best])
     return f"{first} reached {goal}{' first' if len(c.standings) > 1 else ''}"
 
 
@@ -84,4 +83,4 @@ def _heading_of_workloads(c: Comparison) -> str:
     best = max(c.scores.values())
     first = [names[submission] for submission, score in c.scores.items() if score == best]
     verb = "have" if len(first) > 1 else "has"
-    return f"{listed(first)} {verb} the highest score on {workloads}: {best:.2f}"
+    return f"{few(first)} {verb} the highest score on {workloads}: {best:.2f}"

@@ -29,7 +29,7 @@ NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
 _MOST_NAMED = 3
-"""Submissions after the first that the answers name."""
+"""Submissions that an answer names, and submissions after the first that have an answer."""
 
 
 def headline_of(c: Comparison) -> list[tuple[str, str]]:
@@ -69,6 +69,29 @@ def named(standing: Standing) -> str:
     return standing.submission or standing.best.trial.name
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence.
+
+    Examples:
+        >>> listed(["sgd", "adam", "lion"])
+        'sgd, adam and lion'
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names in a sentence, of many the first ones alone.
+
+    Examples:
+        >>> few(["sgd", "adam", "lion", "lars"]), few([f"run {k}" for k in range(300)])
+        ('sgd, adam, lion and lars', 'run 0, run 1, run 2 and 297 others')
+    """
+    if len(names) <= _MOST_NAMED + 1:
+        return listed(names)
+    return listed([*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED:,} others"])
+
+
 def time_unit(c: Comparison) -> Duration:
     """Return the unit that suits the seconds of all trials that reached a goal."""
     hours = [
@@ -97,14 +120,14 @@ def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
         return
     first = reached[0]
     tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
-    by = " and ".join(map(named, tied))
+    by = few([named(standing) for standing in tied])
     when = _when(c, first.best)
     yield name, f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
     for standing in reached[len(tied) :][:_MOST_NAMED]:
         yield f"  {named(standing)}", f"{_when(c, standing.best)}{_over(c, standing, first)}"
     missed = [named(standing) for standing in standings if standing.best.reached is None]
     if missed:
-        yield "  not by", ", ".join(missed)
+        yield "  not by", few(missed)
 
 
 def _missed(outcomes: Sequence[Outcome]) -> str:

@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
 from noisescale.report.colours import BLACK
-from noisescale.report.comparison_tables import named, time_unit
+from noisescale.report.comparison_tables import few, named, time_unit
 from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, with_legend
 from noisescale.report.noise_curve import extremes
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
-from noisescale.report.submissions import Look, listed, looks, standings_on
+from noisescale.report.submissions import Look, looks, standings_on
 from noisescale.time_to_result.comparison import Comparison, Standing
 from noisescale.time_to_result.measurements import Array
 from noisescale.time_to_result.outcomes import Outcome
@@ -264,7 +264,7 @@ def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
         return f"{goal} is reached after {when[0]}"
     names = [shown_name(named(standing)) for standing in reached]
     first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
-    said = f"{listed(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
+    said = f"{few(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
     rest = len(first)
     return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
 

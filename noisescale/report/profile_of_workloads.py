@@ -7,10 +7,10 @@ import math
 
 import plotly.graph_objects as go
 
-from noisescale.report.comparison_tables import named
+from noisescale.report.comparison_tables import few, named
 from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
 from noisescale.report.numbers import plural
-from noisescale.report.submissions import listed, looks
+from noisescale.report.submissions import looks
 from noisescale.time_to_result.comparison import Comparison
 from noisescale.time_to_result.profiles import MAX_RATIO, PerformanceProfile
 
@@ -73,7 +73,7 @@ def _finding(c: Comparison) -> str:
         return "No submission reaches the goal of a workload that counts"
     first = [name for name, score in scores.items() if score == best]
     verb = "have" if len(first) > 1 else "has"
-    said = f"{listed([names[name] for name in first])} {verb} the highest score, {best:.4f}"
+    said = f"{few([names[name] for name in first])} {verb} the highest score, {best:.4f}"
     if len(first) > 1:
         return said
     won = round(profile.at(1.0)[first[0]] * len(profile.workloads))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from noisescale.report.colours import SERIES
@@ -37,17 +36,6 @@ def looks(c: Comparison) -> dict[str, Look]:
 def standings_on(c: Comparison, workload: str) -> list[Standing]:
     """Return the standings on a workload, the fastest first."""
     return [standing for standing in c.standings if standing.workload == workload]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names in a sentence.
-
-    Examples:
-        >>> listed(["sgd", "adam", "lion"])
-        'sgd, adam and lion'
-    """
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _look(name: str, k: int) -> Look:

@@ -195,3 +195,13 @@ def test_a_critical_batch_size_that_the_sweep_does_not_show_has_no_number() -> N
         "Batch sizes",
         "critical batch size not seen in batch sizes from 32 to 64",
     )
+
+
+def test_of_hundreds_of_submissions_a_few_are_named() -> None:
+    fast = [trial(100, submission=f"run_{k}") for k in range(200)]
+    slow = [trial(math.inf, submission=f"slow_{k}") for k in range(90)]
+
+    first, missed = headline_of(compare([*fast, *slow], GOAL))
+
+    assert first[1] == ("first reached by run_0, run_1, run_2 and 197 others, after 100 steps")
+    assert missed == ("  not by", "slow_0, slow_1, slow_2 and 87 others")
