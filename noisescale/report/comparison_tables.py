@@ -199,7 +199,7 @@ def _border(each: Swept, border: Bounded, word: str = "") -> str:
     smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
     if border.low > 0 and math.isfinite(border.high):
         return f"{word} {banded(border)}".lstrip()
-    if border.low == 0 and math.isinf(border.high):
+    if border.low < smallest and math.isinf(border.high):
         return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
     known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
     if not smallest <= border.value <= largest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import plotly.graph_objects as go
 from noisescale.bounded import Bounded
 from noisescale.report.colours import BLACK
 from noisescale.report.comparison_tables import few, named, time_unit
-from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, with_legend
+from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, shown_text, with_legend
 from noisescale.report.noise_curve import extremes
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
 from noisescale.report.submissions import Look, looks, standings_on
@@ -33,6 +32,9 @@ _WIDE = 10.0
 
 _BEFORE = 30.0
 """A logarithmic axis of times begins at most this factor before the goal was reached."""
+
+_FARTHEST = 1e300
+"""Where an axis ends at most: the length of a longer one might not be finite."""
 
 _BEST, _COUNTING, _OTHER = range(3)
 """A trial is the submission's time, or one of those that its time is the middle of, or neither."""
@@ -108,7 +110,7 @@ def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
             clock.factor * max(float(curve.x[-1]) for curve in curves),
         ],
         y=[goal.value, goal.value],
-        name=f"goal: {escape(str(goal))}",
+        name=f"goal: {shown_text(str(goal))}",
         mode="lines",
         line={"color": BLACK, "width": 1.5, "dash": "dash"},
         hoverinfo="skip",
@@ -180,8 +182,8 @@ def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, 
     for curve in whole:
         if curve.rank == least:
             ends.append(float(curve.y.max() if falls else curve.y.min()))
-    low, high = min(ends), max(ends)
-    title = escape(curves[0].outcome.goal.metric)
+    low, high = np.clip([min(ends), max(ends)], -_FARTHEST, _FARTHEST).tolist()
+    title = shown_text(curves[0].outcome.goal.metric)
     if falls and low > 0 and high >= _WIDE * low:
         around = (high / low) ** 0.05
         return log_axis(title, low / around, high * around)
@@ -255,7 +257,7 @@ def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve], clock: _Clock) ->
 
 
 def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
-    goal = escape(str(standings[0].best.goal))
+    goal = shown_text(str(standings[0].best.goal))
     reached = [standing for standing in standings if standing.best.reached is not None]
     if not reached:
         return f"No submission reaches {goal}" if len(standings) > 1 else f"{goal} is not reached"

@@ -85,7 +85,14 @@ def figure(finding: str, caption: str, x: dict[str, Any], y: dict[str, Any]) -> 
 
 def shown_name(name: str) -> str:
     """Return a name from elsewhere, such as a run's, as plotly shows it: short, and as text."""
-    return escape(name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[-_NAME // 2 :]}")
+    return shown_text(
+        name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[-_NAME // 2 :]}"
+    )
+
+
+def shown_text(text: str) -> str:
+    """Return text as plotly shows it: without tags. Plotly does not know `&quot;`."""
+    return escape(text, quote=False)
 
 
 def with_legend(drawn: go.Figure, plot_height: float = PLOT_HEIGHT) -> go.Figure:

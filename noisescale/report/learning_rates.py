@@ -213,7 +213,7 @@ def _power(each: _Searched) -> float | None:
         return None
     sizes = np.log([batch.batch_size for batch in batches])
     rates = np.log([batch.best.trial.learning_rate for batch in batches])
-    return float(np.polyfit(sizes, rates, 1)[0]) + 0.0
+    return round(float(np.polyfit(sizes, rates, 1)[0]), 2) + 0.0  # none is -0.00
 
 
 def _caption(searched: Sequence[_Searched]) -> str:

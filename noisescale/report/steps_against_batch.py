@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from noisescale.report.drawing import (
     coordinates,
     figure,
     log_axis,
+    shown_text,
     size_axis,
     with_legend,
 )
@@ -91,7 +91,7 @@ def steps_figure(c: Comparison, workload: str) -> go.Figure | None:
         _finding(sweeps, of),
         _caption(sweeps),
         size_axis("batch size (examples)", sizes, left, right),
-        _y_axis(f"steps to {escape(str(c.goals[workload]))}", frame),
+        _y_axis(f"steps to {shown_text(str(c.goals[workload]))}", frame),
     )
     draw_spans(drawn, spans)
     if frame.floor > frame.bottom:

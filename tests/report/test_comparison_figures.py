@@ -222,6 +222,21 @@ def test_names_from_elsewhere_are_text_and_short() -> None:
     )
 
 
+def test_quotes_are_left_as_they_are() -> None:
+    """Plotly shows `&quot;` as it is written."""
+    figure = curves(compare([trial(100, submission="\"a\" & 'b'")], GOAL))
+
+    assert trace(figure, '"a" &amp;', mode="lines").name == "\"a\" &amp; 'b': 100 steps"
+
+
+def test_an_axis_ends_though_values_are_as_large_as_numbers_can_be() -> None:
+    huge = Trial("huge", Measurements([10, 20], [1.7e308, -1.7e308]))
+
+    figure = curves(compare([huge], Goal.read("loss<=-5")))
+
+    assert np.isfinite(figure.layout.yaxis.range).all()
+
+
 # Steps against batch size
 
 
@@ -452,6 +467,12 @@ def test_the_power_of_the_learning_rate_is_fitted_to_all_batch_sizes() -> None:
 
     # Powers of two at -1.5, -0.5, 0.5 and 1.5: 0, 1, 0 and 2. (-0.5 + 3)/5
     assert finding(figure).endswith("power 0.50")
+
+
+def test_a_learning_rate_that_stays_has_a_power_without_a_sign() -> None:
+    figure = rates(compare(sweep({64: 900, 128: 500, 256: 300, 512: 250, 1024: 200}), GOAL))
+
+    assert finding(figure).endswith("power 0.00")
 
 
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:

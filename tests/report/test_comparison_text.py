@@ -197,6 +197,15 @@ def test_a_critical_batch_size_that_the_sweep_does_not_show_has_no_number() -> N
     )
 
 
+def test_a_critical_batch_size_below_or_above_all_that_was_tried_is_not_seen() -> None:
+    """Its lower bound is far below the sweep, its upper bound is open."""
+    trials = sweep({32: 800, 64: 400, 128: math.inf})
+
+    lines = headline_of(compare(trials, GOAL))
+
+    assert lines[1][1] == "critical batch size not seen in batch sizes from 32 to 128"
+
+
 def test_of_hundreds_of_submissions_a_few_are_named() -> None:
     fast = [trial(100, submission=f"run_{k}") for k in range(200)]
     slow = [trial(math.inf, submission=f"slow_{k}") for k in range(90)]
