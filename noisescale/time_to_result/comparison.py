@@ -21,6 +21,7 @@ from noisescale.time_to_result.outcomes import Outcome, best_setting, middle, ou
 from noisescale.time_to_result.profiles import (
     PerformanceProfile,
     algoperf_score,
+    checked_by_variants,
     performance_profile,
     speed_up,
 )
@@ -222,7 +223,7 @@ def _across_workloads(
     }
     over = counting[reference]
     return _AcrossWorkloads(
-        performance_profile(counting),
+        performance_profile(checked_by_variants(times, variants) if variants else counting),
         algoperf_score(times, variants=variants or None),
         {name: _overall(of, over, budget) for name, of in counting.items()},
     )

@@ -133,8 +133,15 @@ def algoperf_score(
     References:
         Dahl et al. 2023, arXiv:2306.07179, sections 4.3 and 4.4.
     """
+    left = checked_by_variants(times, variants or {}, max_ratio)
+    return performance_profile(left).scores(max_ratio, grid=grid)
+
+
+def checked_by_variants(
+    times: Times, variants: Mapping[str, str], max_ratio: float = MAX_RATIO
+) -> dict[str, dict[str, float]]:
+    """Return the times that count for the score, see `algoperf_score`: steps 1 to 4."""
     submissions, workloads, table = _table(times)
-    variants = dict(variants or {})
     for variant, base in variants.items():
         for name in (variant, base):
             if name not in workloads:
@@ -155,11 +162,10 @@ def algoperf_score(
     for variant, base in variants.items():
         table[np.isinf(table[:, column[variant]]), column[base]] = math.inf
     counting = [name for name in workloads if name not in variants]
-    left = {
+    return {
         submission: {name: float(table[row, column[name]]) for name in counting}
         for row, submission in enumerate(submissions)
     }
-    return performance_profile(left).scores(max_ratio, grid=grid)
 
 
 def speed_up(

@@ -314,3 +314,19 @@ def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
         "1 of 2 runs did not log loss, for example silent. They count as runs that missed the goal."
         " Leave them out, or log the metric in all runs.",
     )
+
+
+def test_the_profile_has_the_score_as_its_mean_height_with_variants_too() -> None:
+    """A workload whose variant was missed is missed."""
+    steps = {"a": {"x": 20, "y": math.inf}, "b": {"x": 30, "y": 20}}
+    trials = [
+        trial(at, submission=name, workload=workload, name=f"{name}/{workload}")
+        for name, of in steps.items()
+        for workload, at in of.items()
+    ]
+
+    found = compare(trials, GOAL, variants={"y": "x"})
+
+    assert found.profile is not None
+    assert found.profile.at(4.0) == {"a": 0.0, "b": 1.0}
+    assert found.scores == found.profile.scores() == {"a": 0.0, "b": 1.0}
