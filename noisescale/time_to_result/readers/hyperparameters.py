@@ -30,6 +30,8 @@ class Hyperparameters(NamedTuple):
 def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     """Sort what was logged. Nested names are joined by "/", and their last part counts.
 
+    Switches are 1 or 0: a run with Nesterov's momentum is no repetition of one without.
+
     A batch size or a learning rate that several nested names give differently is not known.
 
     Examples:
@@ -44,6 +46,7 @@ def hyperparameters(logged: Mapping[str, Any]) -> Hyperparameters:
     learning_rate = next((rate for rate in rates if not math.isnan(rate)), math.nan)
     known = ("batch_size", *LEARNING_RATES)
     others = {name: each for name, each in numbers.items() if name.rpartition("/")[2] not in known}
+    others |= {name: float(each) for name, each in flat.items() if isinstance(each, bool)}
     named = flat.get("optimizer")
     optimizer = named if isinstance(named, str) else ""
     return Hyperparameters(batch_size, learning_rate, others, optimizer)

@@ -9,7 +9,7 @@ from noisescale.time_to_result.readers import hyperparameters as module
 from noisescale.time_to_result.readers.hyperparameters import hyperparameters, read_hparams
 
 
-def test_numbers_count_wherever_they_are_nested_and_nothing_else() -> None:
+def test_numbers_and_switches_count_wherever_they_are_nested_and_nothing_else() -> None:
     found = hyperparameters(
         {
             "model": {"width": 64, "bias": True, "name": "net", "optim": {"lr": 0.1}},
@@ -21,7 +21,7 @@ def test_numbers_count_wherever_they_are_nested_and_nothing_else() -> None:
     )
 
     assert (found.batch_size, found.learning_rate, found.optimizer) == (128, 0.1, "adam")
-    assert found.others == {"model/width": 64}
+    assert found.others == {"model/width": 64, "model/bias": 1}
 
 
 def test_a_learning_rate_that_is_said_differently_is_not_known() -> None:
