@@ -122,6 +122,8 @@ class Trial:
     """The others that were searched."""
     feasible: bool = True
     """False if its own study says that it failed."""
+    optimizer: str = ""
+    """The name of its optimizer, if known. Trials with other optimizers are no repetitions."""
 
     @property
     def diverged(self) -> bool:

@@ -64,7 +64,7 @@ class Outcome:
         trial = self.trial
         others = sorted((k, v) for k, v in trial.hyperparameters.items() if k not in SEEDS)
         # NaN is unequal to itself.
-        return (str(trial.batch_size), str(trial.learning_rate), *others)
+        return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
 
 
 def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:

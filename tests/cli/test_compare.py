@@ -209,3 +209,17 @@ def test_optimizers_of_one_sweep_are_no_repetitions(here: Path) -> None:
         ("sgd", 100),
         ("adam", 200),
     ]
+
+
+def test_optimizers_of_one_submission_are_no_repetitions(here: Path) -> None:
+    """The best of them stands for the submission, not the slower one of both."""
+    for name, runs in (("ours", {"sgd": 100, "adam": 200}), ("theirs", {"sgd": 300, "lars": 400})):
+        trials = [{"optimizer": each, "steps": steps} for each, steps in runs.items()]
+        long_format(here / f"{name}.csv", trials)
+
+    found = json.loads(run("compare", "ours.csv", "theirs.csv", *GOAL, "--json"))
+
+    assert [(each["submission"], each["steps"]) for each in found["standings"]] == [
+        ("ours.csv", 100),
+        ("theirs.csv", 300),
+    ]

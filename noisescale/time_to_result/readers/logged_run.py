@@ -102,6 +102,7 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
         batch_size=batch_size,
         learning_rate=learning_rate,
         hyperparameters=MappingProxyType(dict(given.others)),
+        optimizer=given.optimizer,
     )
 
 
@@ -164,7 +165,8 @@ def _epochs(at: Array, name: str, logged: Logged, behind: float) -> Array:
     if not len(steps):
         return np.full(len(at), math.nan)
     if name == OF_TRANSFORMERS or (values % 1).any():
-        return np.interp(at, np.append(0.0, steps), np.append(0.0, values))
+        passed: Array = np.interp(at, np.append(0.0, steps), np.append(0.0, values))
+        return passed
     ends = np.append(values[1:] > values[:-1], True)
     steps, values = np.append(0.0, steps[ends]), np.append(0.0, values[ends] + 1)
     if len(steps) > 2:

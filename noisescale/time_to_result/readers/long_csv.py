@@ -126,6 +126,7 @@ class _Evaluations:
                     batch_size=batch_size,
                     learning_rate=self._number(group[0], self.rate),
                     hyperparameters=MappingProxyType({n: v.pop() for n, v in shared.items() if v}),
+                    optimizer=cells.get("optimizer", ""),
                 )
             )
         return Found(trials, lambda: _numeric(self.lines, [*self.others, self.metric]))

@@ -70,6 +70,7 @@ def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
                 named(folder, path),
                 measured(str(folder), steps, values, batch_size=sizes[study]),
                 submission=whole[-3],
+                optimizer=whole[-3],
                 workload="/".join((*above, *whole[-5:-3])),
                 batch_size=sizes[study],
                 learning_rate=found.learning_rate,
