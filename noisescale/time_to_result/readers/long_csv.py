@@ -71,6 +71,7 @@ class _Evaluations:
         names, rows = table(path)
         self.path, self.metric = path, metric
         self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
+        names = [name for name in names if name]  # an index of pandas has none
         self.step, self.epoch, self.trial, self.rate = (
             _first(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
         )
@@ -84,7 +85,7 @@ class _Evaluations:
         """Columns of which each trial has one value."""
         clocks = {"examples": "examples", "epochs": self.epoch, "seconds": "seconds"}
         self.clocks = {clock: name for clock, name in clocks.items() if name in names}
-        known = (*self.key, self.step, metric, *self.clocks.values(), "")
+        known = (*self.key, self.step, metric, *self.clocks.values())
         self.others = [name for name in names if name not in known]
         if metric not in names:
             refuse_metric(path, metric, _numeric(self.lines, self.others))
@@ -133,7 +134,7 @@ class _Evaluations:
 
     def _number(self, line: _Line, name: str) -> float:
         """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
-        text = line.cells.get(name, "")
+        text = line.cells.get(name, "") if name else ""
         return number(text, self.path, line.number, name) if text else math.nan
 
     def _grouped(self, without: str = "") -> list[list[_Line]]:

@@ -174,3 +174,16 @@ def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path: Path, size: str)
 
     with pytest.raises(ValueError, match=rf"`batch_size` must be positive .* got {size} for .*csv"):
         read_trials(file, "loss")
+
+
+def test_the_index_that_pandas_writes_is_neither_an_epoch_nor_a_learning_rate(
+    tmp_path: Path,
+) -> None:
+    text = ",step,batch_size,loss\n0,10,32,3\n1,20,32,2\n2,10,64,3\n3,20,64,1\n"
+
+    trials = read_trials(write(tmp_path, text), "loss")
+
+    assert [trial.name for trial in trials] == ["batch_size=32", "batch_size=64"]
+    assert [trial.measurements.epochs for trial in trials] == [None, None]
+    assert all(math.isnan(trial.learning_rate) for trial in trials)
+    assert [dict(trial.hyperparameters) for trial in trials] == [{}, {}]
