@@ -293,13 +293,14 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
 def _refuse_reached_at_once(outcomes: Sequence[Outcome], clock: str) -> None:
     """Refuse a goal that a trial reached after nothing: no time is a multiple of that."""
     for outcome in outcomes:
-        for name in dict.fromkeys((clock, "steps")):
+        for name in dict.fromkeys(("steps", clock)):
             if outcome.at(name) == 0:
+                instead = "leave this measurement out" if name == "steps" else "compare by steps"
                 refuse(
                     "goals",
                     "be out of reach where trials begin",
                     f"{outcome.goal}, which {outcome.trial.name} reached after 0 {name}",
-                    "Choose a goal that is farther away, or leave this measurement out.",
+                    f"Choose a goal that is farther away, or {instead}.",
                 )
 
 

@@ -300,6 +300,10 @@ def test_a_goal_that_is_reached_before_training_is_refused() -> None:
     for trials in ([there, trial(100, submission="b")], [trial(100, submission="b"), there]):
         with pytest.raises(ValueError, match=r"loss <= 0.1, which there reached after 0 steps"):
             compare(trials, GOAL)
+    soon = Trial("soon", Measurements([1, 2], [0.1, 0.1], seconds=[0, 1]), "a")
+    with pytest.raises(ValueError, match=r"soon reached after 0 seconds. .*, or compare by steps"):
+        compare([soon], GOAL)
+    assert compare([soon], GOAL, clock="steps").reached
 
 
 def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
