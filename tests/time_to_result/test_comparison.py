@@ -61,6 +61,13 @@ def test_where_no_run_reached_the_goal_the_nearest_is_first_and_time_counts_if_i
     assert [each.submission for each in found.standings] == ["n", "f"]
     assert found.clock == "steps"
     assert compare([timed], GOAL).clock == "seconds"
+    assert compare([timed, far], GOAL).clock == "steps"
+
+
+def test_a_run_that_missed_the_goal_and_has_no_seconds_leaves_the_clock_to_the_others() -> None:
+    reached, missed = trial(100, seconds=1.0, submission="a"), trial(math.inf, submission="b")
+
+    assert compare([reached, missed], GOAL).clock == "seconds"
 
 
 def test_the_speed_up_of_single_runs_has_the_usual_scatter_and_the_evaluations_in_its_bounds() -> (
@@ -132,6 +139,41 @@ def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
     assert standing(other, "a").speed_up.low == 0
 
 
+def test_bounds_of_another_confidence_have_another_width() -> None:
+    trials = [trial(400, submission="a"), trial(200, submission="b")]
+    both = sweep({8: 900, 64: 200, 512: 110}, submission="a")
+
+    found = standing(compare(trials, GOAL, confidence=0.5), "b").speed_up
+    narrow, wide = (compare(both, GOAL, confidence=x).sweeps[0].regimes for x in (0.5, 0.95))
+
+    margin = math.exp(0.6744898 * STEPS_SCATTER * math.sqrt(2))
+    assert found.low == pytest.approx(390 / 200 / margin)
+    assert found.high == pytest.approx(margin * 400 / 190)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.critical_batch_size.low > wide.critical_batch_size.low
+    assert narrow.critical_batch_size.high < wide.critical_batch_size.high
+
+
+def test_diverged_trials_are_counted_apart_from_those_that_only_missed_the_goal() -> None:
+    trials = [trial(math.inf, name="missed"), trial(100), trial(math.inf, feasible=False, name="d")]
+
+    assert standing(compare(trials, GOAL), "").diverged == 1
+
+
+def test_on_a_workload_that_the_reference_was_not_trained_on_no_speed_up_is_known() -> None:
+    trials = [
+        trial(100, submission=submission, workload=workload)
+        for submission, workload in (("a", "x"), ("b", "x"), ("b", "y"))
+    ]
+
+    found = compare(trials, GOAL)
+
+    assert not standing(found, "b", "y").speed_up.known
+    assert found.speed_ups["a"] == 1
+    assert math.isnan(found.speed_ups["b"])
+
+
 def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
     trials = [
         trial(steps, submission="a", study=study, learning_rate=rate, name=f"{study}{rate}")
@@ -144,6 +186,19 @@ def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
     assert sorted(each.at("steps") for each in found.counting) == [100, 250, 300]
     assert found.best.at("steps") == 250
     assert len(found.outcomes) == 6
+
+
+def test_each_study_counts_once_however_many_repetitions_it_has() -> None:
+    trials = [
+        trial(steps, submission="a", study=study, hyperparameters={"seed": k}, name=f"{study}{k}")
+        for study, of in (("1", (300, 310, 320)), ("2", (100,)), ("3", (200,)))
+        for k, steps in enumerate(of)
+    ]
+
+    found = standing(compare(trials, GOAL), "a")
+
+    assert sorted(each.at("steps") for each in found.counting) == [100, 200, 310]
+    assert found.best.at("steps") == 200
 
 
 def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
@@ -164,17 +219,25 @@ def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
     assert found.profile.at(1) == {"a": 0.5, "b": 0.5}
     assert found.speed_ups == {"a": 1, "b": pytest.approx(math.sqrt(0.5 * 4))}
     assert compare(trials[:1], GOAL).scores is None
-    assert compare(trials[:1], GOAL).speed_ups == {}
+    for fewer in (trials[:1], trials[:2], trials[::2]):  # one submission, or one workload
+        found = compare(fewer, GOAL)
+        assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
 
 
 @pytest.mark.parametrize(
-    ("budget", "speed_up"), [(None, math.nan), ({"steps": 399.0}, math.sqrt(0.5 * 400 / 100))]
+    ("clock", "budget", "speed_up"),
+    [
+        ("steps", None, math.nan),
+        ("steps", {"steps": 399.0}, math.sqrt(0.5 * 400 / 100)),
+        ("steps", {"seconds": 1e6}, math.nan),
+        ("seconds", {"seconds": 799.0, "steps": 1e6}, math.sqrt(0.5 * 800 / 200)),
+    ],
 )
 def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
-    budget: dict[str, float] | None, speed_up: float
+    clock: str, budget: dict[str, float] | None, speed_up: float
 ) -> None:
     trials = [
-        trial(steps, submission=submission, workload=workload)
+        trial(steps, seconds=2.0, submission=submission, workload=workload)
         for submission, workload, steps in (
             ("a", "x", 100),
             ("a", "y", math.inf),
@@ -183,7 +246,7 @@ def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
         )
     ]
 
-    found = compare(trials, GOAL, budget=budget).speed_ups
+    found = compare(trials, GOAL, clock=clock, budget=budget).speed_ups
 
     assert found["b"] == pytest.approx(speed_up, nan_ok=True)
 
@@ -211,6 +274,38 @@ def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
 
     assert compare([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
     assert compare([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
+
+
+@pytest.mark.parametrize(
+    ("starts", "side"),
+    [
+        ([0.1, 0.9, 0.9], "<"),
+        ([0.9, 0.1, 0.1], ">"),
+        ([0.9, 0.1, 0.9], "<"),
+        ([math.nan, math.nan, 0.9], "<"),
+        ([math.nan, math.nan, 0.1], ">"),
+    ],
+)
+def test_a_first_value_that_is_no_number_or_unlike_most_does_not_decide_the_side(
+    starts: list[float], side: str
+) -> None:
+    """Values that are not numbers are left out; a trial of them alone does not count."""
+    trials = [
+        Trial(str(k), Measurements([0, 1], [start, start]), "a") for k, start in enumerate(starts)
+    ]
+
+    assert compare(trials, Goal.read("metric=0.5")).goals[""].side == side
+
+
+def test_each_workload_decides_the_side_of_its_goal_by_its_own_trials() -> None:
+    trials = [
+        Trial(name, Measurements([1, 2], [start, 0.5]), "a", workload=name)
+        for name, start in (("falls", 0.9), ("rises", 0.2))
+    ]
+
+    goals = compare(trials, Goal.read("metric=0.5")).goals
+
+    assert {name: goal.side for name, goal in goals.items()} == {"falls": "<", "rises": ">"}
 
 
 def test_a_budget_holds_for_all() -> None:
