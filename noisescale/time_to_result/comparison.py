@@ -80,12 +80,12 @@ class Comparison:
     sweeps: tuple[Swept, ...]
     """Submissions with several batch sizes."""
     profile: PerformanceProfile | None
-    """If there are several workloads."""
+    """If there are several workloads, and no goal was reached at a time of 0."""
     scores: Mapping[str, float] | None
-    """AlgoPerf's, if there are several workloads."""
+    """AlgoPerf's, where there is a profile."""
     speed_ups: Mapping[str, float]
     """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
-    a goal was missed and no budget says what that costs. Empty for one workload."""
+    a goal was missed and no budget says what that costs. Empty where there is no profile."""
     confidence: float
     warnings: tuple[str, ...]
 
@@ -179,7 +179,8 @@ def compare(
     sweeps = tuple(each for each in found if each is not None)
     across = _AcrossWorkloads()
     _check_variants(variants or {}, groups)
-    if len(groups) > 1 and len(submissions) > 1:
+    timed = all(standing.best.at(clock) > 0 for standing in standings)
+    if len(groups) > 1 and len(submissions) > 1 and timed:
         most = (budget or {}).get(clock, math.nan)
         across = _across_workloads(standings, clock, reference, most, variants or {})
     return Comparison(
@@ -272,7 +273,7 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
         clock: all(not math.isnan(outcome.at(clock)) for outcome in outcomes) for clock in CLOCKS
     }
     if asked is None:
-        timed = all(not math.isnan(outcome.until("seconds")) for outcome in outcomes)
+        timed = all(outcome.after("seconds") > 0 for outcome in outcomes)
         reached = any(outcome.reached is not None for outcome in outcomes)
         return "seconds" if known["seconds"] and (reached or timed) else "steps"
     checked_choice("clock", asked, CLOCKS, "Steps are always known.")
@@ -334,15 +335,21 @@ def _speed_up(
     margin = _margin(ours, theirs, clock, confidence)
     if our.reached is None and their.reached is None:
         return UNKNOWN
-    if our.reached is None:  # our time is above all that was trained
-        least = max(outcome.until(clock) for outcome in ours)
-        return Bounded(math.nan, 0.0, margin * their.at(clock) / least if least else math.inf)
-    low = (their.after(clock) if their.reached else max(o.until(clock) for o in theirs)) / margin
-    if their.reached is None:
-        return Bounded(math.nan, low / our.at(clock), math.inf)
-    after = our.after(clock)
-    high = margin * their.at(clock) / after if after else math.inf
-    return Bounded(their.at(clock) / our.at(clock), low / our.at(clock), high)
+    if not (our.at(clock) and their.at(clock)):  # There is no ratio to a time of 0.
+        return UNKNOWN
+    our_least, their_least = (_middle_after(of, clock) for of in (ours, theirs))
+    low = their_least / margin / our.at(clock)
+    high = margin * their.at(clock) / our_least if our_least else math.inf
+    both = our.reached is not None and their.reached is not None
+    return Bounded(their.at(clock) / our.at(clock) if both else math.nan, low, high)
+
+
+def _middle_after(outcomes: Sequence[Outcome], clock: str) -> float:
+    """What the middle time is above: the middle of what each time is above, see `middle`.
+
+    Repetitions that missed the goal need not have been trained equally far.
+    """
+    return sorted(outcome.after(clock) for outcome in outcomes)[len(outcomes) // 2]
 
 
 def _margin(

@@ -32,8 +32,8 @@ class SweptBatch(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the goal was reached, by a learning rate that is not at the edge."""
-        return bool(self.steps) and not self.edge
+        """Whether the goal was reached after step 0, by a learning rate that is not at the edge."""
+        return bool(self.steps) and min(self.steps) > 0 and not self.edge
 
 
 @dataclass(frozen=True, eq=False)

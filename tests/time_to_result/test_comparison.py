@@ -139,6 +139,84 @@ def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
     assert standing(other, "a").speed_up.low == 0
 
 
+MARGIN = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2 / 3))
+"""Of three repetitions each, by the usual scatter."""
+
+
+def missed(submission: str, until: list[float]) -> list[Trial]:
+    return [
+        trial(math.inf, until=last, submission=submission, hyperparameters={"seed": k}, name=str(k))
+        for k, last in enumerate(until)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("until", "least"), [([1000, 500, 600], 600), ([500, 500, 1000], 500), ([1000, 1000, 500], 1e3)]
+)
+def test_of_repetitions_that_missed_the_goal_the_middle_one_bounds_the_speed_up(
+    until: list[float], least: float
+) -> None:
+    """Only the longest one was trained as far as the longest one."""
+    trials = [*missed("a", until), *seeds("b", [100, 100, 100])]
+
+    ours = standing(compare(trials, GOAL), "b").speed_up
+    theirs = standing(compare(trials, GOAL, reference="b"), "a").speed_up
+
+    assert (ours.low, ours.high) == (pytest.approx(least / 100 / MARGIN, rel=1e-5), math.inf)
+    assert (theirs.low, theirs.high) == (0, pytest.approx(MARGIN * 100 / least, rel=1e-5))
+
+
+def test_what_was_trained_beyond_the_budget_does_not_bound_a_speed_up() -> None:
+    """Without the budget "b" is four times as fast."""
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
+    trials = [trial(400, until=10_000, submission="a"), trial(100, submission="b")]
+
+    found = standing(compare(trials, GOAL, budget={"steps": 300}), "b").speed_up
+
+    assert found.low == pytest.approx(300 / 100 / margin)
+    assert found.low < 4
+
+
+def test_a_run_without_a_measurement_shows_nothing_of_how_slow_it_is() -> None:
+    trials = [Trial("none", Measurements([], []), "a"), trial(100, submission="b")]
+
+    assert standing(compare(trials, GOAL), "b").speed_up.low == 0
+    assert standing(compare(trials, GOAL, reference="b"), "a").speed_up.high == math.inf
+
+
+@pytest.mark.parametrize("b", [[200, 210, math.inf], [200, 210]])
+def test_the_scatter_of_repetitions_counts_if_all_reached_the_goal_and_there_are_enough(
+    b: list[float],
+) -> None:
+    """A missed one would scatter without bounds; two and three leave three degrees of freedom."""
+    trials = [*seeds("a", [400, 410, 390]), *seeds("b", b)]
+
+    found = standing(compare(trials, GOAL), "b").speed_up
+
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(1 / 3 + 1 / len(b)))
+    assert found.value == pytest.approx(400 / 210)
+    assert found.low == pytest.approx(390 / 210 / margin, rel=1e-5)
+
+
+def test_a_goal_that_was_reached_before_the_first_step_gives_no_ratio() -> None:
+    at_once = Measurements([0, 10], [0.1, 0.1])
+    trials = [
+        one
+        for workload in ("x", "y")
+        for one in (
+            Trial("a", at_once, "a", workload),
+            trial(20, submission="b", workload=workload),
+        )
+    ]
+
+    for reference in "ab":
+        found = compare(trials, GOAL, reference=reference)
+        other = standing(found, "b" if reference == "a" else "a", "x")
+        assert not other.speed_up.known
+        assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
+        assert found.warnings[0].startswith("2 of 4 runs reached the goal at their first")
+
+
 def test_bounds_of_another_confidence_have_another_width() -> None:
     trials = [trial(400, submission="a"), trial(200, submission="b")]
     both = sweep({8: 900, 64: 200, 512: 110}, submission="a")
