@@ -182,3 +182,86 @@ def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message
     csv_logger(here / "sgd", 200)
 
     assert message in refused("compare", *arguments)
+
+
+def timed_csv(path: Path, hours: float) -> Path:
+    """A file of one submission that reaches the goal at step 200."""
+    lines = ["submission,step,seconds,val_loss"]
+    lines += [f"{path.stem},{step},{hours * 18 * step},{loss}" for step, loss in course(200)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("budget", "reached"), [("hours=2", True), ("hours=1.9", False), ("seconds=7200", True)]
+)
+def test_a_budget_may_be_in_hours(here: Path, budget: str, reached: bool) -> None:
+    path = timed_csv(here / "sgd.csv", 2.0)
+
+    code, output, _ = ended("compare", path, *GOAL, "--budget", budget, "--by", "hours", "--json")
+
+    record = json.loads(output)
+    assert code == (0 if reached else 1)
+    assert record["clock"] == "seconds"
+    assert record["standings"][0]["seconds"] == (7200 if reached else None)
+
+
+def test_reference_confidence_and_variants_are_followed(here: Path) -> None:
+    for name, steps in (("sgd/a", 200), ("sgd/b", 100), ("adam/a", 100), ("adam/b", 450)):
+        csv_logger(here / name / "0", steps)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(
+        run(
+            *("compare", "sgd", "adam", *goals, "--reference", "adam", "--variant", "b = a"),
+            *("--confidence", "0.5", "--json"),
+        )
+    )
+
+    assert (record["reference"], record["confidence"]) == ("adam", 0.5)
+    assert record["scores"] == {"sgd": 1, "adam": 0}
+
+
+def test_each_workload_may_have_a_metric_of_its_own(here: Path) -> None:
+    """The runs of a workload are read for its metric only, and a metric's name may have a colon."""
+    for name, steps in (("sgd/a", 200), ("sgd/b", 100)):
+        csv_logger(here / name / "0", steps)
+    for file in here.glob("*/b/0/metrics.csv"):
+        lines = file.read_text().replace("val_loss", "val_loss,acc").splitlines()
+        rows = [f"{line},{1 - float(line.split(',')[-1])}" for line in lines[1:]]
+        file.write_text("\n".join([lines[0], *rows]) + "\n")
+    goals = ("--goal", " a : val_loss<=0.15", "--goal", "b: acc>=0.85")
+
+    record = json.loads(run("compare", "sgd", *goals, "--json"))
+
+    assert record["goals"] == {"a": "val_loss <= 0.15", "b": "acc >= 0.85"}
+    assert [(each["workload"], each["steps"]) for each in record["trials"]] == [
+        ("a", 199),
+        ("b", 99),
+    ]
+
+
+def test_two_workloads_with_one_metric_have_their_runs_once(here: Path) -> None:
+    for name in ("sgd/a", "sgd/b"):
+        csv_logger(here / name / "0", 100)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(run("compare", "sgd", *goals, "--json"))
+
+    assert [each["trials"] for each in record["standings"]] == [1, 1]
+
+
+def test_the_workload_may_be_a_submission_s_folder_and_only_one(here: Path) -> None:
+    for name in ("a/0", "other/b/0", "both/a/b/0"):
+        csv_logger(here / name, 100)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(run("compare", "a", "other", *goals, "--json"))
+
+    assert [(each["submission"], each["workload"]) for each in record["standings"]] == [
+        ("a", "a"),
+        ("other", "b"),
+    ]
+    assert "`--goal` must name the workload of each run, got a, b for" in refused(
+        "compare", "both", *goals
+    )

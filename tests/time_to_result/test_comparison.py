@@ -184,11 +184,11 @@ def test_a_run_without_a_measurement_shows_nothing_of_how_slow_it_is() -> None:
     assert standing(compare(trials, GOAL, reference="b"), "a").speed_up.high == math.inf
 
 
-@pytest.mark.parametrize("b", [[200, 210, math.inf], [200, 210]])
+@pytest.mark.parametrize("b", [[200, 210, 205, math.inf], [200, 210]])
 def test_the_scatter_of_repetitions_counts_if_all_reached_the_goal_and_there_are_enough(
     b: list[float],
 ) -> None:
-    """A missed one would scatter without bounds; two and three leave three degrees of freedom."""
+    """Those that reached the goal scatter by less than all. Two and three are too few."""
     trials = [*seeds("a", [400, 410, 390]), *seeds("b", b)]
 
     found = standing(compare(trials, GOAL), "b").speed_up
@@ -352,6 +352,8 @@ def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
 
     assert compare([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
     assert compare([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
+    empty = Trial("e", Measurements([], []))
+    assert compare([empty], Goal.read("loss=0.1")).goals[""].side == "<"
 
 
 @pytest.mark.parametrize(
@@ -396,6 +398,23 @@ def test_sweeps_over_batch_sizes_are_found_for_each_submission() -> None:
     found = compare(trials, GOAL)
 
     assert [each.submission for each in found.sweeps] == ["a"]
+
+
+def test_warnings_of_a_sweep_say_whose_it_is() -> None:
+    missed = {8: 400, 16: 200, 32: math.inf}
+
+    named = compare(sweep(missed, submission="a", workload="x"), GOAL).warnings
+    unnamed = compare(sweep(missed), GOAL).warnings
+
+    assert named == ("a on x: No run reached the goal at batch size 32.",)
+    assert unnamed == ("No run reached the goal at batch size 32.",)
+
+
+def test_the_reference_is_the_first_of_the_submissions() -> None:
+    trials = [trial(steps, submission=name) for name, steps in (("a", 300), ("b", 100), ("c", 200))]
+
+    assert compare(trials, GOAL).submissions == ("a", "b", "c")
+    assert compare(trials, GOAL, reference="c").submissions == ("c", "b", "a")
 
 
 def test_a_metric_that_leaves_the_goal_again_and_one_that_begins_there_are_warned_of() -> None:
@@ -464,3 +483,17 @@ def test_settings_are_counted_in_each_study() -> None:
 
     assert not compare([*one, *three], GOAL).warnings
     assert standing(compare([*one, *three], GOAL), "adam").settings == 1
+
+
+def test_searches_are_compared_on_each_workload_on_its_own() -> None:
+    trials = [
+        trial(100, submission=name, workload=workload, learning_rate=0.1 * (k + 1), name=str(k))
+        for workload, searches in (("x", {"a": 3, "b": 3}), ("y", {"a": 1, "b": 1}))
+        for name, many in searches.items()
+        for k in range(many)
+    ]
+    more = trial(90, submission="b", workload="y", learning_rate=0.7)
+
+    assert compare(trials, GOAL).warnings == ()
+    (told,) = compare([*trials, more], GOAL).warnings
+    assert told.startswith("The searches differ on y: b was trained with 2 settings")
