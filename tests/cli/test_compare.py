@@ -170,6 +170,8 @@ def test_budgets_clocks_and_details_are_followed(here: Path) -> None:
         (("sgd", *GOAL, "--by", "hours"), "`--by` must be known of every trial that reached its"),
         (("sgd", *GOAL, "--by", "days"), '`--by` must be one of "steps", "examples", "epochs"'),
         (("sgd", *GOAL, "--budget", "steps"), "`--budget` must be written as name=value, got"),
+        (("sgd", *GOAL, "--budget", "=5"), "`--budget` must be written as name=value, got '=5'"),
+        (("sgd", *GOAL, "--variant", "a="), "`--variant` must be written as name=value, got 'a='"),
         (("sgd", *GOAL, "--budget", "steps=x"), "`--budget` must be a number of steps, examples"),
         (("sgd", *GOAL, "--budget", "days=1"), '`--budget` must be one of "steps", "examples"'),
         (("sgd", *GOAL, "--reference", "x"), "`--reference` must be one of sgd, got 'x'"),
@@ -265,3 +267,56 @@ def test_the_workload_may_be_a_submission_s_folder_and_only_one(here: Path) -> N
     assert "`--goal` must name the workload of each run, got a, b for" in refused(
         "compare", "both", *goals
     )
+
+
+def test_what_lies_in_one_folder_is_told_apart_by_run_unless_all_of_it_is_in_folders(
+    here: Path,
+) -> None:
+    for name in ("one/a/0", "one/a/1", "mixed/a/0", "mixed/b"):
+        csv_logger(here / name, 100)
+    csv_logger(here / "some" / "0", 100)
+    for size in (8, 16):
+        csv_logger(here / "some" / str(size), 100, batch_size=size)
+
+    def submissions(folder: str) -> set[str]:
+        record = json.loads(run("compare", folder, *GOAL, "--json"))
+        return {each["submission"] for each in record["standings"]}
+
+    assert submissions("one") == {"a/0", "a/1"}
+    assert submissions("mixed") == {"a/0", "b"}
+    assert submissions("some") == {"0", "8", "16"}
+
+
+def test_a_file_may_name_the_workload_of_each_goal(here: Path) -> None:
+    trials = [{"submission": "a", "workload": w, "steps": 100} for w in ("x", "y")]
+    path = long_format(here / "trials.csv", trials)
+    goals = ("--goal", "x: val_loss<=0.15", "--goal", "y: val_loss<=0.95")
+
+    record = json.loads(run("compare", path, *goals, "--json"))
+
+    assert [(each["workload"], each["steps"]) for each in record["standings"]] == [
+        ("x", 100),
+        ("y", 10),
+    ]
+
+
+def test_names_of_runs_begin_with_their_submission_where_there_are_several(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("größe/0", "adam/0"):
+        csv_logger(here / name, 100)
+    monkeypatch.chdir(here / "größe")
+
+    output = run("compare", ".", "../adam", *GOAL, "--json")
+    alone = json.loads(run("compare", ".", *GOAL, "--json"))
+
+    assert [each["trial"] for each in json.loads(output)["trials"]] == ["größe/0", "adam/0"]
+    assert '"größe/0"' in output
+    assert [each["trial"] for each in alone["trials"]] == ["0"]
+
+
+def test_the_path_of_a_report_is_printed(here: Path) -> None:
+    csv_logger(here / "sgd", 100)
+
+    assert run("compare", "sgd", *GOAL, "--html", "x.html").endswith("\nReport: x.html\n")
+    json.loads(run("compare", "sgd", *GOAL, "--html", "x.html", "--json"))
