@@ -296,7 +296,10 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
         f" {c.reference or 'the first'}, the geometric mean over workloads; a missed goal counts as"
         " the budget and one more, and without a budget there is none."
     )
-    return Table(f"All {plural(len(c.workloads), 'workload')}", headings, lines, [note])
+    title = f"All {plural(len(profile.workloads), 'workload')}"
+    if variants := len(c.workloads) - len(profile.workloads):
+        title += f", checked by {plural(variants, 'variant')}"
+    return Table(title, headings, lines, [note])
 
 
 def _sweep_table(c: Comparison, each: Swept) -> Table:

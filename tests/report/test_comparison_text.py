@@ -445,3 +445,15 @@ def test_text_is_100_characters_wide_unless_asked_for() -> None:
 
     assert 80 < max(map(len, comparison_as_text(c).splitlines())) <= 100
     assert 100 < max(map(len, comparison_as_text(c, 200).splitlines())) <= 200
+
+
+def test_variants_are_no_workloads_of_the_scores() -> None:
+    trials = [
+        trial(100, submission=name, workload=workload)
+        for name in "ab"
+        for workload in ("x", "x_wide", "x_deep", "y")
+    ]
+
+    c = compare(trials, GOAL, variants={"x_wide": "x", "x_deep": "x"})
+
+    assert comparison_tables(c)[4].title == "All 2 workloads, checked by 2 variants"

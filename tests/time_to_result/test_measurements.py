@@ -44,6 +44,10 @@ def test_a_trial_may_have_no_evaluation() -> None:
             {"steps": [[1, 2]], "values": [[1, 2]]},
             r"`steps` must have one number for each step, got shape \(1, 2\)",
         ),
+        (
+            {"steps": [1, 2, 3], "values": [1, 1, 1], "epochs": [3, math.nan, 1]},
+            r"`epochs` must not be negative and must rise with the steps, got \[3. 1.\]",
+        ),
         ({"epochs": [-1]}, "`epochs` must not be negative and must rise"),
         (
             {"steps": [1, 2], "values": [1, 1], "seconds": [2, 1]},

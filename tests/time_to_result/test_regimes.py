@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 
 from noisescale.bounded import Bounded
 from noisescale.time_to_result.regimes import GENTLEST, Regimes, find_regimes
+from noisescale.tradeoff.profile import STEPS_SCATTER
 
 Array = NDArray[np.float64]
 
@@ -319,3 +320,22 @@ def test_only_batch_sizes_have_a_regime(size: float) -> None:
 
     with pytest.raises(ValueError, match="`batch_size` must be positive and finite"):
         found.of(size)
+
+
+def test_the_assumed_scatter_counts_three_degrees_of_freedom_beside_repeated_runs() -> None:
+    steps = np.array([1000.0, 1100.0, 100.0, 120.0])
+
+    found = find_regimes([8, 8, 512, 512], steps)
+
+    squares = (np.log(steps[1::2] / steps[::2]) ** 2 / 2).sum()
+    assert found.scatter == pytest.approx(math.sqrt((3 * STEPS_SCATTER**2 + squares) / (3 + 2)))
+
+
+def test_a_batch_size_weighs_as_much_as_it_has_runs() -> None:
+    """Steps that rise with the batch size are fitted best by a flat line, at their mean."""
+    sizes, steps = [8, 16, 32, 32, 32, 32], [100, 110, 121, 121, 121, 121]
+
+    found = find_regimes(sizes, steps)
+
+    assert found.critical_batch_size.value == 0
+    assert found.min_steps.value == pytest.approx(math.exp(np.log(steps).mean()))
