@@ -251,8 +251,10 @@ def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Du
 
 
 def _span(found: Sequence[float], write: Callable[[float], str]) -> str:
-    """Write the least and the largest finite value; "" if both are the same."""
+    """Write the least and the largest finite value; "" if both are the same, or there is none."""
     known = [value for value in found if math.isfinite(value)]
+    if not known:
+        return ""
     low, high = write(min(known)), write(max(known))
     return "" if low == high else f"{low}–{high}"
 

@@ -106,6 +106,7 @@ def test_a_batch_size_that_was_at_the_goal_before_the_first_step_does_not_count(
     assert found is not None
     assert without is not None
     assert [batch.counts for batch in found.batches] == [False, *7 * [True]]
+    assert (found.batches[0].steps, found.batches[0].reached) == ((), 1)
     assert found.regimes == without.regimes
 
 
