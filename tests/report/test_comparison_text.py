@@ -47,6 +47,17 @@ def test_the_first_lines_say_who_was_first_when_and_by_how_much() -> None:
 
 def test_a_speed_up_within_the_scatter_of_seeds_may_be_chance() -> None:
     assert "1.3 times as fast (0.86 to 2.1: may be chance)" in headline_of(single(400, 300))[1][1]
+    assert headline_of(single(100, 400))[1][1].endswith("It is 0.25 times as fast (0.15 to 0.39)")
+
+
+def test_bounds_that_would_be_written_like_the_value_are_left_out() -> None:
+    trials = [
+        trial(steps, submission=name, hyperparameters={"seed": seed}, name=f"{name}{seed}")
+        for name, steps in (("a", 40_000), ("b", 10_000))
+        for seed in range(3)
+    ]
+
+    assert headline_of(compare(trials, GOAL))[1][1].endswith(". b is 4.0 times as fast")
 
 
 def test_what_the_reference_missed_bounds_the_speed_up() -> None:
@@ -186,6 +197,15 @@ def test_the_text_fits_and_ends_with_the_warnings(width: int) -> None:
 def column(table: Table, heading: str) -> list[str]:
     where = table.headings.index(heading)
     return [line.cells[where].text for line in table.lines]
+
+
+def test_a_note_says_that_the_fastest_setting_counts_where_several_were_tried() -> None:
+    trials = [trial(steps, learning_rate=rate) for rate, steps in ((0.1, 100), (0.2, 200))]
+
+    assert comparison_tables(compare(trials, GOAL))[0].notes == [
+        "The numbers of a submission are those of its fastest setting of hyperparameters, and of"
+        " the middle one of its repetitions."
+    ]
 
 
 def test_the_three_that_follow_the_first_are_named_in_the_answers() -> None:

@@ -40,6 +40,7 @@ def test_a_goal_that_was_missed_is_infinitely_late_and_its_nearest_value_is_kept
     assert (rising.best, rising.best_step) == (0.5, 1)
     empty = outcome_of(Trial("t", Measurements([], [])), GOAL)
     assert (empty.at("steps"), empty.after("steps")) == (math.inf, 0)
+    assert outcome_of(Trial("t", Measurements([1, 2], 2 * [math.nan])), GOAL).after("steps") == 2
     assert math.isnan(empty.best)
     assert math.isnan(empty.best_step)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.time_to_result.regimes import GENTLEST, Regimes, find_regimes
@@ -339,3 +340,22 @@ def test_a_batch_size_weighs_as_much_as_it_has_runs() -> None:
 
     assert found.critical_batch_size.value == 0
     assert found.min_steps.value == pytest.approx(math.exp(np.log(steps).mean()))
+
+
+@pytest.mark.parametrize("different", [3, 5])
+def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
+    """Student's t: three degrees of freedom, and one for each batch size beyond three."""
+    sizes, logs = [8.0, 8.0], [4.9, 5.1]
+    sizes += [16.0 * 2**k for k in range(different - 1)]
+    logs += [5.1 + 0.1 * k for k in range(different - 1)]
+
+    found = find_regimes(sizes, np.exp(logs))
+
+    mean, misfit = np.mean(logs), (np.array([5, 5, *logs[2:]]) - np.mean(logs)) ** 2
+    guess = (3 * STEPS_SCATTER**2 + 2 * 0.1**2) / (3 + 1)
+    free = different - 3
+    scatter = math.sqrt((3 * guess + (misfit.sum() if free else 0)) / (3 + free))
+    assert found.min_steps.value == pytest.approx(math.exp(mean))
+    assert found.scatter == pytest.approx(scatter)
+    most = mean + stdtrit(3 + free, 0.975) * scatter / math.sqrt(len(logs))
+    assert found.min_steps.high == pytest.approx(math.exp(most), rel=1e-4)
