@@ -171,7 +171,7 @@ def test_budgets_clocks_and_details_are_followed(here: Path) -> None:
         (("sgd", *GOAL, "--by", "days"), '`--by` must be one of "steps", "examples", "epochs"'),
         (("sgd", *GOAL, "--budget", "steps"), "`--budget` must be written as name=value, got"),
         (
-            ("sgd", *GOAL, "--budget", "hours=1", "--budget", "seconds=1"),
+            ("sgd", *GOAL, "--budget", "seconds=1", "--budget", "hours=1"),
             "`--budget` must be given once for each unit, got two limits of seconds.",
         ),
         (("sgd", *GOAL, "--budget", "=5"), "`--budget` must be written as name=value, got '=5'"),

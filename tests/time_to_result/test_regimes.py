@@ -359,3 +359,20 @@ def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
     assert found.scatter == pytest.approx(scatter)
     most = mean + stdtrit(3 + free, 0.975) * scatter / math.sqrt(len(logs))
     assert found.min_steps.high == pytest.approx(math.exp(most), rel=1e-4)
+
+
+def test_bounds_beyond_the_sweep_end_with_it() -> None:
+    """Scaling was seen to be perfect only as far as there are batch sizes."""
+    sizes = doublings(1, 9)
+
+    falling = find_regimes(sizes, law(sizes, critical=1e6), scatter=0.01)
+    flat = find_regimes(sizes, law(sizes, critical=1e-6), scatter=0.01)
+
+    assert (falling.perfect_up_to.low, falling.perfect_up_to.high) == (256, math.inf)
+    assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
+
+
+def test_a_corner_has_no_sharpest_bend() -> None:
+    sizes = doublings(2, 13)
+
+    assert find_regimes(sizes, law(sizes, 12), scatter=0.05).sharpness.high == math.inf

@@ -167,3 +167,25 @@ def test_a_batch_size_counts_if_its_middle_repetition_reached_the_goal(
     assert found.batches[1].steps == steps
     assert found.batches[1].counts is bool(steps)
     assert found.batches[1].reached == sum(math.isfinite(each) for each in repeats)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "steps"), [((0, 100, 110), (100, 110)), ((0, 0, 100), ()), ((0, 100), (100,))]
+)
+def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
+    repeats: tuple[float, ...], steps: tuple[float, ...]
+) -> None:
+    trials = [
+        Trial(
+            str(seed),
+            Measurements([0, 100, 110], [0.1 if at >= each else 0.9 for at in (0, 100, 110)]),
+            batch_size=16.0,
+            hyperparameters={"seed": seed},
+        )
+        for seed, each in enumerate(repeats)
+    ]
+
+    found = swept("sgd", "", outcomes([*trials, trial(200, batch_size=8.0)]))
+
+    assert found is not None
+    assert found.batches[1].steps == steps
