@@ -350,6 +350,8 @@ def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
     logs += [5.1 + 0.1 * k for k in range(different - 1)]
 
     found = find_regimes(sizes, np.exp(logs))
+    # Examples against the inverse of the batch size are what steps are against the batch size.
+    mirrored = find_regimes(1 / np.array(sizes), np.exp(logs) * sizes)
 
     mean, misfit = np.mean(logs), (np.array([5, 5, *logs[2:]]) - np.mean(logs)) ** 2
     guess = (3 * STEPS_SCATTER**2 + 2 * 0.1**2) / (3 + 1)
@@ -359,6 +361,8 @@ def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
     assert found.scatter == pytest.approx(scatter)
     most = mean + stdtrit(3 + free, 0.975) * scatter / math.sqrt(len(logs))
     assert found.min_steps.high == pytest.approx(math.exp(most), rel=1e-4)
+    assert mirrored.min_examples.value == pytest.approx(math.exp(mean))
+    assert mirrored.min_examples.high == pytest.approx(math.exp(most), rel=1e-4)
 
 
 def test_bounds_beyond_the_sweep_end_with_it() -> None:
