@@ -142,7 +142,7 @@ def _goals(texts: Sequence[str]) -> dict[str, Goal]:
 
 
 def _budget(texts: Sequence[str]) -> dict[str, float]:
-    budget = {}
+    budget: dict[str, float] = {}
     for name, value in (_pair("budget", text) for text in texts):
         try:
             most = float(value)
@@ -152,6 +152,11 @@ def _budget(texts: Sequence[str]) -> dict[str, float]:
                 f" {value!r}. Write, for example, steps=1000."
             ) from None
         clock = _CLOCKS.get(name, name)
+        if clock in budget:
+            raise ValueError(
+                f"`--budget` must be given once for each unit, got two limits of {clock}. Leave one"
+                " out."
+            )
         budget[clock] = most * 3600 if name == "hours" else most
     return budget
 

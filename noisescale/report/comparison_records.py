@@ -23,9 +23,9 @@ def comparison_as_dict(c: Comparison) -> dict[str, Any]:
     | `standings` | each submission on each workload, the fastest first |
     | `trials` | when each trial reached its goal |
     | `sweeps` | steps against batch size, with the regimes |
-    | `scores` | AlgoPerf's score of each submission; None for one workload |
+    | `scores` | AlgoPerf's score of each submission; None for one workload, or where a time is 0 |
     | `ratios` | of each submission, from a workload to its time over the fastest; or None |
-    | `speed_ups` | of each submission over all workloads; empty for one workload |
+    | `speed_ups` | of each submission over all workloads; empty where there are no scores |
     | `warnings` | sentences |
     """
     ratios = None

@@ -161,18 +161,18 @@ def _when(c: Comparison, outcome: Outcome) -> str:
 
 def _over(c: Comparison, slower: Standing, first: Standing) -> str:
     """How fast the one is that is not the reference, if the other one is."""
-    if c.reference == slower.submission:
+    if c.reference == slower.submission and first.speed_up.known:
         return f". {named(first)} is {_times(first.speed_up)}"
-    return f". It is {_times(slower.speed_up)}" if c.reference == first.submission else ""
+    if c.reference == first.submission and slower.speed_up.known:
+        return f". It is {_times(slower.speed_up)}"
+    return ""
 
 
 def _times(ratio: Bounded) -> str:
-    around = bounds(ratio, two_digits)
     chance = "may be chance" if ratio.low <= 1 <= ratio.high else ""
-    if math.isnan(ratio.value):
-        return f"{around} times as fast"
-    said = ": ".join(filter(None, (around, chance)))
-    return f"{two_digits(ratio.value)} times as fast ({said})"
+    around = ": ".join(filter(None, (bounds(ratio, two_digits), chance)))
+    said = f"{two_digits(ratio.value)} times as fast"
+    return f"{said} ({around})" if around else said
 
 
 def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
@@ -189,9 +189,11 @@ def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
         yield name, "the goal was reached at fewer than two batch sizes that count: no regimes"
         return
     yield name, f"critical batch size {_border(each, found.critical_batch_size)}"
-    yield "  perfect scaling", f"{_border(each, found.perfect_up_to, 'up to')}"
+    yield "  perfect scaling", _border(each, found.perfect_up_to, "up to")
     useful = _border(each, found.maximal_from, "about")
-    yield "  largest useful", f"{useful}. Larger batches save few more steps"
+    if math.isfinite(found.maximal_from.high):
+        useful += ". Larger batches save few more steps"
+    yield "  largest useful", useful
 
 
 def _border(each: Swept, border: Bounded, word: str = "") -> str:
@@ -280,8 +282,10 @@ def _clock_cell(best: Outcome, counting: Sequence[Outcome], clock: str, unit: Du
 
 
 def _span(found: Sequence[float], write: Callable[[float], str]) -> str:
-    """Write the least and the largest finite value; "" if both are the same."""
+    """Write the least and the largest finite value; "" if both are the same, or there is none."""
     known = [value for value in found if math.isfinite(value)]
+    if not known:
+        return ""
     low, high = write(min(known)), write(max(known))
     return "" if low == high else f"{low}–{high}"
 
@@ -325,7 +329,10 @@ def _score_table(c: Comparison, profile: PerformanceProfile, scores: Mapping[str
         f" {c.reference or 'the first'}, the geometric mean over workloads; a missed goal counts as"
         " the budget and one more, and without a budget there is none."
     )
-    return Table(f"All {plural(len(c.workloads), 'workload')}", headings, lines, [note])
+    title = f"All {plural(len(profile.workloads), 'workload')}"
+    if variants := len(c.workloads) - len(profile.workloads):
+        title += f", checked by {plural(variants, 'variant')}"
+    return Table(title, headings, lines, [note])
 
 
 def _sweep_table(c: Comparison, each: Swept) -> Table:

@@ -113,7 +113,7 @@ def _frame(sweeps: Sequence[Swept], left: float, right: float, names: float) -> 
     """Return ends that give points their margins in pixels, whatever decades they cover."""
     batches = [batch for each in sweeps for batch in each.batches]
     steps = [each for batch in batches for each in batch.steps]
-    missed = any(not batch.steps for batch in batches)
+    missed = any(batch.best.reached is None for batch in batches)
     above = _MARGIN + names + _MISSED * missed
     below = _MARGIN + _ROW * sum(each.regimes is not None for each in sweeps)
     height = max(PLOT_HEIGHT, _POINTS + above + below)
@@ -202,7 +202,7 @@ def _draw_runs(drawn: go.Figure, each: Swept, look: Look, *, alone: bool) -> Non
 
 def _draw_missed(drawn: go.Figure, each: Swept, look: Look, at: float) -> None:
     """Batch sizes at which the goal was missed, at the upper end."""
-    missed = [batch for batch in each.batches if not batch.steps]
+    missed = [batch for batch in each.batches if batch.best.reached is None]
     if not missed:
         return
     drawn.add_scatter(
@@ -322,7 +322,7 @@ def _caption(sweeps: Sequence[Swept]) -> str:
         said.append(
             "Hollow: not counted, the best learning rate is at the edge of those that were tried."
         )
-    if any(not batch.steps for batch in batches):
+    if any(batch.best.reached is None for batch in batches):
         said.append("Crosses: goal not reached.")
     if any(
         is_seen(border)

@@ -81,12 +81,12 @@ class Comparison:
     sweeps: tuple[Swept, ...]
     """Submissions with several batch sizes."""
     profile: PerformanceProfile | None
-    """If there are several workloads."""
+    """If there are several workloads, and no goal was reached at a time of 0."""
     scores: Mapping[str, float] | None
-    """AlgoPerf's, if there are several workloads."""
+    """AlgoPerf's, where there is a profile."""
     speed_ups: Mapping[str, float]
     """How many times as fast as the reference over all workloads, in the geometric mean; NaN where
-    a goal was missed and no budget says what that costs. Empty for one workload."""
+    a goal was missed and no budget says what that costs. Empty where there is no profile."""
     confidence: float
     warnings: tuple[str, ...]
 
@@ -160,7 +160,6 @@ def compare(
     sided = _sided(every, goals)
     outcomes = [outcome_of(trial, sided[trial.workload], budget) for trial in every]
     clock = _clock(outcomes, clock)
-    _refuse_reached_at_once(outcomes, clock)
     submissions = list(dict.fromkeys(trial.submission for trial in every))
     reference = submissions[0] if reference is None else reference
     if reference not in submissions:
@@ -182,7 +181,8 @@ def compare(
     sweeps = tuple(each for each in found if each is not None)
     across = _AcrossWorkloads()
     _check_variants(variants or {}, groups)
-    if len(groups) > 1 and len(submissions) > 1:
+    timed = all(standing.best.at(clock) > 0 for standing in standings)
+    if len(groups) > 1 and len(submissions) > 1 and timed:
         most = (budget or {}).get(clock, math.nan)
         across = _across_workloads(standings, clock, reference, most, variants or {})
     return Comparison(
@@ -275,7 +275,7 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
         clock: all(not math.isnan(outcome.at(clock)) for outcome in outcomes) for clock in CLOCKS
     }
     if asked is None:
-        timed = all(not math.isnan(outcome.until("seconds")) for outcome in outcomes)
+        timed = all(outcome.after("seconds") > 0 for outcome in outcomes)
         reached = any(outcome.reached is not None for outcome in outcomes)
         return "seconds" if known["seconds"] and (reached or timed) else "steps"
     checked_choice("clock", asked, CLOCKS, "Steps are always known.")
@@ -288,20 +288,6 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
             "Compare by steps, or log it.",
         )
     return asked
-
-
-def _refuse_reached_at_once(outcomes: Sequence[Outcome], clock: str) -> None:
-    """Refuse a goal that a trial reached after nothing: no time is a multiple of that."""
-    for outcome in outcomes:
-        for name in dict.fromkeys(("steps", clock)):
-            if outcome.at(name) == 0:
-                instead = "leave this measurement out" if name == "steps" else "compare by steps"
-                refuse(
-                    "goals",
-                    "be out of reach where trials begin",
-                    f"{outcome.goal}, which {outcome.trial.name} reached after 0 {name}",
-                    f"Choose a goal that is farther away, or {instead}.",
-                )
 
 
 def _standings(
@@ -351,23 +337,23 @@ def _speed_up(
     margin = _margin(ours, theirs, clock, confidence)
     if our.reached is None and their.reached is None:
         return UNKNOWN
-    if our.reached is None:  # our time is above all that was trained
-        least = _trained(ours, clock)
-        if math.isnan(least):
-            return UNKNOWN
-        return Bounded(math.nan, 0.0, margin * their.at(clock) / least if least else math.inf)
-    low = (their.after(clock) if their.reached else _trained(theirs, clock)) / margin
-    if their.reached is None:
-        return UNKNOWN if math.isnan(low) else Bounded(math.nan, low / our.at(clock), math.inf)
-    after = our.after(clock)
-    high = margin * their.at(clock) / after if after else math.inf
-    return Bounded(their.at(clock) / our.at(clock), low / our.at(clock), high)
+    if not (our.at(clock) and their.at(clock)):  # There is no ratio to a time of 0.
+        return UNKNOWN
+    our_least, their_least = (_middle_after(of, clock) for of in (ours, theirs))
+    low = their_least / margin / our.at(clock)
+    high = margin * their.at(clock) / our_least if our_least else math.inf
+    both = our.reached is not None and their.reached is not None
+    if not low and math.isinf(high):
+        return UNKNOWN
+    return Bounded(their.at(clock) / our.at(clock) if both else math.nan, low, high)
 
 
-def _trained(outcomes: Iterable[Outcome], clock: str) -> float:
-    """Return how far the longest of trials was trained; NaN if it is known of none."""
-    known = [until for each in outcomes if not math.isnan(until := each.until(clock))]
-    return max(known, default=math.nan)
+def _middle_after(outcomes: Sequence[Outcome], clock: str) -> float:
+    """What the middle time is above: the middle of what each time is above, see `middle`.
+
+    Repetitions that missed the goal need not have been trained equally far.
+    """
+    return sorted(outcome.after(clock) for outcome in outcomes)[len(outcomes) // 2]
 
 
 def _margin(

@@ -83,7 +83,8 @@ class Measurements:
 
     def clock(self, name: str) -> Array | None:
         """Return one of `CLOCKS` at each evaluation; None if it is not known."""
-        return getattr(self, name) if name in CLOCKS else None
+        found: Array | None = getattr(self, name)
+        return found
 
 
 def _check_clock(name: str, clock: Array) -> None:

@@ -28,6 +28,8 @@ class Outcome:
     """The value of the metric that was nearest to the goal, or farthest beyond it, within the
     budget; NaN if there was none."""
     best_step: float
+    trained: int
+    """Number of measurements within the budget."""
 
     def at(self, clock: str) -> float:
         """Return when the goal was reached, in one of `CLOCKS`.
@@ -37,21 +39,16 @@ class Outcome:
         return math.inf if self.reached is None else float(getattr(self.reached, clock))
 
     def after(self, clock: str) -> float:
-        """Return the last measurement before the goal was reached, in one of `CLOCKS`.
+        """Return the last measurement at which the goal was not reached, in one of `CLOCKS`.
 
-        The goal was reached somewhere between it and `at`. It is 0 for the first measurement.
+        The goal was reached somewhere between it and `at`; or beyond it, if the goal was missed
+        within the budget. It is 0 if there is none, or the clock is not known.
         """
+        before = self.trained if self.reached is None else self.reached.evaluation
         known = self.trial.measurements.clock(clock)
-        if self.reached is None:
-            return math.inf
-        if known is None or not self.reached.evaluation:
-            return 0.0
-        return float(known[self.reached.evaluation - 1])
-
-    def until(self, clock: str) -> float:
-        """Return how far the trial was trained, in one of `CLOCKS`; NaN if that is not known."""
-        known = self.trial.measurements.clock(clock)
-        return math.nan if known is None or not len(known) else float(known[-1])
+        known = np.empty(0) if known is None else known[:before]
+        known = known[np.isfinite(known)]
+        return float(known[-1]) if len(known) else 0.0
 
     def rank(self, clock: str) -> tuple[float, float]:
         """Return what orders outcomes: when the goal was reached, or else how near they came."""
@@ -62,7 +59,7 @@ class Outcome:
     def setting(self) -> tuple[object, ...]:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial
-        others = sorted((k, v) for k, v in trial.hyperparameters.items() if k not in SEEDS)
+        others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if k not in SEEDS)
         # NaN is unequal to itself.
         return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
 
@@ -70,9 +67,11 @@ class Outcome:
 def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:
     """Return when a trial reached a goal within a budget, see `first_reached`."""
     measured = trial.measurements
-    inside = within(measured, budget) & np.isfinite(measured.values)
+    in_budget = within(measured, budget)
+    trained = int(in_budget.sum())
+    inside = in_budget & np.isfinite(measured.values)
     if not inside.any():
-        return Outcome(trial, goal, None, math.nan, math.nan)
+        return Outcome(trial, goal, None, math.nan, math.nan, trained)
     sign = 1.0 if goal.side == "<" else -1.0
     where = int(np.argmin(np.where(inside, sign * measured.values, math.inf)))
     return Outcome(
@@ -81,6 +80,7 @@ def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = No
         first_reached(measured, goal, budget),
         float(measured.values[where]),
         float(measured.steps[where]),
+        trained,
     )
 
 

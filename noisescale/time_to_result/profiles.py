@@ -56,7 +56,8 @@ class PerformanceProfile:
         if not 1 < max_ratio < math.inf:
             refuse("max_ratio", "be above 1 and finite", repr(max_ratio), "Pass 4, as AlgoPerf.")
         if grid is None:
-            heights = np.clip((max_ratio - self.ratios) / (max_ratio - 1), 0, 1).mean(axis=1)
+            shares = np.maximum(max_ratio - self.ratios, 0) / (max_ratio - 1)
+            heights = shares.mean(axis=1)
         else:
             if checked_count("grid", grid, "Pass 100, as AlgoPerf.") < 2:
                 refuse("grid", "have two ratios at least", grid, "Pass 100, as AlgoPerf.")

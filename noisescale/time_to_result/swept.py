@@ -18,7 +18,7 @@ class SweptBatch(NamedTuple):
 
     batch_size: float
     steps: tuple[float, ...]
-    """To the goal, of each repetition of the best setting that reached it."""
+    """To the goal, of each repetition of the best setting that reached it after step 0."""
     best: Outcome
     """The middle repetition of the best setting."""
     learning_rates: tuple[float, ...]
@@ -32,7 +32,7 @@ class SweptBatch(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the goal was reached, by a learning rate that is not at the edge."""
+        """Whether the goal was reached after step 0, by a learning rate that is not at the edge."""
         return bool(self.steps) and not self.edge
 
 
@@ -90,8 +90,8 @@ def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
         edge = {rates[0]: "low", rates[-1]: "high"}.get(best.trial.learning_rate, "")
     return SweptBatch(
         size,
-        tuple(outcome.at("steps") for outcome in repeated if outcome.reached is not None)
-        if best.reached is not None
+        tuple(steps for o in repeated if 0 < (steps := o.at("steps")) < math.inf)
+        if 0 < best.at("steps") < math.inf
         else (),
         best,
         tuple(rates),

@@ -170,6 +170,12 @@ def test_budgets_clocks_and_details_are_followed(here: Path) -> None:
         (("sgd", *GOAL, "--by", "hours"), "`--by` must be known of every trial that reached its"),
         (("sgd", *GOAL, "--by", "days"), '`--by` must be one of "steps", "examples", "epochs"'),
         (("sgd", *GOAL, "--budget", "steps"), "`--budget` must be written as name=value, got"),
+        (
+            ("sgd", *GOAL, "--budget", "seconds=1", "--budget", "hours=1"),
+            "`--budget` must be given once for each unit, got two limits of seconds.",
+        ),
+        (("sgd", *GOAL, "--budget", "=5"), "`--budget` must be written as name=value, got '=5'"),
+        (("sgd", *GOAL, "--variant", "a="), "`--variant` must be written as name=value, got 'a='"),
         (("sgd", *GOAL, "--budget", "steps=x"), "`--budget` must be a number of steps, examples"),
         (("sgd", *GOAL, "--budget", "days=1"), '`--budget` must be one of "steps", "examples"'),
         (("sgd", *GOAL, "--reference", "x"), "`--reference` must be one of sgd, got 'x'"),
@@ -223,3 +229,139 @@ def test_optimizers_of_one_submission_are_no_repetitions(here: Path) -> None:
         ("ours.csv", 100),
         ("theirs.csv", 300),
     ]
+
+
+def timed_csv(path: Path, hours: float) -> Path:
+    """A file of one submission that reaches the goal at step 200."""
+    lines = ["submission,step,seconds,val_loss"]
+    lines += [f"{path.stem},{step},{hours * 18 * step},{loss}" for step, loss in course(200)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("budget", "reached"), [("hours=2", True), ("hours=1.9", False), ("seconds=7200", True)]
+)
+def test_a_budget_may_be_in_hours(here: Path, budget: str, reached: bool) -> None:
+    path = timed_csv(here / "sgd.csv", 2.0)
+
+    code, output, _ = ended("compare", path, *GOAL, "--budget", budget, "--by", "hours", "--json")
+
+    record = json.loads(output)
+    assert code == (0 if reached else 1)
+    assert record["clock"] == "seconds"
+    assert record["standings"][0]["seconds"] == (7200 if reached else None)
+
+
+def test_reference_confidence_and_variants_are_followed(here: Path) -> None:
+    for name, steps in (("sgd/a", 200), ("sgd/b", 100), ("adam/a", 100), ("adam/b", 450)):
+        csv_logger(here / name / "0", steps)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(
+        run(
+            *("compare", "sgd", "adam", *goals, "--reference", "adam", "--variant", "b = a"),
+            *("--confidence", "0.5", "--json"),
+        )
+    )
+
+    assert (record["reference"], record["confidence"]) == ("adam", 0.5)
+    assert record["scores"] == {"sgd": 1, "adam": 0}
+
+
+def test_each_workload_may_have_a_metric_of_its_own(here: Path) -> None:
+    """The runs of a workload are read for its metric only, and a metric's name may have a colon."""
+    for name, steps in (("sgd/a", 200), ("sgd/b", 100)):
+        csv_logger(here / name / "0", steps)
+    for file in here.glob("*/b/0/metrics.csv"):
+        lines = file.read_text().replace("val_loss", "val_loss,acc").splitlines()
+        rows = [f"{line},{1 - float(line.split(',')[-1])}" for line in lines[1:]]
+        file.write_text("\n".join([lines[0], *rows]) + "\n")
+    goals = ("--goal", " a : val_loss<=0.15", "--goal", "b: acc>=0.85")
+
+    record = json.loads(run("compare", "sgd", *goals, "--json"))
+
+    assert record["goals"] == {"a": "val_loss <= 0.15", "b": "acc >= 0.85"}
+    assert [(each["workload"], each["steps"]) for each in record["trials"]] == [
+        ("a", 199),
+        ("b", 99),
+    ]
+
+
+def test_two_workloads_with_one_metric_have_their_runs_once(here: Path) -> None:
+    for name in ("sgd/a", "sgd/b"):
+        csv_logger(here / name / "0", 100)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(run("compare", "sgd", *goals, "--json"))
+
+    assert [each["trials"] for each in record["standings"]] == [1, 1]
+
+
+def test_the_workload_may_be_a_submission_s_folder_and_only_one(here: Path) -> None:
+    for name in ("a/0", "other/b/0", "both/a/b/0"):
+        csv_logger(here / name, 100)
+    goals = ("--goal", "a: val_loss<=0.15", "--goal", "b: val_loss<=0.15")
+
+    record = json.loads(run("compare", "a", "other", *goals, "--json"))
+
+    assert [(each["submission"], each["workload"]) for each in record["standings"]] == [
+        ("a", "a"),
+        ("other", "b"),
+    ]
+    assert "`--goal` must name the workload of each run, got a, b for" in refused(
+        "compare", "both", *goals
+    )
+
+
+def test_what_lies_in_one_folder_is_told_apart_by_run_unless_all_of_it_is_in_folders(
+    here: Path,
+) -> None:
+    for name in ("one/a/0", "one/a/1", "mixed/a/0", "mixed/b"):
+        csv_logger(here / name, 100)
+    csv_logger(here / "some" / "0", 100)
+    for size in (8, 16):
+        csv_logger(here / "some" / str(size), 100, batch_size=size)
+
+    def submissions(folder: str) -> set[str]:
+        record = json.loads(run("compare", folder, *GOAL, "--json"))
+        return {each["submission"] for each in record["standings"]}
+
+    assert submissions("one") == {"a/0", "a/1"}
+    assert submissions("mixed") == {"a/0", "b"}
+    assert submissions("some") == {"0", "8", "16"}
+
+
+def test_a_file_may_name_the_workload_of_each_goal(here: Path) -> None:
+    trials = [{"submission": "a", "workload": w, "steps": 100} for w in ("x", "y")]
+    path = long_format(here / "trials.csv", trials)
+    goals = ("--goal", "x: val_loss<=0.15", "--goal", "y: val_loss<=0.95")
+
+    record = json.loads(run("compare", path, *goals, "--json"))
+
+    assert [(each["workload"], each["steps"]) for each in record["standings"]] == [
+        ("x", 100),
+        ("y", 10),
+    ]
+
+
+def test_names_of_runs_begin_with_their_submission_where_there_are_several(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("größe/0", "adam/0"):
+        csv_logger(here / name, 100)
+    monkeypatch.chdir(here / "größe")
+
+    output = run("compare", ".", "../adam", *GOAL, "--json")
+    alone = json.loads(run("compare", ".", *GOAL, "--json"))
+
+    assert [each["trial"] for each in json.loads(output)["trials"]] == ["größe/0", "adam/0"]
+    assert '"größe/0"' in output
+    assert [each["trial"] for each in alone["trials"]] == ["0"]
+
+
+def test_the_path_of_a_report_is_printed(here: Path) -> None:
+    csv_logger(here / "sgd", 100)
+
+    assert run("compare", "sgd", *GOAL, "--html", "x.html").endswith("\nReport: x.html\n")
+    json.loads(run("compare", "sgd", *GOAL, "--html", "x.html", "--json"))

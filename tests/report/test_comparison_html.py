@@ -2,6 +2,7 @@
 """The page of a comparison, as it is written and as a browser draws it."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from plotly.offline import get_plotlyjs
 
 from noisescale.history.metrics import Goal
 from noisescale.report.comparison_html import comparison_html, write_comparison
+from noisescale.report.comparison_tables import comparison_tables
 from noisescale.time_to_result.comparison import Comparison, compare
+from noisescale.time_to_result.measurements import Measurements, Trial
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -270,3 +273,13 @@ def test_the_page_is_dark_where_the_reader_wants_it_except_on_paper(
     assert size["width"] == 660
     assert noise == []
     page.close()
+
+
+def test_there_is_a_page_also_of_runs_that_were_at_the_goal_at_step_0() -> None:
+    at_once = Trial("0", Measurements([0, 10], [0.1, 0.1]), "sgd", batch_size=4.0)
+    alone = [at_once, replace(at_once, name="1", batch_size=2.0)]
+
+    for trials in ([at_once, *sweep(law(64), submission="sgd")], alone):
+        c = compare(trials, GOAL)
+        assert comparison_html(c).count("goal not reached") == 0
+        assert [line.cells[1].text for line in comparison_tables(c)[1].lines][:1] == ["0"]

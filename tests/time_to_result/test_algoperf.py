@@ -160,8 +160,42 @@ def test_a_ruleset_refuses_more_trials_than_it_has_and_warns_of_fewer() -> None:
         times_to_result([*whole, *study("a", MISSED)], ruleset=rules)
     with pytest.raises(ValueError, match=r"at most 3 studies, got 4 of s on w"):
         times_to_result([*whole, *study("d", MISSED)], ruleset=rules)
-    with pytest.warns(UserWarning, match=r"s on w has 2 of 3 studies and 5 of 5 trials"):
+    with pytest.warns(UserWarning, match=r"s on w has 2 of 3 studies and 5 of 5 trials") as told:
         times_to_result(whole[:10], ruleset=rules)
+    assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"s on w has 3 of 3 studies and 4 of 5 trials in the sm"):
+        times_to_result(whole[:-1], ruleset=rules)
+
+
+def test_a_trial_within_the_budget_counts_though_another_was_earlier_beyond_it() -> None:
+    trials = study("a", (2, 20.0), (3, 9.0))
+
+    assert times_to_result(trials, budgets={"w": 10}) == {"s": {"w": 9.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "studies", "trials", "budget"),
+    [
+        ("external_tuning_v05", 5, 5, 1.0),
+        ("external_tuning_v06", 3, 5, 1.0),
+        ("self_tuning_v05", 5, 1, 3.0),
+        ("self_tuning_v06", 3, 1, 1.5),
+    ],
+)
+def test_rulesets_are_those_of_the_benchmark(
+    name: str, studies: int, trials: int, budget: float
+) -> None:
+    assert RULESETS[name] == Ruleset(studies, trials, budget)
+
+
+def test_the_workloads_that_count_are_eight_and_six_have_a_variant() -> None:
+    assert len(set(WORKLOADS)) == 8
+    assert len(HELD_OUT_VARIANTS) == 6
+    assert {*HELD_OUT_VARIANTS.values()} == {*WORKLOADS} - {
+        "imagenet_vit",
+        "librispeech_deepspeech",
+    }
+    assert all(variant.startswith(f"{base}_") for variant, base in HELD_OUT_VARIANTS.items())
 
 
 def test_no_trial_and_an_unknown_rule_for_ties_are_refused() -> None:

@@ -61,6 +61,13 @@ def test_where_no_run_reached_the_goal_the_nearest_is_first_and_time_counts_if_i
     assert [each.submission for each in found.standings] == ["n", "f"]
     assert found.clock == "steps"
     assert compare([timed], GOAL).clock == "seconds"
+    assert compare([timed, far], GOAL).clock == "steps"
+
+
+def test_a_run_that_missed_the_goal_and_has_no_seconds_leaves_the_clock_to_the_others() -> None:
+    reached, missed = trial(100, seconds=1.0, submission="a"), trial(math.inf, submission="b")
+
+    assert compare([reached, missed], GOAL).clock == "seconds"
 
 
 def test_the_speed_up_of_single_runs_has_the_usual_scatter_and_the_evaluations_in_its_bounds() -> (
@@ -132,6 +139,124 @@ def test_of_a_missed_goal_the_speed_up_is_known_from_one_side() -> None:
     assert standing(other, "a").speed_up.low == 0
 
 
+def missed(submission: str, until: list[float]) -> list[Trial]:
+    return [
+        trial(math.inf, until=last, submission=submission, hyperparameters={"seed": k}, name=str(k))
+        for k, last in enumerate(until)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("until", "least"),
+    [
+        ([1000, 500, 600], 600),
+        ([500, 500, 1000], 500),
+        ([1000, 1000, 500], 1000),
+        ([500, 1000], 1000),
+    ],
+)
+def test_of_repetitions_that_missed_the_goal_the_middle_one_bounds_the_speed_up(
+    until: list[float], least: float
+) -> None:
+    """Only the longest one was trained as far as the longest one."""
+    trials = [*missed("a", until), *seeds("b", [100, 100, 100])]
+
+    ours = standing(compare(trials, GOAL), "b").speed_up
+    theirs = standing(compare(trials, GOAL, reference="b"), "a").speed_up
+
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(1 / len(until) + 1 / 3))
+    assert ours.low == pytest.approx(least / 100 / margin, rel=1e-5)
+    assert ours.high == math.inf
+    assert theirs.low == 0
+    assert theirs.high == pytest.approx(margin * 100 / least, rel=1e-5)
+
+
+def test_what_was_trained_beyond_the_budget_does_not_bound_a_speed_up() -> None:
+    """Without the budget "b" is four times as fast."""
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(2))
+    trials = [trial(400, until=10_000, submission="a"), trial(100, submission="b")]
+
+    found = standing(compare(trials, GOAL, budget={"steps": 300}), "b").speed_up
+
+    assert found.low == pytest.approx(300 / 100 / margin)
+    assert found.low < 4
+
+
+def test_a_run_without_a_measurement_shows_nothing_of_how_slow_it_is() -> None:
+    trials = [Trial("none", Measurements([], []), "a"), trial(100, submission="b")]
+
+    assert not standing(compare(trials, GOAL), "b").speed_up.known
+    assert not standing(compare(trials, GOAL, reference="b"), "a").speed_up.known
+
+
+@pytest.mark.parametrize("b", [[200, 210, 205, math.inf], [200, 210]])
+def test_the_scatter_of_repetitions_counts_if_all_reached_the_goal_and_there_are_enough(
+    b: list[float],
+) -> None:
+    """Those that reached the goal scatter by less than all. Two and three are too few."""
+    trials = [*seeds("a", [400, 410, 390]), *seeds("b", b)]
+
+    found = standing(compare(trials, GOAL), "b").speed_up
+
+    margin = math.exp(1.959964 * STEPS_SCATTER * math.sqrt(1 / 3 + 1 / len(b)))
+    assert found.value == pytest.approx(400 / 210)
+    assert found.low == pytest.approx(390 / 210 / margin, rel=1e-5)
+
+
+def test_a_goal_that_was_reached_before_the_first_step_gives_no_ratio() -> None:
+    at_once = Measurements([0, 10], [0.1, 0.1])
+    trials = [
+        one
+        for workload in ("x", "y")
+        for one in (
+            Trial("a", at_once, "a", workload),
+            trial(20, submission="b", workload=workload),
+        )
+    ]
+
+    for reference in "ab":
+        found = compare(trials, GOAL, reference=reference)
+        other = standing(found, "b" if reference == "a" else "a", "x")
+        assert not other.speed_up.known
+        assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
+        assert found.warnings[0].startswith("2 of 4 runs reached the goal at their first")
+
+
+def test_bounds_of_another_confidence_have_another_width() -> None:
+    trials = [trial(400, submission="a"), trial(200, submission="b")]
+    both = sweep({8: 900, 64: 200, 512: 110}, submission="a")
+
+    found = standing(compare(trials, GOAL, confidence=0.5), "b").speed_up
+    narrow, wide = (compare(both, GOAL, confidence=x).sweeps[0].regimes for x in (0.5, 0.95))
+
+    margin = math.exp(0.6744898 * STEPS_SCATTER * math.sqrt(2))
+    assert found.low == pytest.approx(390 / 200 / margin)
+    assert found.high == pytest.approx(margin * 400 / 190)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.critical_batch_size.low > wide.critical_batch_size.low
+    assert narrow.critical_batch_size.high < wide.critical_batch_size.high
+
+
+def test_diverged_trials_are_counted_apart_from_those_that_only_missed_the_goal() -> None:
+    trials = [trial(math.inf, name="missed"), trial(100), trial(math.inf, feasible=False, name="d")]
+
+    assert standing(compare(trials, GOAL), "").diverged == 1
+
+
+def test_on_a_workload_that_the_reference_was_not_trained_on_no_speed_up_is_known() -> None:
+    trials = [
+        trial(100, submission=submission, workload=workload)
+        for submission, workload in (("a", "x"), ("b", "x"), ("b", "y"))
+    ]
+
+    found = compare(trials, GOAL)
+
+    assert not standing(found, "b", "y").speed_up.known
+    assert found.speed_ups["a"] == 1
+    assert math.isnan(found.speed_ups["b"])
+
+
 def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
     trials = [
         trial(steps, submission="a", study=study, learning_rate=rate, name=f"{study}{rate}")
@@ -144,6 +269,19 @@ def test_the_time_of_several_studies_is_the_middle_of_their_best() -> None:
     assert sorted(each.at("steps") for each in found.counting) == [100, 250, 300]
     assert found.best.at("steps") == 250
     assert len(found.outcomes) == 6
+
+
+def test_each_study_counts_once_however_many_repetitions_it_has() -> None:
+    trials = [
+        trial(steps, submission="a", study=study, hyperparameters={"seed": k}, name=f"{study}{k}")
+        for study, of in (("1", (300, 310, 320)), ("2", (100,)), ("3", (200,)))
+        for k, steps in enumerate(of)
+    ]
+
+    found = standing(compare(trials, GOAL), "a")
+
+    assert sorted(each.at("steps") for each in found.counting) == [100, 200, 310]
+    assert found.best.at("steps") == 200
 
 
 def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
@@ -164,17 +302,25 @@ def test_workloads_have_goals_of_their_own_a_profile_and_scores() -> None:
     assert found.profile.at(1) == {"a": 0.5, "b": 0.5}
     assert found.speed_ups == {"a": 1, "b": pytest.approx(math.sqrt(0.5 * 4))}
     assert compare(trials[:1], GOAL).scores is None
-    assert compare(trials[:1], GOAL).speed_ups == {}
+    for fewer in (trials[:1], trials[:2], trials[::2]):  # one submission, or one workload
+        found = compare(fewer, GOAL)
+        assert (found.scores, found.profile, found.speed_ups) == (None, None, {})
 
 
 @pytest.mark.parametrize(
-    ("budget", "speed_up"), [(None, math.nan), ({"steps": 399.0}, math.sqrt(0.5 * 400 / 100))]
+    ("clock", "budget", "speed_up"),
+    [
+        ("steps", None, math.nan),
+        ("steps", {"steps": 399.0}, math.sqrt(0.5 * 400 / 100)),
+        ("steps", {"seconds": 1e6}, math.nan),
+        ("seconds", {"seconds": 799.0, "steps": 1e6}, math.sqrt(0.5 * 800 / 200)),
+    ],
 )
 def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
-    budget: dict[str, float] | None, speed_up: float
+    clock: str, budget: dict[str, float] | None, speed_up: float
 ) -> None:
     trials = [
-        trial(steps, submission=submission, workload=workload)
+        trial(steps, seconds=2.0, submission=submission, workload=workload)
         for submission, workload, steps in (
             ("a", "x", 100),
             ("a", "y", math.inf),
@@ -183,7 +329,7 @@ def test_a_missed_goal_costs_the_budget_and_one_more_in_the_mean_speed_up(
         )
     ]
 
-    found = compare(trials, GOAL, budget=budget).speed_ups
+    found = compare(trials, GOAL, clock=clock, budget=budget).speed_ups
 
     assert found["b"] == pytest.approx(speed_up, nan_ok=True)
 
@@ -211,6 +357,40 @@ def test_the_side_of_a_goal_is_decided_by_where_most_trials_begin() -> None:
 
     assert compare([rising], Goal.read("accuracy=0.5")).goals[""].side == ">"
     assert compare([trial(100)], Goal.read("loss=0.1")).goals[""].side == "<"
+    empty = Trial("e", Measurements([], []))
+    assert compare([empty], Goal.read("loss=0.1")).goals[""].side == "<"
+
+
+@pytest.mark.parametrize(
+    ("starts", "side"),
+    [
+        ([0.1, 0.9, 0.9], "<"),
+        ([0.9, 0.1, 0.1], ">"),
+        ([0.9, 0.1, 0.9], "<"),
+        ([math.nan, math.nan, 0.9], "<"),
+        ([math.nan, math.nan, 0.1], ">"),
+    ],
+)
+def test_a_first_value_that_is_no_number_or_unlike_most_does_not_decide_the_side(
+    starts: list[float], side: str
+) -> None:
+    """Values that are not numbers are left out; a trial of them alone does not count."""
+    trials = [
+        Trial(str(k), Measurements([0, 1], [start, start]), "a") for k, start in enumerate(starts)
+    ]
+
+    assert compare(trials, Goal.read("metric=0.5")).goals[""].side == side
+
+
+def test_each_workload_decides_the_side_of_its_goal_by_its_own_trials() -> None:
+    trials = [
+        Trial(name, Measurements([1, 2], [start, 0.5]), "a", workload=name)
+        for name, start in (("falls", 0.9), ("rises", 0.2))
+    ]
+
+    goals = compare(trials, Goal.read("metric=0.5")).goals
+
+    assert {name: goal.side for name, goal in goals.items()} == {"falls": "<", "rises": ">"}
 
 
 def test_a_budget_holds_for_all() -> None:
@@ -223,6 +403,23 @@ def test_sweeps_over_batch_sizes_are_found_for_each_submission() -> None:
     found = compare(trials, GOAL)
 
     assert [each.submission for each in found.sweeps] == ["a"]
+
+
+def test_warnings_of_a_sweep_say_whose_it_is() -> None:
+    missed = {8: 400, 16: 200, 32: math.inf}
+
+    named = compare(sweep(missed, submission="a", workload="x"), GOAL).warnings
+    unnamed = compare(sweep(missed), GOAL).warnings
+
+    assert named == ("a on x: No run reached the goal at batch size 32.",)
+    assert unnamed == ("No run reached the goal at batch size 32.",)
+
+
+def test_the_reference_is_the_first_of_the_submissions() -> None:
+    trials = [trial(steps, submission=name) for name, steps in (("a", 300), ("b", 100), ("c", 200))]
+
+    assert compare(trials, GOAL).submissions == ("a", "b", "c")
+    assert compare(trials, GOAL, reference="c").submissions == ("c", "b", "a")
 
 
 def test_a_metric_that_leaves_the_goal_again_and_one_that_begins_there_are_warned_of() -> None:
@@ -293,19 +490,6 @@ def test_settings_are_counted_in_each_study() -> None:
     assert standing(compare([*one, *three], GOAL), "adam").settings == 1
 
 
-def test_a_goal_that_is_reached_before_training_is_refused() -> None:
-    """No other time is a multiple of none."""
-    there = Trial("there", Measurements([0, 10], [0.1, 0.05]), "a")
-
-    for trials in ([there, trial(100, submission="b")], [trial(100, submission="b"), there]):
-        with pytest.raises(ValueError, match=r"loss <= 0.1, which there reached after 0 steps"):
-            compare(trials, GOAL)
-    soon = Trial("soon", Measurements([1, 2], [0.1, 0.1], seconds=[0, 1]), "a")
-    with pytest.raises(ValueError, match=r"soon reached after 0 seconds. .*, or compare by steps"):
-        compare([soon], GOAL)
-    assert compare([soon], GOAL, clock="steps").reached
-
-
 def test_a_run_without_the_metric_may_have_reached_the_goal() -> None:
     silent = Trial("silent", Measurements([], []), "b")
 
@@ -334,3 +518,17 @@ def test_the_profile_has_the_score_as_its_mean_height_with_variants_too() -> Non
     assert found.profile is not None
     assert found.profile.at(4.0) == {"a": 0.0, "b": 1.0}
     assert found.scores == found.profile.scores() == {"a": 0.0, "b": 1.0}
+
+
+def test_searches_are_compared_on_each_workload_on_its_own() -> None:
+    trials = [
+        trial(100, submission=name, workload=workload, learning_rate=0.1 * (k + 1), name=str(k))
+        for workload, searches in (("x", {"a": 3, "b": 3}), ("y", {"a": 1, "b": 1}))
+        for name, many in searches.items()
+        for k in range(many)
+    ]
+    more = trial(90, submission="b", workload="y", learning_rate=0.7)
+
+    assert compare(trials, GOAL).warnings == ()
+    (told,) = compare([*trials, more], GOAL).warnings
+    assert told.startswith("The searches differ on y: b was trained with 2 settings")

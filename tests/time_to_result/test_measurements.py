@@ -37,6 +37,19 @@ def test_a_trial_may_have_no_evaluation() -> None:
         ({"steps": [math.nan]}, "`steps` must be finite and not negative, got nan"),
         ({"steps": [-1]}, "`steps` must be finite and not negative, got -1"),
         (
+            {"steps": [1, math.inf], "values": [1, 1]},
+            "`steps` must be finite and not negative, got inf",
+        ),
+        (
+            {"steps": [[1, 2]], "values": [[1, 2]]},
+            r"`steps` must have one number for each step, got shape \(1, 2\)",
+        ),
+        (
+            {"steps": [1, 2, 3], "values": [1, 1, 1], "epochs": [3, math.nan, 1]},
+            r"`epochs` must not be negative and must rise with the steps, got \[3. 1.\]",
+        ),
+        ({"epochs": [-1]}, "`epochs` must not be negative and must rise"),
+        (
             {"steps": [1, 2], "values": [1, 1], "seconds": [2, 1]},
             "`seconds` must not be negative and must rise with the steps",
         ),
@@ -52,6 +65,7 @@ def test_bad_measurements_are_refused(given: dict[str, Any], message: str) -> No
     [
         ([1, 0.5], True, False),
         ([1, math.nan], True, True),
+        ([1, math.inf], True, True),
         ([math.nan, 0.5], True, False),
         ([1, 0.5], False, True),
         ([], True, False),
@@ -68,3 +82,20 @@ def test_a_trial_diverged_if_it_ends_without_a_number_or_its_study_says_so(
 def test_a_clock_without_end_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`seconds` must be finite, got .* Give NaN where"):
         Measurements([1, 2], [0.5, 0.1], seconds=[1.0, math.inf])
+
+
+def test_of_many_evaluations_of_one_step_the_last_counts() -> None:
+    """A sort that is not stable would mix more than a few of them."""
+    measured = Measurements(np.tile(np.arange(10), 100), np.arange(1000))
+
+    assert measured.values.tolist() == list(range(990, 1000))
+
+
+def test_a_clock_may_begin_at_0_stand_still_and_be_unknown_in_between() -> None:
+    measured = Measurements([1, 2, 3, 4], [1, 1, 1, 1], epochs=[0, 0, math.nan, 1])
+
+    found = measured.clock("epochs")
+
+    assert found is not None
+    assert found[[0, 1, 3]].tolist() == [0, 0, 1]
+    assert math.isnan(found[2])

@@ -96,6 +96,7 @@ def test_ratios_are_to_the_best_of_what_is_left_after_all_steps() -> None:
             "`variants` must lead to workloads that count, got 'y', a variant itself",
         ),
         ({"a": {"x": 1.0}}, {"max_ratio": 1}, "`max_ratio` must be above 1 and finite"),
+        ({"a": {"x": 1.0}}, {"max_ratio": INF}, "`max_ratio` must be above 1 and finite"),
         ({"a": {"x": 1.0}}, {"grid": 1}, "`grid` must have two ratios at least"),
     ],
 )

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.time_to_result.regimes import GENTLEST, Regimes, find_regimes
+from noisescale.tradeoff.profile import STEPS_SCATTER
 
 Array = NDArray[np.float64]
 
@@ -319,3 +321,62 @@ def test_only_batch_sizes_have_a_regime(size: float) -> None:
 
     with pytest.raises(ValueError, match="`batch_size` must be positive and finite"):
         found.of(size)
+
+
+def test_the_assumed_scatter_counts_three_degrees_of_freedom_beside_repeated_runs() -> None:
+    steps = np.array([1000.0, 1100.0, 100.0, 120.0])
+
+    found = find_regimes([8, 8, 512, 512], steps)
+
+    squares = (np.log(steps[1::2] / steps[::2]) ** 2 / 2).sum()
+    assert found.scatter == pytest.approx(math.sqrt((3 * STEPS_SCATTER**2 + squares) / (3 + 2)))
+
+
+def test_a_batch_size_weighs_as_much_as_it_has_runs() -> None:
+    """Steps that rise with the batch size are fitted best by a flat line, at their mean."""
+    sizes, steps = [8, 16, 32, 32, 32, 32], [100, 110, 121, 121, 121, 121]
+
+    found = find_regimes(sizes, steps)
+
+    assert found.critical_batch_size.value == 0
+    assert found.min_steps.value == pytest.approx(math.exp(np.log(steps).mean()))
+
+
+@pytest.mark.parametrize("different", [3, 5])
+def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
+    """Student's t: three degrees of freedom, and one for each batch size beyond three."""
+    sizes, logs = [8.0, 8.0], [4.9, 5.1]
+    sizes += [16.0 * 2**k for k in range(different - 1)]
+    logs += [5.1 + 0.1 * k for k in range(different - 1)]
+
+    found = find_regimes(sizes, np.exp(logs))
+    # Examples against the inverse of the batch size are what steps are against the batch size.
+    mirrored = find_regimes(1 / np.array(sizes), np.exp(logs) * sizes)
+
+    mean, misfit = np.mean(logs), (np.array([5, 5, *logs[2:]]) - np.mean(logs)) ** 2
+    guess = (3 * STEPS_SCATTER**2 + 2 * 0.1**2) / (3 + 1)
+    free = different - 3
+    scatter = math.sqrt((3 * guess + (misfit.sum() if free else 0)) / (3 + free))
+    assert found.min_steps.value == pytest.approx(math.exp(mean))
+    assert found.scatter == pytest.approx(scatter)
+    most = mean + stdtrit(3 + free, 0.975) * scatter / math.sqrt(len(logs))
+    assert found.min_steps.high == pytest.approx(math.exp(most), rel=1e-4)
+    assert mirrored.min_examples.value == pytest.approx(math.exp(mean))
+    assert mirrored.min_examples.high == pytest.approx(math.exp(most), rel=1e-4)
+
+
+def test_bounds_beyond_the_sweep_end_with_it() -> None:
+    """Scaling was seen to be perfect only as far as there are batch sizes."""
+    sizes = doublings(1, 9)
+
+    falling = find_regimes(sizes, law(sizes, critical=1e6), scatter=0.01)
+    flat = find_regimes(sizes, law(sizes, critical=1e-6), scatter=0.01)
+
+    assert (falling.perfect_up_to.low, falling.perfect_up_to.high) == (256, math.inf)
+    assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
+
+
+def test_a_corner_has_no_sharpest_bend() -> None:
+    sizes = doublings(2, 13)
+
+    assert find_regimes(sizes, law(sizes, 12), scatter=0.05).sharpness.high == math.inf

@@ -33,6 +33,7 @@ def test_the_fewest_steps_of_all_trials_count() -> None:
 
     assert steps_to_result([FALLING, other], 0.3) == 150
     assert steps_to_result([FALLING, Measurements([], [])], 0.3) == 300
+    assert steps_to_result({"steps": [50, 150], "loss": [0.9, 0.1]}, 0.3) == 150
 
 
 def test_unsorted_and_repeated_evaluations_are_put_in_order() -> None:
@@ -95,6 +96,8 @@ def test_when_a_goal_was_reached_is_said_on_every_clock_and_whether_for_good() -
         ([[1, 2]], {}, "got a trial of type list"),
         (FALLING, {"mode": "down"}, '`mode` must be one of "min", "max", got \'down\''),
         (FALLING, {"goal": math.nan}, "`goal` must be finite, got nan"),
+        (FALLING, {"goal": math.inf}, "`goal` must be finite, got inf"),
+        (FALLING, {"budget": {"steps": math.nan}}, "`budget` must be positive, got nan steps"),
         (FALLING, {"budget": {"hours": 1}}, '`budget` must be one of "steps", "examples"'),
         (FALLING, {"budget": {"steps": 0}}, "`budget` must be positive, got 0 steps"),
         (FALLING, {"budget": {"seconds": 1}}, "`budget` must be in a unit that was measured"),

@@ -6,7 +6,7 @@ import pytest
 from courses import sweep, trial
 
 from noisescale.history.metrics import Goal
-from noisescale.time_to_result.measurements import Trial
+from noisescale.time_to_result.measurements import Measurements, Trial
 from noisescale.time_to_result.outcomes import Outcome, outcome_of
 from noisescale.time_to_result.swept import swept
 
@@ -79,7 +79,10 @@ def test_repetitions_of_the_best_setting_are_points_of_their_own() -> None:
     assert found is not None
     assert [sorted(batch.steps) for batch in found.batches] == [[400, 420, 440], [100, 110, 120]]
     assert [batch.best.at("steps") for batch in found.batches] == [420, 110]
-    assert "the learning rate was not searched" in found.warnings[0]
+    (told,) = found.warnings
+    assert told.startswith("At 2 of 2 batch sizes the learning rate was not searched.")
+    assert found.regimes is not None
+    assert sorted(found.regimes.measured_steps) == [100, 110, 120, 400, 420, 440]
 
 
 def test_a_batch_size_that_misses_the_goal_is_named_and_leaves_the_others() -> None:
@@ -87,8 +90,24 @@ def test_a_batch_size_that_misses_the_goal_is_named_and_leaves_the_others() -> N
 
     assert found is not None
     assert found.batches[-1].steps == ()
+    assert found.batches[-1].edge == ""
+    assert not found.batches[-1].counts
+    assert found.batches[-1].diverged == 0
     assert found.regimes is not None
-    assert "No run reached the goal at batch size 1,024." in found.warnings
+    assert found.warnings == ("No run reached the goal at batch size 1,024.",)
+
+
+def test_a_batch_size_that_was_at_the_goal_before_the_first_step_does_not_count() -> None:
+    at_once = Trial("0", Measurements([0, 10], [0.1, 0.1]), "sgd", batch_size=4.0)
+
+    found = swept("sgd", "", outcomes([at_once, *sweep(LAW)]))
+    without = swept("sgd", "", outcomes(sweep(LAW)))
+
+    assert found is not None
+    assert without is not None
+    assert [batch.counts for batch in found.batches] == [False, *7 * [True]]
+    assert (found.batches[0].steps, found.batches[0].reached) == ((), 1)
+    assert found.regimes == without.regimes
 
 
 def test_there_are_no_regimes_of_one_batch_size_that_counts() -> None:
@@ -96,9 +115,77 @@ def test_there_are_no_regimes_of_one_batch_size_that_counts() -> None:
 
     assert found is not None
     assert found.regimes is None
+    assert found.warnings == ("No run reached the goal at batch size 16.",)
     assert not found.largest_useful_batch_size.known
 
 
 def test_one_batch_size_or_unknown_ones_are_no_sweep() -> None:
     assert swept("sgd", "", outcomes(sweep({8: 100}))) is None
     assert swept("sgd", "", outcomes([trial(100), trial(200)])) is None
+    assert swept("sgd", "", outcomes([*sweep({8: 100}), trial(200)])) is None
+
+
+def test_the_lowest_learning_rate_is_an_edge_and_a_single_one_is_not() -> None:
+    trials = [t for t in sweep(LAW) if (t.batch_size, t.learning_rate) != (8.0, 0.05)]
+    single = [t for t in sweep(LAW) if t.batch_size > 16 or t.learning_rate == 0.1]
+
+    low, alone = (swept("sgd", "", outcomes(each)) for each in (trials, single))
+
+    assert low is not None
+    assert [batch.edge for batch in low.batches] == ["low", *6 * [""]]
+    assert low.warnings[0].startswith("At batch size 8 the best learning rate is at the edge")
+    assert alone is not None
+    assert all(batch.counts for batch in alone.batches)
+    (told,) = alone.warnings
+    assert told.startswith("At 2 of 7 batch sizes the learning rate was not searched.")
+
+
+def test_batch_sizes_without_regimes_or_without_the_goal_need_no_search_of_learning_rates() -> None:
+    one = [trial(100, batch_size=8.0), trial(math.inf, batch_size=16.0)]
+    missed = [*sweep(LAW), trial(math.inf, batch_size=1024.0, learning_rate=0.1)]
+
+    for trials, size in ((one, "16"), (missed, "1,024")):
+        found = swept("sgd", "", outcomes(trials))
+        assert found is not None
+        assert found.warnings == (f"No run reached the goal at batch size {size}.",)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "steps"), [((50, 60, math.inf), (50, 60)), ((50, math.inf, math.inf), ())]
+)
+def test_a_batch_size_counts_if_its_middle_repetition_reached_the_goal(
+    repeats: tuple[float, ...], steps: tuple[float, ...]
+) -> None:
+    trials = [
+        trial(each, batch_size=16.0, hyperparameters={"seed": seed}, name=str(seed))
+        for seed, each in enumerate(repeats)
+    ]
+
+    found = swept("sgd", "", outcomes([*trials, trial(100, batch_size=8.0)]))
+
+    assert found is not None
+    assert found.batches[1].steps == steps
+    assert found.batches[1].counts is bool(steps)
+    assert found.batches[1].reached == sum(math.isfinite(each) for each in repeats)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "steps"), [((0, 100, 110), (100, 110)), ((0, 0, 100), ()), ((0, 100), (100,))]
+)
+def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
+    repeats: tuple[float, ...], steps: tuple[float, ...]
+) -> None:
+    trials = [
+        Trial(
+            str(seed),
+            Measurements([0, 100, 110], [0.1 if at >= each else 0.9 for at in (0, 100, 110)]),
+            batch_size=16.0,
+            hyperparameters={"seed": seed},
+        )
+        for seed, each in enumerate(repeats)
+    ]
+
+    found = swept("sgd", "", outcomes([*trials, trial(200, batch_size=8.0)]))
+
+    assert found is not None
+    assert found.batches[1].steps == steps
