@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,12 +88,13 @@ def compare_runs(
     if html is not None:
         need("plotly", "`--html`")
     goals = _goals(goal)
+    clock = _clock(by)
     flags = flags_of(compare_runs) | {"clock": "--by", "variants": "--variant", "goals": "--goal"}
     with renamed(flags):
         found = compare(
             _trials(runs, goals),
             goals.get("", goals),
-            clock=_CLOCKS.get(by or "", by),
+            clock=clock,
             budget=_budget(budget or ()),
             reference=reference,
             variants=dict(_pair("variant", text) for text in variant or ()),
@@ -115,6 +116,19 @@ def compare_runs(
             print(f"Report: {printable(html)}")
     if not found.reached:
         raise typer.Exit(1)
+
+
+def _clock(by: str | None) -> str | None:
+    """Return the clock of an option. What is measured in seconds is called hours there.
+
+    Raises:
+        ValueError: If there is no such clock.
+    """
+    if by not in (None, "steps", "examples", "epochs", "seconds", *_CLOCKS):
+        raise ValueError(
+            f"`--by` must be steps, examples, epochs or hours, got {by!r}. Choose one of these."
+        )
+    return _CLOCKS.get(by or "", by)
 
 
 def _goals(texts: Sequence[str]) -> dict[str, Goal]:
@@ -187,7 +201,7 @@ def _trials(runs: Sequence[Path], goals: Mapping[str, Goal]) -> list[Trial]:
                 for trial in read_trials(run, metric, submission=name)
             ]
         if len(runs) == 1:
-            found = _apart(found, names[0], runs[0], metric)
+            found = _apart(found, names[0], runs[0], metric, goals)
         of = goals.get("")
         placed = [replace(trial, workload=_workload(trial, goals)) for trial in found]
         if len(runs) > 1:  # names are unique within one of them
@@ -216,7 +230,9 @@ def _names(runs: Sequence[Path]) -> list[str]:
     ]
 
 
-def _apart(trials: Sequence[Trial], name: str, path: Path, metric: str) -> list[Trial]:
+def _apart(
+    trials: Sequence[Trial], name: str, path: Path, metric: str, workloads: Collection[str]
+) -> list[Trial]:
     """Return the trials of one folder or file: its folders are submissions, or its runs are.
 
     Runs that lie beside each other at several batch sizes are one sweep, or one of each optimizer:
@@ -227,6 +243,9 @@ def _apart(trials: Sequence[Trial], name: str, path: Path, metric: str) -> list[
     if any(trial.submission != name for trial in trials):
         return list(trials)  # the file says them
     parts = [Path(trial.name).parts for trial in trials]
+    apart = [tuple(part for part in each if part not in workloads) for each in parts]
+    if path.is_dir() and apart != parts and all(apart):  # folders of workloads come first
+        return [replace(t, submission=each[0]) for t, each in zip(trials, apart, strict=True)]
     if path.is_dir() and len({part[0] for part in parts}) > 1 and min(map(len, parts)) > 1:
         return [replace(t, submission=part[0]) for t, part in zip(trials, parts, strict=True)]
     sizes = {trial.batch_size for trial in trials}
@@ -240,8 +259,14 @@ def _apart(trials: Sequence[Trial], name: str, path: Path, metric: str) -> list[
 
 def _workload(trial: Trial, goals: Mapping[str, Goal]) -> str:
     """Return the workload that a trial's file, or its path, names."""
-    if trial.workload or "" in goals:
+    if "" in goals or trial.workload in goals:
         return trial.workload
+    if trial.workload:
+        raise ValueError(
+            f"`--goal` must have one for the workload {trial.workload!r} of"
+            f" {printable(trial.name)}, got goals for {', '.join(map(printable, goals))}. Give its"
+            " goal too."
+        )
     path = {trial.submission, *Path(trial.name).parts}
     found = [workload for workload in goals if workload in path]
     if len(found) == 1:

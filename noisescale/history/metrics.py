@@ -17,6 +17,10 @@ Array = NDArray[np.float64]
 _WRITTEN = re.compile(r"\s*(.*?)\s*([<>]?=|[<>])\s*([^=<>]+)")
 
 
+_ROUNDING = 2.0**-24
+"""The relative error of a number that was rounded to single precision."""
+
+
 @dataclass(frozen=True)
 class Goal:
     """A value that a metric is to reach, from above or from below.
@@ -67,10 +71,14 @@ class Goal:
     def reached_by(self, values: Array) -> NDArray[np.bool_]:
         """Return which values reach the goal, each on its own. The goal's side must be known.
 
-        Values that are not finite do not.
+        Values that are not finite do not. Loggers store numbers with 24 bits: a value that is the
+        goal's to this precision is equal to the goal.
         """
         ahead = self.value - values if self.side == "<" else values - self.value
-        return np.asarray(np.isfinite(values) & (ahead > 0 if self.strict else ahead >= 0))
+        equal = np.abs(ahead) <= _ROUNDING * abs(self.value)
+        return np.asarray(
+            np.isfinite(values) & ((ahead > 0) & ~equal if self.strict else (ahead > 0) | equal)
+        )
 
     def reached_at(self, steps: Array, values: Array) -> float | None:
         """Return the step at which a metric reached the goal for good; None if it never did.

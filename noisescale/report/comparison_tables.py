@@ -179,7 +179,10 @@ def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
     if c.scores is None:
         return
     ranked = sorted(c.scores.items(), key=lambda item: -item[1])
-    yield "AlgoPerf score", ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5])
+    yield (
+        f"AlgoPerf score by {'time' if c.clock == 'seconds' else c.clock}",
+        ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5]),
+    )
 
 
 def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
@@ -248,7 +251,8 @@ def _notes(c: Comparison) -> list[str]:
         clock = "time" if c.clock == "seconds" else c.clock
         notes.append(
             f"Speed-up: over {c.reference or 'the first'}, by {clock}. Its bounds come from other"
-            " seeds and from the gaps between measurements."
+            " seeds and from the gaps between measurements"
+            f"{', not from the load of machines' if c.clock == 'seconds' else ''}."
         )
     return notes
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import log_ndtr, ndtri, stdtrit
 
 from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.checks import check_confidence, checked_choice, refuse
 from noisescale.history.metrics import Goal
+from noisescale.time_to_result.doubts import doubts_of
 from noisescale.time_to_result.measurements import CLOCKS, Trial
 from noisescale.time_to_result.outcomes import Outcome, best_setting, middle, outcome_of
 from noisescale.time_to_result.profiles import (
@@ -28,8 +30,8 @@ from noisescale.time_to_result.profiles import (
 from noisescale.time_to_result.swept import Swept, swept
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
-UNEQUAL_SEARCHES = 2
-"""A comparison warns if a submission was searched over this many times another's settings."""
+OWN_SCATTER = 3
+"""A submission with this many repetitions shows how much its times scatter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +197,7 @@ def compare(
         scores=across.scores,
         speed_ups=across.speed_ups,
         confidence=confidence,
-        warnings=_warnings(outcomes, standings, sweeps),
+        warnings=tuple(doubts_of(outcomes, standings, sweeps, clock)),
     )
 
 
@@ -284,7 +286,7 @@ def _clock(outcomes: Sequence[Outcome], asked: str | None) -> str:
         refuse(
             "clock",
             "be known of every trial that reached its goal",
-            f"{asked!r}, which is not known of {without}",
+            f"{'time' if asked == 'seconds' else asked}, which is not known of {without}",
             "Compare by steps, or log it.",
         )
     return asked
@@ -359,65 +361,37 @@ def _middle_after(outcomes: Sequence[Outcome], clock: str) -> float:
 def _margin(
     ours: Sequence[Outcome], theirs: Sequence[Outcome], clock: str, confidence: float
 ) -> float:
-    """Return the factor by which seeds alone may change the ratio of two times."""
+    """Return the factor by which seeds alone may change the ratio of two times.
+
+    Trainings of one setting scatter by `STEPS_SCATTER`, or as the repetitions do if both
+    submissions have `OWN_SCATTER` of them, or by the larger one if only one submission has.
+    """
     logs = [
         np.log([time for outcome in of if 0 < (time := outcome.at(clock)) < math.inf])
         for of in (ours, theirs)
     ]
-    sizes = [len(of) for of in (ours, theirs)]
-    freedom = sum(max(len(of) - 1, 0) for of in logs)
-    quantile = float(ndtri(0.5 + confidence / 2))
-    scatter = STEPS_SCATTER
-    if freedom >= 4 and [len(of) for of in logs] == sizes:
-        squares = sum(float(((of - of.mean()) ** 2).sum()) for of in logs)
-        scatter = math.sqrt(squares / freedom)
-        quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-    return math.exp(quantile * scatter * math.sqrt(sum(1 / size for size in sizes)))
+    sizes = [len(ours), len(theirs)]
+    own = [of for of, size in zip(logs, sizes, strict=True) if OWN_SCATTER <= size == len(of)]
+    quantile, scatter = float(ndtri(0.5 + confidence / 2)), STEPS_SCATTER
+    if own:
+        freedom = sum(len(of) - 1 for of in own)
+        squares = sum(float(((of - of.mean()) ** 2).sum()) for of in own)
+        found, wider = math.sqrt(squares / freedom), float(stdtrit(freedom, 0.5 + confidence / 2))
+        if len(own) == 2 or wider * found > quantile * scatter:
+            quantile, scatter = wider, found
+    means, variances = zip(*map(_normal_middle, sizes), strict=True)
+    spread, shift = math.sqrt(sum(variances)), abs(means[0] - means[1])
+    return math.exp(scatter * (quantile * spread + shift))
 
 
-def _warnings(
-    outcomes: Sequence[Outcome], standings: Sequence[Standing], sweeps: Sequence[Swept]
-) -> tuple[str, ...]:
-    found = [*_unequal_searches(standings), *_unmeasured(outcomes)]
-    reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
-    if back := sum(not each.for_good for each in reached):
-        found.append(
-            f"In {back} of {len(reached)} runs that reached the goal a later measurement was short"
-            " of it. If the metric is noisy, the first measurement that reaches the goal is a"
-            " lucky one: choose a goal that runs pass clearly, or a metric over more examples."
-        )
-    if first := sum(each.evaluation == 0 for each in reached):
-        found.append(
-            f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
-            " reached it is not known. Choose a goal that is farther away, or measure more often."
-        )
-    for each in sweeps:
-        whose = " on ".join(filter(None, (each.submission, each.workload)))
-        found.extend(f"{whose}: {text}" if whose else text for text in each.warnings)
-    return tuple(found)
+@lru_cache
+def _normal_middle(size: int) -> tuple[float, float]:
+    """Return mean and variance of the `middle` of standard normal numbers.
 
-
-def _unmeasured(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say of how many runs the metric is not known: they may have reached the goal."""
-    without = [each for each in outcomes if not len(each.trial.measurements)]
-    if without and len(without) < len(outcomes):
-        metrics = " or ".join(dict.fromkeys(each.goal.metric for each in without))
-        yield (
-            f"{len(without)} of {len(outcomes)} runs did not log {metrics}, for example"
-            f" {without[0].trial.name}. They count as runs that missed the goal. Leave"
-            " them out, or log the metric in all runs."
-        )
-
-
-def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:
-    """Say where one submission was searched over many more settings than another."""
-    for workload in dict.fromkeys(standing.workload for standing in standings):
-        tried = {each.submission: each.settings for each in standings if each.workload == workload}
-        most, least = max(tried, key=tried.__getitem__), min(tried, key=tried.__getitem__)
-        if tried[most] >= UNEQUAL_SEARCHES * tried[least]:
-            on = f" on {workload}" if workload else ""
-            yield (
-                f"The searches differ{on}: {most} was trained with {tried[most]:g} settings of"
-                f" hyperparameters, {least} with {tried[least]:g}. The best of more settings is"
-                " faster. The bounds of speed-ups leave that out: search equally far."
-            )
+    Of an even number it is the slower one in the middle, so its mean is above zero.
+    """
+    z, slower = np.linspace(-9, 9, 2001), size - size // 2 - 1
+    logs = (size // 2) * log_ndtr(z) + slower * log_ndtr(-z) - z**2 / 2
+    weights = np.exp(logs - logs.max())
+    mean = float(np.average(z, weights=weights))
+    return mean, float(np.average((z - mean) ** 2, weights=weights))

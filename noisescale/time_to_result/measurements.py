@@ -121,6 +121,8 @@ class Trial:
     """The peak of the schedule."""
     hyperparameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """The others that were searched."""
+    doubtful_clocks: frozenset[str] = frozenset()
+    """Clocks that a logger kept in its own way: steps that are calls of it, seconds of its log."""
     feasible: bool = True
     """False if its own study says that it failed."""
     optimizer: str = ""

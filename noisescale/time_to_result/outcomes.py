@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,28 @@ from noisescale.history.metrics import Goal
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.steps_to_result import Reached, first_reached, within
 
-SEEDS = ("seed", "random_seed", "rng_seed", "seed_everything")
-"""Hyperparameters in which repetitions of a training differ."""
+_IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
+"""Last words of names that tell runs apart, and not trainings."""
+
+
+def is_seed(name: str) -> bool:
+    """Whether a hyperparameter is a seed, in which repetitions of a training differ.
+
+    Examples:
+        >>> [is_seed(name) for name in ("seed", "train/manual_seed", "seed_everything", "seeded")]
+        [True, True, True, False]
+    """
+    return "seed" in _words(name)
+
+
+def _is_setting(name: str) -> bool:
+    """Whether trainings with different values of a hyperparameter are different trainings."""
+    return not is_seed(name) and _words(name)[-1] not in _IDS
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, without the names that it is nested in."""
+    return re.split(r"[/.]", name.lower())[-1].replace("-", "_").split("_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +80,7 @@ class Outcome:
     def setting(self) -> tuple[object, ...]:
         """What was set: repetitions of a training have it in common."""
         trial = self.trial
-        others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if k not in SEEDS)
+        others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if _is_setting(k))
         # NaN is unequal to itself.
         return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
 

@@ -115,8 +115,8 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
     if single and regimes is not None:
         found.append(
             f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."
-            " A batch size with too low or too high a learning rate needs more steps, and the"
-            " critical batch size then reads too low."
+            " A batch size with too low or too high a learning rate needs more steps: the critical"
+            " batch size may then read too low or too high."
         )
     missed = [batch for batch in batches if not batch.reached]
     if missed:

@@ -168,7 +168,7 @@ def test_budgets_clocks_and_details_are_followed(here: Path) -> None:
             "`--goal` must name the workload of each run, got a, b for",
         ),
         (("sgd", *GOAL, "--by", "hours"), "`--by` must be known of every trial that reached its"),
-        (("sgd", *GOAL, "--by", "days"), '`--by` must be one of "steps", "examples", "epochs"'),
+        (("sgd", *GOAL, "--by", "days"), "`--by` must be steps, examples, epochs or hours, got"),
         (("sgd", *GOAL, "--budget", "steps"), "`--budget` must be written as name=value, got"),
         (
             ("sgd", *GOAL, "--budget", "seconds=1", "--budget", "hours=1"),
@@ -365,3 +365,36 @@ def test_the_path_of_a_report_is_printed(here: Path) -> None:
 
     assert run("compare", "sgd", *GOAL, "--html", "x.html").endswith("\nReport: x.html\n")
     json.loads(run("compare", "sgd", *GOAL, "--html", "x.html", "--json"))
+
+
+def test_where_folders_of_workloads_come_first_the_next_ones_are_submissions(here: Path) -> None:
+    for name, steps in (("m/sgd", 100), ("m/adam", 50), ("t/sgd", 100), ("t/adam/0", 50)):
+        csv_logger(here / "runs" / name, steps)
+    goals = ("--goal", "m: val_loss<=0.15", "--goal", "t: val_loss<=0.15")
+
+    record = json.loads(run("compare", "runs", *goals, "--json"))
+
+    assert [(each["submission"], each["workload"]) for each in record["standings"]] == [
+        ("adam", "m"),
+        ("sgd", "m"),
+        ("adam", "t"),
+        ("sgd", "t"),
+    ]
+
+
+def test_a_workload_of_a_file_that_has_no_goal_is_named(here: Path) -> None:
+    trials = [{"submission": "a", "workload": w, "steps": 100} for w in ("x", "y")]
+    path = long_format(here / "trials.csv", trials)
+
+    said = refused("compare", path, "--goal", "x: val_loss<=0.15")
+
+    assert "`--goal` must have one for the workload 'y' of" in said
+    assert "got goals for x" in said
+
+
+def test_time_that_is_not_known_is_called_time(here: Path) -> None:
+    csv_logger(here / "sgd", 100)
+
+    assert "got time, which is not known of sgd" in refused(
+        "compare", "sgd", *GOAL, "--by", "hours"
+    )

@@ -138,7 +138,7 @@ def test_several_workloads_have_scores_and_shares() -> None:
 
     table = comparison_tables(c)[2]
 
-    assert ("AlgoPerf score", "b 0.8333, a 0.5000") in headline_of(c)
+    assert ("AlgoPerf score by steps", "b 0.8333, a 0.5000") in headline_of(c)
     assert table.title == "All 2 workloads"
     assert [cell.text for cell in table.lines[0].cells] == [
         *("b", "0.8333", "50 %", "50 %", "100 %", "100 %", "1.41")
@@ -307,7 +307,7 @@ def test_five_scores_are_in_the_answers_and_all_are_in_the_table() -> None:
         GOAL,
     )
 
-    score = dict(headline_of(c))["AlgoPerf score"]
+    score = dict(headline_of(c))["AlgoPerf score by steps"]
     table = comparison_tables(c)[2]
 
     assert score == "s0 1.0000, s1 0.6667, s2 0.3333, s3 0.0000, s4 0.0000"

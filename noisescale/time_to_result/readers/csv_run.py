@@ -104,7 +104,9 @@ def read_csv_run(run: Path, below: Path, metric: str, submission: str | None) ->
     behind = clock == _OF_LIGHTNING or (
         clock == "step" and (path.parent / "hparams.yaml").is_file()
     )
-    source = LoggedRun(str(path), scalars, float(behind), read_hparams(path.parent))
+    source = LoggedRun(
+        str(path), scalars, float(behind), read_hparams(path.parent), counts_calls=clock == "_step"
+    )
     return Found([trial_of(source, named(run, below), metric, submission)], lambda: names)
 
 

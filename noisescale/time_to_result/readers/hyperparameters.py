@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 from noisescale.extras import is_installed
 from noisescale.printable import printable
 
-LEARNING_RATES = ("learning_rate", "lr", "initial_learning_rate")
+LEARNING_RATES = (
+    "learning_rate",
+    "lr",
+    "initial_learning_rate",
+    "base_lr",
+    "max_lr",
+    "peak_lr",
+    "base_learning_rate",
+)
 """Names of the learning rate. The first that is there counts."""
 
 

@@ -49,6 +49,8 @@ class LoggedRun:
     behind: float = 0.0
     """How many steps the log is behind the optimizer, if the run has no NoiseScaleMonitor."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    counts_calls: bool = False
+    """Whether the steps are calls of the logger, if the run has no NoiseScaleMonitor."""
 
 
 def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> Trial:
@@ -75,15 +77,19 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
     given = hyperparameters(run.hyperparameters)
     batch_size, learning_rate = given.batch_size, given.learning_rate
     examples = seconds = None
+    doubtful = {"steps"} if run.counts_calls and history is None else set[str]()
     if logged_seconds is not None:  # clocks may be set back
         seconds = np.fmax.accumulate(np.asarray(logged_seconds, np.float64)[last])
+        doubtful.add("seconds")
         if (seconds < 0).any():  # to before the run began, which says nothing of its time
             seconds = None
     if history is not None:
         batch_size = _constant(history["batch_size"])
         examples = _along(at, history["step"], history["examples"], history["batch_size"][-1])
         trained = _training_time(at, history)
-        seconds = seconds if trained is None else trained
+        if trained is not None:
+            seconds = trained
+            doubtful.discard("seconds")
         if math.isnan(learning_rate) and np.isfinite(history["learning_rate"]).any():
             learning_rate = float(np.nanmax(history["learning_rate"]))
     epoch = next((name for name in EPOCHS if name in run.scalars), None)
@@ -103,6 +109,7 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
         learning_rate=learning_rate,
         hyperparameters=MappingProxyType(dict(given.others)),
         optimizer=given.optimizer,
+        doubtful_clocks=frozenset(doubtful),
     )
 
 

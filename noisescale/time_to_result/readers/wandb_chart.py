@@ -71,7 +71,13 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
                     else None,
                 ),
                 submission=submission or "",
+                doubtful_clocks=frozenset({"steps"} if _counts_calls(clock) else ()),
             )
         )
     metrics = {n.rpartition(_BETWEEN)[2] for n in names[1:] if not n.endswith(_RANGES)}
     return Found(trials, lambda: metrics - {""})
+
+
+def _counts_calls(clock: str) -> bool:
+    """Whether a column of steps counts the calls of `wandb.log`."""
+    return clock.rpartition(_BETWEEN)[2] in ("Step", "_step")
