@@ -17,6 +17,8 @@ from noisescale.time_to_result.readers.hyperparameters import LEARNING_RATES
 
 STEPS = ("step", "steps", "global_step")
 TRIALS = ("trial", "run", "seed")
+SEED = {"seed"}
+"""Of those, what is a hyperparameter too."""
 EPOCHS = ("epoch", "epochs")
 GROUPS = ("submission", "workload", "study")
 """Columns of text that say where a trial belongs."""
@@ -98,7 +100,7 @@ class _Evaluations:
             groups = self._told_apart(groups)
         hyperparameters = [
             name
-            for name in _numeric(self.lines, self.others)
+            for name in _numeric(self.lines, [*self.others, *SEED.intersection([self.trial])])
             if all(len(_values(group, name)) <= 1 for group in groups)
         ]
         varying = [n for n in self.key if len({line.cells[n] for line in self.lines}) > 1]

@@ -80,6 +80,15 @@ def test_without_a_column_of_trials_hyperparameters_tell_them_apart(tmp_path: Pa
     assert {len(trial.measurements) for trial in trials} == {3}
 
 
+def test_a_column_of_seeds_tells_trials_apart_and_is_a_hyperparameter(tmp_path: Path) -> None:
+    """Else they would be repetitions of which no different seeds are known."""
+    text = "seed,step,val_loss\n0,10,0.5\n1,10,0.4\n"
+
+    trials = read_trials(write(tmp_path, text), "val_loss")
+
+    assert [dict(trial.hyperparameters) for trial in trials] == [{"seed": 0}, {"seed": 1}]
+
+
 def test_one_seed_of_two_optimizers_is_two_trials(tmp_path: Path) -> None:
     lines = [f"{optimizer},0,{step},3" for optimizer in ("sgd", "lars") for step in (10, 20)]
     text = "\n".join(["optimizer,seed,step,loss", *lines])
