@@ -72,6 +72,7 @@ class Terminal:
         words = [sys.executable, "-c", "from noisescale.cli import main; main()"]
         self.pid, self._screen = pty.fork()
         if not self.pid:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background ignores it
             os.execv(sys.executable, [*words, *map(str, arguments)])
         fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
 
