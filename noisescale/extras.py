@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-_EXTRAS = {"pandas": "pandas", "plotly": "report", "tensorboard": "tensorboard"}
+_EXTRAS = {
+    "grpc": "grpc",
+    "optuna": "sweep",
+    "pandas": "pandas",
+    "plotly": "report",
+    "ray": "ray",
+    "submitit": "slurm",
+    "tensorboard": "tensorboard",
+}
 """From a package to the extra of this one that installs it."""
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
-OPTIONAL = ("accelerate", "lightning", "plotly", "sklearn", "tensorboard", "transformers")
+OPTIONAL = ("accelerate", "lightning", "optuna", "plotly", "ray", "sklearn", "submitit")
+OPTIONAL += ("tensorboard", "transformers")
 
 
 def main(folder: Path) -> None:

@@ -15,6 +15,8 @@ from program import refused
 from scripts import ROOT, run
 
 import noisescale
+from noisescale.extras import MissingExtraError
+from noisescale.tuning.launchers import launch
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -85,11 +87,47 @@ def test_commands_name_the_extra_that_they_need(
     assert any(line.startswith(package) for line in PROJECT["optional-dependencies"][extra])
 
 
+@pytest.mark.parametrize(
+    ("command", "package", "extra", "user"),
+    [
+        ("sweep", "optuna", "sweep", "`noisescale sweep`"),
+        ("work", "optuna", "sweep", "A sweep"),
+        ("launch", "submitit", "slurm", "`--launcher slurm`"),
+        ("launch", "ray", "ray", "`--launcher ray`"),
+    ],
+)
+def test_sweeps_name_the_extra_that_they_need(
+    command: str,
+    package: str,
+    extra: str,
+    user: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = {
+        "sweep": ("sweep", "train.py:make", "--goal", "loss<=1", "--batch-sizes", "8,16"),
+        "work": ("work", "--storage", tmp_path / "sweep.journal"),
+    }
+
+    if command == "launch":
+        with pytest.raises(MissingExtraError) as refusal:
+            launch(extra, ["true"], 1, tmp_path)
+        said = str(refusal.value)
+    else:
+        said = refused(*words[command])
+
+    assert said == (
+        f'{user} needs {package}, which is not installed. Run: pip install "noisescale[{extra}]"'
+    )
+    assert any(line.startswith(package) for line in PROJECT["optional-dependencies"][extra])
+
+
 def test_importing_the_package_imports_nothing_that_is_optional() -> None:
     script = (
         "import sys, noisescale; from noisescale import NoiseScaleMonitor, BatchSizeScheduler,"
         "NoiseScaleMeter, predict;"
-        "print({'plotly', 'tensorboard', 'sklearn'} & sys.modules.keys())"
+        "print({'plotly', 'tensorboard', 'sklearn', 'optuna', 'ray'} & sys.modules.keys())"
     )
 
     assert run("-c", script) == "set()\n"

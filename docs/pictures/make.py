@@ -84,6 +84,25 @@ SWEEP = """batch_size,steps
 SCHEDULE = "python examples/digits_ddp.py --schedule --batch-size 2 | grep BatchSizeScheduler"
 
 
+SWEPT = """
+from torch import nn, optim
+
+from digits_ddp import DigitClassifier, digits
+
+
+class Model(DigitClassifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=0.3)
+
+
+def make():
+    return Model(), digits(16)
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, help="a folder with the runs, made if it is not there")
@@ -110,6 +129,10 @@ def main() -> None:
             run([sys.executable, ROOT / "examples/optimizer_sweep.py"], swept)
         goal = "--goal 'val_loss<=0.15' --by steps"
         terminal("compare", f"noisescale compare sweep.csv {goal} --html report.html", swept)
+        options = "--goal 'val_loss<=0.25' --batch-sizes 16,64,256 --trials 5"
+        (folder / "digits.py").write_text(SWEPT)
+        title = f"noisescale sweep digits.py:make {options}"
+        terminal("sweep", f"{title} --workers 2", folder, title=title)
         terminal("profile", "noisescale profile train.py:make --accelerator cpu", folder)
         scheduled = folder / "scheduled"  # apart from the logs that TensorBoard shows
         scheduled.mkdir(exist_ok=True)
@@ -138,7 +161,9 @@ def main() -> None:
                 page.screenshot(path=PICTURES / "custom_scalars.png")
 
 
-def terminal(name: str, command: str, folder: Path, *, colours: bool = True) -> None:
+def terminal(
+    name: str, command: str, folder: Path, *, colours: bool = True, title: str = ""
+) -> None:
     """Save what a command of the shell prints, as a picture of a terminal."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "examples")}
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
@@ -148,7 +173,7 @@ def terminal(name: str, command: str, folder: Path, *, colours: bool = True) -> 
     )
     console = Console(record=True, width=WIDTH, file=StringIO())
     console.print(Text.from_ansi(done.stdout.decode()))
-    picture = console.export_svg(title=command)
+    picture = console.export_svg(title=title or command)
     # The fonts of the reader's system: nothing is loaded from elsewhere.
     picture = re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
     (PICTURES / f"terminal_{name}.svg").write_text(picture.replace("Fira Code, ", ""))

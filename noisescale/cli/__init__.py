@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `noisescale predict`, `watch`, `compare`, `branch`, `fit`, `profile`.
+"""The command line: `noisescale predict`, `watch`, `compare`, `sweep`, `branch`, `fit`, ...
 
 A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from noisescale import __version__
-from noisescale.cli import branch, compare, fit, predict, profile, watch
+from noisescale.cli import branch, compare, fit, predict, profile, sweep, watch, work
 from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
@@ -28,6 +28,9 @@ for name, command, example in (
     ("predict", predict.predict_run, predict.EXAMPLE),
     ("watch", watch.watch_run, watch.EXAMPLE),
     ("compare", compare.compare_runs, compare.EXAMPLE),
+    ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
+    ("work", work.work_on, work.EXAMPLE),
+    ("status", work.show_status, work.STATUS_EXAMPLE),
     ("branch", branch.branch_run, branch.EXAMPLE),
     ("profile", profile.profile_steps, profile.EXAMPLE),
     ("fit", fit.fit_sweep, fit.EXAMPLE),

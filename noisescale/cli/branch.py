@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +26,26 @@ from noisescale.cli.training import (
     check_output,
 )
 from noisescale.cli.values import flags_of
+from noisescale.cli.workers import (
+    LauncherOptions,
+    LauncherOrNone,
+    Lease,
+    StorageOrNone,
+    WorkerCount,
+    options_of,
+    stopped,
+    trained_by_workers,
+)
+from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
-    from noisescale.prediction.branches import Branch
+    from rich.status import Status
+
+    from noisescale.prediction.branches import Branch, BranchedRun
+    from noisescale.tuning.branch_job import BranchJob
+    from noisescale.tuning.ledger import Entry
 
 OF_THE_RUN = (
     "Branches use the module's code, the optimizer's state and the learning rate schedule of the"
@@ -119,6 +135,11 @@ def branch_run(
     monitor: Annotated[
         str | None, typer.Option(help="Name of the monitor, if it has a name.")
     ] = None,
+    storage: StorageOrNone = None,
+    launcher: LauncherOrNone = None,
+    launcher_option: LauncherOptions = None,
+    workers: WorkerCount = 1,
+    lease: Lease = 60.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cost, and train nothing.")
     ] = False,
@@ -128,10 +149,12 @@ def branch_run(
     from rich.console import Console
 
     from noisescale.history.reading import read_run
-    from noisescale.lightning.branching.branching import train_branches
+    from noisescale.lightning.branching.branching import begin_branches, train_branches
     from noisescale.lightning.branching.planning import plan_branches
     from noisescale.report.branches import Planned, branches_table, cost_lines, headline
     from noisescale.report.branches import as_json as json_of
+    from noisescale.tuning.branch_job import BranchJob
+    from noisescale.tuning.settings import Training
 
     check_output(output)
     if dry_run and as_json:
@@ -165,35 +188,94 @@ def branch_run(
     if dry_run:
         return
     status = console.status("Measuring the losses of the run's checkpoints...")
-    with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
-        branched = train_branches(
-            branching,
-            module,
-            examples,
-            output,
-            loss_examples=loss_examples,
-            on_course=lambda found: console.print(
-                f"The loss of the run is {found.course[0][1]:.4g} at step {found.start:,.0f} and"
-                f" {found.goal:.4g} at step {found.end:,.0f}. Branches train until they reach the"
-                " second one.",
-                markup=False,
-            ),
-            on_start=lambda plan, order: status.update(
-                f"Training a branch at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
-            ),
-            on_branch=lambda one: console.print(
-                f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
-                f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s{_diverged(one)}",
-                markup=False,
-            ),
-            gradient_clip_val=gradient_clip_val,
-            gradient_clip_algorithm=gradient_clip_algorithm,
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            strategy=strategy,
-            precision=precision,
+    training = Training(
+        target,
+        data,
+        devices,
+        accelerator,
+        strategy,
+        precision,
+        gradient_clip_val,
+        gradient_clip_algorithm,
+    )
+
+    def on_course(found: BranchedRun) -> None:
+        console.print(
+            f"The loss of the run is {found.course[0][1]:.4g} at step {found.start:,.0f} and"
+            f" {found.goal:.4g} at step {found.end:,.0f}. Branches train until they reach the"
+            " second one.",
+            markup=False,
         )
+
+    def on_branch(one: Branch) -> None:
+        console.print(
+            f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
+            f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s{_diverged(one)}",
+            markup=False,
+        )
+
+    with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
+        if launcher is None and storage is None:
+            branched = train_branches(
+                branching,
+                module,
+                examples,
+                output,
+                loss_examples=loss_examples,
+                on_course=on_course,
+                on_start=lambda plan, order: status.update(
+                    f"Training a branch at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
+                ),
+                on_branch=on_branch,
+                **training.trainer_options,
+                num_nodes=nodes,
+            )
+        else:
+            need("optuna", "`--launcher` and `--storage`")
+            if nodes > 1:
+                raise ValueError(
+                    f"`nodes` must be 1 for branches by workers, got {nodes}: a worker trains on"
+                    " one machine. Leave `--launcher` and `--storage` out."
+                )
+            branched = begin_branches(
+                branching,
+                module,
+                examples,
+                output,
+                loss_examples=loss_examples,
+                **training.trainer_options,
+            )
+            on_course(branched)
+            job = BranchJob(
+                training,
+                {
+                    "run": str(run.absolute()),
+                    "monitor": monitor,
+                    "checkpoint": str(branching.checkpoint.path.absolute()),
+                    "until": str(branching.course[-1].absolute()),
+                    "batch_sizes": [float(plan.batch_size) for plan in branching.plans],
+                    "orders": orders,
+                    "rule": branching.rule,
+                    "devices": devices,
+                    "max_device_batch_size": max_device_batch_size,
+                },
+                asdict(replace(branched, branches=())),
+                tuple(float(plan.batch_size) for plan in branching.plans),
+                orders,
+                loss_examples,
+            )
+            branched = _by_workers(
+                job,
+                branched,
+                output,
+                storage or str(output.with_suffix(".journal")),
+                workers=workers,
+                launcher=launcher or "local",
+                options=options_of(launcher_option),
+                lease=lease,
+                status=status,
+                on_branch=on_branch,
+            )
     if not is_first():
         return
     if as_json:
@@ -208,6 +290,74 @@ def branch_run(
         out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
     words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
     console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
+
+
+def _by_workers(
+    job: BranchJob,
+    branched: BranchedRun,
+    output: Path,
+    place: str,
+    *,
+    workers: int,
+    launcher: str,
+    options: dict[str, Any],
+    lease: float,
+    status: Status,
+    on_branch: Callable[[Branch], None],
+) -> BranchedRun:
+    """Have the missing branches trained by workers, and save each one in the file.
+
+    Raises:
+        ValueError: If a branch was given up.
+    """
+    from noisescale.prediction.branches import Branch
+    from noisescale.tuning.branch_job import branch_name
+    from noisescale.tuning.jobs import FAILED
+    from noisescale.tuning.ledger import Ledger
+
+    ledger = Ledger.begin(place, output.stem, job, lease)
+    known = {branch_name(b.batch_size, b.order): {"branch": asdict(b)} for b in branched.branches}
+    ledger.take(known)
+    found = branched
+
+    def show(entries: Mapping[str, Entry]) -> None:
+        nonlocal found
+        have = {(b.batch_size, b.order) for b in found.branches}
+        for entry in entries.values():
+            if "branch" not in entry.result:
+                continue
+            one = Branch.from_record(entry.result["branch"])
+            if (one.batch_size, one.order) not in have:
+                found = replace(found, branches=_in_order((*found.branches, one), job.sizes))
+                found.to_file(output)
+                on_branch(one)
+        status.update(f"{len(found.branches)} of {len(job.sizes) * job.orders} branches trained")
+
+    with stopped(place):
+        folder = output.parent / f"{output.stem}_trials"
+        trained_by_workers(
+            ledger,
+            job,
+            place,
+            folder,
+            workers=workers,
+            launcher=launcher,
+            options=options,
+            accelerator=job.training.accelerator,
+            show=show,
+        )
+    for key, result in ledger.results().items():
+        if FAILED in result:
+            raise ValueError(
+                f"`target` must train, got a branch that failed: {key}: {result[FAILED]} Finished"
+                " branches are kept. Start the same command again to try it again."
+            )
+    return found
+
+
+def _in_order(branches: Sequence[Branch], sizes: Sequence[float]) -> tuple[Branch, ...]:
+    """Sort branches as they are trained one after the other."""
+    return tuple(sorted(branches, key=lambda b: (b.order, sizes.index(b.batch_size))))
 
 
 def _diverged(branch: Branch) -> str:

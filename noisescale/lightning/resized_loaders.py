@@ -142,6 +142,27 @@ def examples_in(data: Any) -> float:
     return len(data) if hasattr(data, "__len__") else math.inf
 
 
+def examples_of_epoch(loader: Any) -> float:
+    """The number of examples that a loader takes in an epoch; infinite if it is not known.
+
+    A sampler of the user's own may take fewer than there are, or more.
+
+    Examples:
+        >>> from torch.utils.data import SubsetRandomSampler
+        >>> sampler = SubsetRandomSampler(range(4))
+        >>> examples_of_epoch(DataLoader(range(10), batch_size=3, sampler=sampler))
+        4
+    """
+    dataset = getattr(loader, "dataset", None)
+    batches = getattr(loader, "batch_sampler", None)
+    if not isinstance(dataset, IterableDataset) and batches is not None:
+        if type(batches) is not BatchSampler and hasattr(batches, "__len__"):
+            return sum(len(batch) for batch in itertools.islice(batches, len(batches)))
+        if type(batches) is BatchSampler and hasattr(loader.sampler, "__len__"):
+            return len(loader.sampler)
+    return len(dataset) if hasattr(dataset, "__len__") else math.inf  # type: ignore[arg-type]  # it has a length
+
+
 @contextmanager
 def batches_of(
     data: Any, size: int, count: int, shuffled: bool = False
@@ -188,6 +209,37 @@ def batches_of(
             )
         data = DataLoader(data)
     yield {"train_dataloaders": with_batches(data, size, count, shuffled)}
+
+
+def whole_epochs(loader: DataLoader[Any], size: int, ranks: int = 1) -> DataLoader[Any]:
+    """Return a loader like `loader` with batches of `size` examples, in its order, by epochs.
+
+    The last batch of an epoch is left out if it is smaller.
+
+    Args:
+        loader: The user's loader.
+        size: Examples in a batch, on one rank.
+        ranks: Number of ranks, which share an epoch.
+
+    Raises:
+        ValueError: If the data set makes the batches, or is smaller than one batch.
+
+    Examples:
+        >>> [len(batch) for batch in whole_epochs(DataLoader(range(10), batch_size=2), 4)]
+        [4, 4]
+    """
+    _refuse_made_batches(loader)
+    kept: dict[str, Any] = {name: getattr(loader, name) for name in KEPT}
+    dataset: Any = loader.dataset
+    if not isinstance(dataset, IterableDataset):
+        if len(dataset) < size * ranks:
+            raise ValueError(
+                f"`batch_sizes` must be at most the number of examples, {len(dataset)}, got"
+                f" {size * ranks} at once. Leave larger batch sizes out."
+            )
+        standard = type(loader.batch_sampler) is BatchSampler
+        kept["sampler"] = loader.sampler if standard else _Flat(loader.batch_sampler)  # type: ignore[arg-type]  # not None
+    return DataLoader(dataset, batch_size=size, drop_last=True, **kept)
 
 
 def _refuse_made_batches(loader: DataLoader[Any]) -> None:

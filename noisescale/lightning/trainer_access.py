@@ -208,6 +208,41 @@ def _begins(watcher: Any, root: str) -> bool:
     return (getattr(watcher, "monitor", None) or "").startswith(root)
 
 
+def schedules_of(trainer: pl.Trainer) -> list[Any]:
+    """Return the learning-rate schedules of the fit."""
+    return [config.scheduler for config in trainer.lr_scheduler_configs]
+
+
+def has_plateau(trainer: pl.Trainer) -> bool:
+    """Whether a schedule steps by a metric (ReduceLROnPlateau)."""
+    return any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+
+
+def has_validation(trainer: pl.Trainer) -> bool:
+    """Whether the Trainer validates during this fit."""
+    return bool(trainer.enable_validation)
+
+
+VALIDATES_NEVER = {"val_check_interval": 2**62, "check_val_every_n_epoch": None}
+"""Arguments of a Trainer that validates only after `validate_next`."""
+
+
+def validate_next(trainer: pl.Trainer) -> None:
+    """Have the Trainer validate after the current batch, once. Call in `on_train_batch_end`."""
+    trainer.val_check_batch = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+
+def validate_no_more(trainer: pl.Trainer) -> None:
+    """Take `validate_next` back, after the validation."""
+    trainer.val_check_batch = VALIDATES_NEVER["val_check_interval"]
+
+
+def first_loader(trainer: pl.Trainer) -> Any:
+    """Return the first data loader that the Trainer trains on."""
+    combined = trainer.fit_loop._combined_loader
+    return None if combined is None else combined.flattened[0]
+
+
 def summary_writer_of(logger: Any) -> SummaryWriter | None:
     """Return a logger's SummaryWriter of torch, or None. TensorBoard need not be installed."""
     # Whoever has made one has imported it.

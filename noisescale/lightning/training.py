@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import copy
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -43,3 +47,10 @@ def copy_to_train(module: pl.LightningModule) -> pl.LightningModule:
     made = copy.deepcopy(module, {id(module._trainer): None} if module._trainer else None)
     made.configure_callbacks = list  # type: ignore[method-assign]  # of this copy alone
     return made
+
+
+def seed_all(seed: int) -> None:
+    """Seed the random numbers of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)

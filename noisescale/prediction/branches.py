@@ -62,6 +62,11 @@ class Branch:
     slower_at: tuple[float, ...] = ()
     """Other factors on the learning rate that took longer with this order of the data."""
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Branch:
+        """Return the branch that `dataclasses.asdict` was called on, also if JSON had it."""
+        return cls(**{name: _tupled(value) for name, value in record.items()})
+
     def steps_to(self, loss: float) -> float | None:
         """Return the steps that the branch took to a loss; None if it did not reach the loss."""
         if self.diverged:
@@ -342,18 +347,21 @@ class BranchedRun:
             read: dict[str, Any] = json.loads(Path(path).read_text())
             if read.pop("format") != FORMAT:
                 raise KeyError("format")
-            branches = tuple(
-                Branch(**dict(zip(b, map(_tupled, b.values()), strict=True)))
-                for b in read.pop("branches")
-            )
-            course = tuple((float(step), float(loss)) for step, loss in read.pop("course"))
-            return cls(course=course, branches=branches, **read)
+            return cls.from_record(read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"`{printable(path)}` must be a file of `noisescale branch`, got"
                 f" {type(error).__name__}: {printable(error)}. Name another file, or train the"
                 " branches again into a new file."
             ) from error
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> BranchedRun:
+        """Return the run that `dataclasses.asdict` was called on, also if JSON had it."""
+        fields = dict(record)
+        branches = tuple(Branch.from_record(branch) for branch in fields.pop("branches"))
+        course = tuple((float(step), float(loss)) for step, loss in fields.pop("course"))
+        return cls(course=course, branches=branches, **fields)
 
 
 def _tupled(value: Any) -> Any:

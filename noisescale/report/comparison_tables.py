@@ -37,7 +37,7 @@ def headline_of(c: Comparison) -> list[tuple[str, str]]:
     return [
         *(line for workload in c.workloads for line in _first(c, workload)),
         *_scores(c),
-        *(line for each in c.sweeps for line in _batch_sizes(each)),
+        *(line for each in c.sweeps for line in sweep_answers(each)),
     ]
 
 
@@ -185,7 +185,8 @@ def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
     )
 
 
-def _batch_sizes(each: Swept) -> Iterator[tuple[str, str]]:
+def sweep_answers(each: Swept) -> Iterator[tuple[str, str]]:
+    """Yield what several batch sizes say: the critical one, and the borders of the regimes."""
     name = whose(each.submission, each.workload) or "Batch sizes"
     found = each.regimes
     if found is None:

@@ -3,11 +3,15 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from program import ended
+
+import noisescale
+from noisescale.prediction.branches import BranchedRun
 
 MODEL = """
 import torch
@@ -105,6 +109,38 @@ def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
     code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
     assert (code, errors) == (0, "")
     assert "branches at 32 give" in json.loads(told)["assumptions"][1]
+
+
+@pytest.mark.timeout(300)
+def test_branches_by_workers_are_those_that_are_trained_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(noisescale.__file__).parents[1]))
+    file, alone = tmp_path / "branches.json", tmp_path / "alone.json"
+    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200]
+    ended("branch", *RUN, *options, "--output", alone)
+    BranchedRun.from_file(alone).to_file(file)
+    known = BranchedRun.from_file(file)
+    replace(known, branches=known.branches[:1]).to_file(file)  # the second one is missing
+
+    code, told, progress = ended(
+        "branch", *RUN, *options, "--output", file, "--launcher", "local", "--workers", 1
+    )
+
+    assert code == 0, progress
+    assert "32, order 2: loss" in progress
+    assert "order 1: loss" not in progress
+    assert "Critical batch size" in told
+    here, there = (
+        [replace(branch, seconds=0.0) for branch in BranchedRun.from_file(each).branches]
+        for each in (alone, file)
+    )
+    assert here == there
+    assert (tmp_path / "branches.journal").exists()
+    assert (tmp_path / "branches_trials/trials/batch_size=32,order=1/result.json").exists()
+    status = json.loads(ended("status", "--storage", tmp_path / "branches.journal", "--json")[1])
+    assert (status["kind"], status["done"]) == ("branch", 2)
+    assert "0 workers at work" in ended("status", "--storage", tmp_path / "branches.journal")[1]
 
 
 def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from noisescale.lightning.branching.checkpoints import Checkpoint
 from noisescale.lightning.branching.planning import BEYOND, look_after
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
-from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -49,13 +48,6 @@ class Course:
     losses: tuple[float, ...]
     seconds: float
     diverged: bool
-
-
-def seed_all(seed: int) -> None:
-    """Seed the random numbers of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:

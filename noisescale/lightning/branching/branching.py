@@ -3,33 +3,36 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.optim import Optimizer
 
+from noisescale.history.reading import read_run
 from noisescale.history.segments import Segments
 from noisescale.lightning.branching.branched_fit import (
     Ground,
     branched_fit,
     losses_at,
-    seed_all,
 )
 from noisescale.lightning.branching.checkpoints import Checkpoint
-from noisescale.lightning.branching.planning import Branching
+from noisescale.lightning.branching.planning import Branching, plan_branches
 from noisescale.lightning.profiling.timed_fit import quiet
 from noisescale.lightning.resized_loaders import held_examples, is_stream
 from noisescale.lightning.trainer_access import isolate_rng
-from noisescale.lightning.training import plain_trainer
+from noisescale.lightning.training import plain_trainer, seed_all
 from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
 from noisescale.printable import printable
+from noisescale.tuning.settings import Training
+from noisescale.tuning.trial_process import RESULT
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -70,25 +73,9 @@ def train_branches(
         ValueError: If the file has branches with other settings, the checkpoints are of another
             module, or the run's loss did not fall.
     """
-    if not module.automatic_optimization:
-        raise ValueError(
-            "`module` must use automatic optimization for branches, got manual optimization."
-            " Compare two whole runs instead: `noisescale predict --second-run`."
-        )
-    if loss_examples < 1:
-        raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
-    if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
-        raise ValueError(
-            "`strategy` must start the whole command again for each device, got"
-            f" {trainer_options['strategy']!r}, which starts only a function. Give ddp."
-        )
-    history = branching.history
-    own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
+    _check(module, loss_examples, trainer_options)
     with quiet(), isolate_rng():
-        seed_all(0)  # the same examples whenever the command is called
-        with _with_trainer(data, module, trainer_options):
-            held = held_examples(data, loss_examples, own)
-        ground = Ground(module, data, held, trainer_options)
+        ground = _ground(branching, module, data, loss_examples, trainer_options)
         branched = _known_or_new(branching, ground, output, loss_examples)
         on_course(branched)
         done = {(branch.batch_size, branch.order) for branch in branched.branches}
@@ -103,6 +90,90 @@ def train_branches(
                 _keep(branched, output)
                 on_branch(branch)
     return branched
+
+
+def begin_branches(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    output: Path,
+    *,
+    loss_examples: int = 2048,
+    **trainer_options: Any,
+) -> BranchedRun:
+    """Return the branches that the file has, or measure the losses of the run's checkpoints.
+
+    The arguments are those of `train_branches`. Nothing is trained.
+    """
+    _check(module, loss_examples, trainer_options)
+    with quiet(), isolate_rng():
+        ground = _ground(branching, module, data, loss_examples, trainer_options)
+        return _known_or_new(branching, ground, output, loss_examples)
+
+
+def train_branch_task(
+    module: pl.LightningModule, data: Any, spec: Mapping[str, Any], folder: Path
+) -> None:
+    """Train one branch for a worker, and write it into its folder.
+
+    Args:
+        module: The LightningModule of the run, newly made.
+        data: The training data.
+        spec: From `BranchJob.wanted`.
+        folder: Of the task.
+    """
+    planned = dict(spec["planned"])
+    history = read_run(planned.pop("run"), monitor=planned.pop("monitor"))
+    until = planned.pop("until")
+    branching = plan_branches(
+        history,
+        Path(planned.pop("checkpoint")),
+        until=None if until is None else Path(until),
+        **planned,
+    )
+    options = Training(**spec["training"]).trainer_options
+    known = [] if spec["known"] is None else [Branch.from_record(spec["known"])]
+    begun = BranchedRun.from_record(spec["begun"])
+    with quiet(), isolate_rng():
+        ground = _ground(branching, module, data, spec["loss_examples"], options)
+        plan = branching.plans[spec["plan"]]
+        branch = _branch(branching, ground, plan, spec["order"], begun.goal, known)
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        written = folder / f"{RESULT}.part"
+        written.write_text(json.dumps({"branch": asdict(branch)}))
+        written.replace(folder / RESULT)
+
+
+def _check(
+    module: pl.LightningModule, loss_examples: int, trainer_options: Mapping[str, Any]
+) -> None:
+    if not module.automatic_optimization:
+        raise ValueError(
+            "`module` must use automatic optimization for branches, got manual optimization."
+            " Compare two whole runs instead: `noisescale predict --second-run`."
+        )
+    if loss_examples < 1:
+        raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
+    if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
+        raise ValueError(
+            "`strategy` must start the whole command again for each device, got"
+            f" {trainer_options['strategy']!r}, which starts only a function. Give ddp."
+        )
+
+
+def _ground(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    loss_examples: int,
+    trainer_options: dict[str, Any],
+) -> Ground:
+    history = branching.history
+    own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
+    seed_all(0)  # the same examples whenever the command is called
+    with _with_trainer(data, module, trainer_options):
+        held = held_examples(data, loss_examples, own)
+    return Ground(module, data, held, trainer_options)
 
 
 @contextmanager

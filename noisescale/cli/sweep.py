@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale sweep TARGET --goal METRIC<=VALUE --batch-sizes 16..2048`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from noisescale.cli.targets import module_and_data, told_in_a_line
+from noisescale.cli.training import TRAINER, Accelerator, Data, Precision, Strategy, Target
+from noisescale.cli.values import flags_of
+from noisescale.cli.workers import (
+    TOO_LARGE,
+    Launcher,
+    LauncherOptions,
+    Lease,
+    WorkerCount,
+    options_of,
+    stopped,
+    trained_by_workers,
+)
+from noisescale.extras import need
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
+
+if TYPE_CHECKING:
+    from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.settings import SweepJob, Training
+
+EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
+
+SCHEDULED = (
+    "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
+    " peak at the searched learning rate. If the learning rate falls before the goal is reached,"
+    " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
+)
+
+LINE_EVERY = 300.0
+"""Seconds between two lines of progress, where they go to a file."""
+
+SEARCHED = "The search at each batch size"
+WORKERS = "Workers and machines"
+
+
+def sweep_batch_sizes(
+    target: Target,
+    goal: Annotated[
+        str,
+        typer.Option(
+            metavar="GOAL",
+            help="The result to reach, for example val_loss<=0.15 or val_acc>=0.9, in a metric that"
+            " the module logs. It is evaluated by the module's validation.",
+        ),
+    ],
+    batch_sizes: Annotated[
+        str,
+        typer.Option(
+            help="Global batch sizes: 16..2048 for powers of two, or a list such as 16,64,256."
+        ),
+    ],
+    data: Data = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RANGE",
+            help="Hyperparameter to search, and its range, for example momentum=0.5..0.99:"
+            " learning_rate, momentum (for Adam its first beta) or weight_decay. May be repeated."
+            " The learning rate is always searched, by default from 1/8 to 8 times the module's"
+            " own.",
+            rich_help_panel=SEARCHED,
+        ),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Quasi-random settings at each batch size. A third as many refine the best one.",
+            rich_help_panel=SEARCHED,
+        ),
+    ] = 9,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            help="Trainings of the best setting, with different seeds.", rich_help_panel=SEARCHED
+        ),
+    ] = 3,
+    epochs: Annotated[
+        float,
+        typer.Option(
+            help="Most epochs of a training at the smallest batch size. At k times this size it is"
+            " √k times as many.",
+            rich_help_panel=SEARCHED,
+        ),
+    ] = 50.0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the quasi-random settings.", rich_help_panel=SEARCHED)
+    ] = 0,
+    max_device_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Most examples that fit on a device. Larger batches are accumulated.",
+            rich_help_panel=TRAINER,
+        ),
+    ] = None,
+    gradient_clip_val: Annotated[
+        float | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = None,
+    gradient_clip_algorithm: Annotated[
+        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = None,
+    devices: Annotated[
+        int,
+        typer.Option(help="Devices of each training, on one machine.", rich_help_panel=TRAINER),
+    ] = 1,
+    accelerator: Accelerator = "auto",
+    strategy: Strategy = "auto",
+    precision: Precision = None,
+    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("sweep"),
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where the state is kept: a journal file, also on a shared disk; the URL of a"
+            " database (postgresql://..., mysql://..., sqlite:///...); or grpc://host:port of"
+            " Optuna's proxy. Default: sweep.journal in the folder of the results.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(help="Name of the sweep in the storage.", rich_help_panel=WORKERS),
+    ] = "sweep",
+    workers: WorkerCount = 1,
+    launcher: Launcher = "local",
+    launcher_option: LauncherOptions = None,
+    lease: Lease = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure the steps to a result at several batch sizes, each with its best learning rate.
+
+    The same command with the same storage goes on where it was stopped.
+    """
+    from rich.console import Console, Group
+    from rich.text import Text
+
+    need("optuna", "`noisescale sweep`")
+    from noisescale.cli import sweep_shown
+    from noisescale.report.comparison_tables import sweep_answers
+    from noisescale.report.text import Section, listed, pairs
+    from noisescale.tuning.ledger import Ledger, results_of
+    from noisescale.tuning.settings import Training
+    from noisescale.tuning.storage import patiently
+    from noisescale.tuning.table import (
+        alike_in,
+        comparison_of,
+        failures_in,
+        sweep_progress,
+        write_sweep,
+    )
+
+    flags = flags_of(sweep_batch_sizes) | {
+        "goal": "--goal",
+        "batch_sizes": "--batch-sizes",
+        "target": "TARGET",
+    }
+    place = storage or str(output / "sweep.journal")
+    err = Console(stderr=True, highlight=False)
+    training = Training(
+        target,
+        data,
+        devices,
+        accelerator,
+        strategy,
+        precision,
+        gradient_clip_val,
+        gradient_clip_algorithm,
+    )
+    with renamed(flags), stopped(place):
+        options = options_of(launcher_option)
+        _check(workers=workers, lease=lease)
+        job = _job(
+            training,
+            goal,
+            batch_sizes,
+            search or (),
+            trials=trials,
+            repeats=repeats,
+            seed=seed,
+            epochs=epochs,
+            max_device_batch_size=max_device_batch_size,
+        )
+        output.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger.begin(place, name, job, lease)
+        err.print(_further(place, name), markup=False, soft_wrap=True)
+        if job.own.schedules:
+            err.print(SCHEDULED.format(", ".join(job.own.schedules)), markup=False)
+        said = time.monotonic()
+        with err.status("Starting...") as status:
+
+            def show(entries: Mapping[str, Entry]) -> None:
+                nonlocal said
+                progress = sweep_progress(job, entries)
+                line = sweep_shown.progress_line(progress)
+                write_sweep(job, results_of(entries), output)
+                if err.is_terminal:
+                    table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
+                    status.update(Group(Text(line), table))
+                elif time.monotonic() - said > LINE_EVERY:
+                    err.print(line, markup=False, soft_wrap=True)
+                    said = time.monotonic()
+
+            trained_by_workers(
+                ledger,
+                job,
+                place,
+                output,
+                workers=workers,
+                launcher=launcher,
+                options=options,
+                accelerator=accelerator,
+                show=show,
+            )
+        entries = patiently(ledger.entries)
+        results = results_of(entries)
+        write_sweep(job, results, output)
+    found = comparison_of(job, results)
+    if as_json:
+        record = sweep_shown.status_as_dict(name, job, entries)
+        print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
+    else:
+        out = Console(highlight=False)
+        progress = sweep_progress(job, entries)
+        out.print(sweep_shown.progress_line(progress), markup=False)
+        out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
+        warnings = [*(text for each in found.sweeps for text in each.warnings)]
+        if alike := alike_in(job, results):
+            warnings.append(
+                f"All repetitions at batch size {', '.join(f'{size:,}' for size in alike)} are the"
+                " same: weights and order of the data do not follow the seed. How much the steps"
+                " scatter is not known. Set no seed, and give no seeded generator."
+            )
+        warnings += [f"Failed: {key}: {reason}" for key, reason in failures_in(results).items()]
+        answers = [line for each in found.sweeps for line in sweep_answers(each)]
+        out.print(pairs([("", ""), *answers]))
+        if warnings:
+            out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
+    if not found.reached:
+        raise typer.Exit(1)
+    for command in _next(output, goal):
+        err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
+
+
+def _check(*, workers: int, lease: float) -> None:
+    if workers < 0:
+        raise ValueError(f"`workers` must not be negative, got {workers}. Give 1.")
+    if not lease >= 1:
+        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
+
+
+def _job(
+    training: Training,
+    goal: str,
+    batch_sizes: str,
+    search: list[str] | tuple[str, ...],
+    *,
+    trials: int,
+    repeats: int,
+    seed: int,
+    epochs: float,
+    max_device_batch_size: int | None,
+) -> SweepJob:
+    """Return the settings of the sweep, once module and data were tried for one step."""
+    from noisescale.checks import checked_count
+    from noisescale.tuning.search import Search
+    from noisescale.tuning.settings import SweepJob, check_goal, read_batch_sizes, read_search
+
+    wanted, sizes, dimensions = check_goal(goal), read_batch_sizes(batch_sizes), read_search(search)
+    if checked_count("trials", trials, "Give 9.") < 3:
+        raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
+    checked_count("repeats", repeats, "Give 3.")
+    checked_count("devices", training.devices, "Give 1.")
+    if max_device_batch_size is not None:
+        checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+    from noisescale.lightning.sweeping.trial_fit import Made, describe
+
+    module, data = module_and_data(training.target, training.data)
+    with told_in_a_line(TOO_LARGE):
+        searched = [dimension.name for dimension in dimensions]
+        own = describe(Made(module, data), training, wanted, min(sizes), searched)
+    if len({d.name for d in dimensions} & {"learning_rate"}) == 0 and not own.learning_rate > 0:
+        raise ValueError(
+            f"`configure_optimizers` must set a positive learning rate, got {own.learning_rate:g}."
+            " The search begins around it."
+        )
+    found = Search(dimensions, trials, repeats, seed)
+    return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
+
+
+def _further(place: str, name: str) -> str:
+    from noisescale.tuning.storage import shown
+
+    words = ["noisescale", "work", "--storage", printable(shown(place)), "--name", printable(name)]
+    return f"Further workers join with: {shlex.join(words)}"
+
+
+def _next(output: Path, goal: str) -> list[list[str]]:
+    from noisescale.tuning.table import SWEEP, TRIALS
+
+    return [
+        ["noisescale", "fit", printable(output / SWEEP)],
+        [
+            "noisescale",
+            "compare",
+            printable(output / TRIALS),
+            "--goal",
+            goal,
+            "--html",
+            "sweep.html",
+        ],
+    ]

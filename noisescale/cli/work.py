@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale work --storage PLACE` and `noisescale status --storage PLACE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisescale.cli.values import flags_of
+from noisescale.cli.workers import JobName, Lease, Storage, own_name, stopped
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
+
+EXAMPLE = "noisescale work --storage /shared/sweep.journal"
+STATUS_EXAMPLE = "noisescale status --storage /shared/sweep.journal"
+
+
+def work_on(
+    storage: Storage,
+    name: JobName = None,
+    output: Annotated[Path, typer.Option(help="Folder for the trainings of this worker.")] = Path(
+        "sweep"
+    ),
+    lease: Lease = 60.0,
+) -> None:
+    """Train for a sweep, or for branches, until all is done. Start it on any machine.
+
+    Start it in the folder in which the command was started, or in a copy of it: the function that
+    makes module and data must be there.
+    """
+    from noisescale.tuning.known_jobs import job_from
+    from noisescale.tuning.ledger import Ledger
+    from noisescale.tuning.trial_process import end_with_stdin
+    from noisescale.tuning.worker import Worker
+
+    end_with_stdin(gently=True)
+    with renamed(flags_of(work_on) | {"storage": "--storage"}), stopped(storage):
+        ledger = Ledger.open(storage, name, _checked(lease))
+        job = job_from(ledger.job)
+        Worker(
+            ledger,
+            job,
+            output,
+            name=own_name(),
+            on_event=lambda line: print(printable(line), flush=True),
+        ).work()
+
+
+def show_status(
+    storage: Storage,
+    name: JobName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show how far a sweep is, and who is training what."""
+    from rich.console import Console
+
+    from noisescale.report.text import Section
+    from noisescale.tuning.known_jobs import job_from
+    from noisescale.tuning.ledger import Ledger
+    from noisescale.tuning.settings import SweepJob
+    from noisescale.tuning.table import sweep_progress
+
+    with renamed(flags_of(show_status) | {"storage": "--storage"}):
+        ledger = Ledger.open(storage, name)
+        job, entries = job_from(ledger.job), ledger.entries()
+    from noisescale.cli import sweep_shown
+
+    if as_json:
+        record = sweep_shown.status_as_dict(ledger.name, job, entries)
+        print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
+        return
+    console = Console(highlight=False)
+    if isinstance(job, SweepJob):
+        progress = sweep_progress(job, entries)
+        console.print(sweep_shown.progress_line(progress), markup=False)
+        console.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
+    console.print(Section(sweep_shown.workers_table(entries)))
+
+
+def _checked(lease: float) -> float:
+    if not lease >= 1:
+        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
+    return lease

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hyperparameters of a module's optimizers: read, and set for one training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.scaled_steps import ScaledSteps
+from noisescale.tuning.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+
+
+def own_learning_rate(optimizers: Sequence[Optimizer]) -> float:
+    """Return the largest learning rate of the schedules, as far as they say it.
+
+    A schedule that begins with a warm-up has a small one at first.
+    """
+    return max(
+        float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    )
+
+
+def own_beta2(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the second beta of an Adam; None if no optimizer has one."""
+    betas = [g["betas"] for o in optimizers for g in o.param_groups if "betas" in g]
+    return next((float(pair[1]) for pair in betas if len(pair) == 2), None)
+
+
+def set_values(
+    optimizers: Sequence[Optimizer], values: Mapping[str, float], beta2: float | None = None
+) -> ScaledSteps:
+    """Set hyperparameters, and return what scales the learning rate of each step.
+
+    The module's schedule is kept: its peak becomes the given learning rate, and the ratios between
+    parameter groups stay.
+
+    Args:
+        optimizers: Of the fit.
+        values: From names of `SEARCHABLE` to values. Weight decay is set where there is some,
+            or everywhere if there is none.
+        beta2: Of an Adam.
+
+    Raises:
+        ValueError: If no optimizer has the hyperparameter, or the module's learning rate is zero.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    refuse_unsearchable(optimizers, (), tuple(values))
+    decayed = [group for group in groups if group.get("weight_decay")] or groups
+    for group in groups:
+        if "betas" in group and len(group["betas"]) == 2:
+            beta1, own = group["betas"]
+            second = own if beta2 is None else beta2
+            group["betas"] = (values.get(MOMENTUM, beta1), second)
+        elif "momentum" in group and MOMENTUM in values:
+            group["momentum"] = values[MOMENTUM]
+    for group in decayed:
+        if "weight_decay" in group and WEIGHT_DECAY in values:
+            group["weight_decay"] = values[WEIGHT_DECAY]
+    own = own_learning_rate(optimizers)
+    if not own > 0:
+        raise ValueError(
+            f"`configure_optimizers` must set a positive learning rate, got {own:g}. The sweep"
+            " multiplies it."
+        )
+    scaled = ScaledSteps(optimizers)
+    scaled.factors = Factors(learning_rate=values[LEARNING_RATE] / own)
+    return scaled
+
+
+def refuse_unsearchable(
+    optimizers: Sequence[Optimizer], schedules: Iterable[Any], names: Sequence[str]
+) -> None:
+    """Refuse hyperparameters that no optimizer has, or that a schedule sets.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if WEIGHT_DECAY in names:
+        _refuse_without(groups, WEIGHT_DECAY, ("weight_decay",))
+    if MOMENTUM not in names:
+        return
+    _refuse_without(groups, MOMENTUM, ("momentum", "betas"))
+    for schedule in _flat(schedules):
+        if getattr(schedule, "cycle_momentum", False):
+            raise ValueError(
+                f"`search` must name what no schedule sets, got {MOMENTUM}, which"
+                f" {type(schedule).__name__} sets at each step. Leave {MOMENTUM} out, or give the"
+                " schedule `cycle_momentum=False`."
+            )
+
+
+def _flat(schedules: Iterable[Any]) -> Iterator[Any]:
+    """Yield schedules, also those in a chain or a sequence."""
+    for schedule in schedules:
+        yield schedule
+        yield from _flat(getattr(schedule, "_schedulers", ()))
+
+
+def _refuse_without(groups: Sequence[dict[str, Any]], name: str, keys: Sequence[str]) -> None:
+    if not any(key in group for group in groups for key in keys):
+        raise ValueError(
+            f"`search` must name what the optimizer has, got {name}, which it does not have. Leave"
+            f" {name} out."
+        )

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training of a sweep: until the goal, a divergence, a limit, or its last step."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils.data import DataLoader, Dataset
+
+from noisescale.history.metrics import Goal
+from noisescale.lightning.branching.planning import look_after
+from noisescale.lightning.profiling.timed_fit import quiet
+from noisescale.lightning.resized_loaders import examples_of_epoch, whole_epochs
+from noisescale.lightning.sweeping.hyperparameters import (
+    own_beta2,
+    own_learning_rate,
+    refuse_unsearchable,
+    set_values,
+)
+from noisescale.lightning.trainer_access import (
+    VALIDATES_NEVER,
+    Callback,
+    first_loader,
+    has_plateau,
+    has_validation,
+    is_last_batch,
+    looks_after_batch,
+    schedules_of,
+    validate_next,
+    validate_no_more,
+)
+from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.printable import printable
+from noisescale.tuning.jobs import Record
+from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
+from noisescale.tuning.settings import Own, Training
+from noisescale.tuning.trial_process import LIMIT, RESULT
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+HELD = 256
+"""Examples in a batch of a Dataset to validate on, whatever batch size is swept.
+
+A metric that is no mean, such as F1, depends on it.
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A module and its data, as the user's function returned them."""
+
+    module: pl.LightningModule
+    data: Any
+    """A LightningDataModule, a DataLoader or a Dataset to train on; or a pair of these, the second
+    to validate on."""
+
+
+def describe(
+    made: Made,
+    training: Training,
+    goal: Goal,
+    batch_size: int,
+    searched: Sequence[str] = (),
+) -> Own:
+    """Train one step and validate on one batch, and return what the module and data bring along.
+
+    Args:
+        made: Module and data. A copy of the module is trained.
+        training: How it is trained. Only one device is used here.
+        goal: Its metric has to be there.
+        batch_size: For data without a loader.
+        searched: Names of hyperparameters that are searched.
+
+    Raises:
+        ValueError: If the metric is not logged, a hyperparameter cannot be searched, or the module
+            or data do not fit.
+    """
+    look = _Describe(goal, searched)
+    module = copy_to_train(made.module)
+    options = {**training.trainer_options, "devices": 1, "strategy": "auto"}
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = plain_trainer(
+            module,
+            {
+                **options,
+                **VALIDATES_NEVER,
+                "limit_val_batches": 1,
+                # One step is trained. Schedules may divide by a tenth of all steps.
+                "max_steps": 1000,
+                "max_epochs": 1000,
+                "callbacks": [look],
+            },
+        )
+        with _loaders(made.data, None, batch_size, 1) as loaders:
+            trainer.fit(module, **loaders)
+    own = look.own
+    if own is None:
+        raise ValueError("`data` must have at least one batch, got none. Give more data.")
+    size = None if own.batch_size is None else own.batch_size * training.devices
+    return replace(own, batch_size=size)
+
+
+def train_task(made: Made, spec: Record, folder: Path) -> None:
+    """Train a task of a sweep, and write its result into its folder.
+
+    Args:
+        made: Module and data, newly made after the seed of the task was set.
+        spec: From `SweepJob.task`.
+        folder: A file `limit` there has the step after which the training cannot win.
+    """
+    training = Training(**spec["training"])
+    module = copy_to_train(made.module)
+    run = _Run(spec, folder)
+    with quiet():
+        trainer = plain_trainer(
+            module,
+            {
+                **training.trainer_options,
+                **VALIDATES_NEVER,
+                "limit_val_batches": 1.0,
+                "use_distributed_sampler": True,
+                "max_epochs": spec["most_epochs"],
+                "max_steps": spec["most_steps"],
+                "limit_train_batches": spec["batches_of_epoch"] or 1.0,
+                "accumulate_grad_batches": spec["accumulation"],
+                "callbacks": [run],
+            },
+        )
+        size = spec["device_batch_size"]
+        with _loaders(made.data, size, size, training.devices) as loaders:
+            trainer.fit(module, **loaders)
+    if trainer.is_global_zero:
+        written = folder / f"{RESULT}.part"
+        written.write_text(json.dumps(run.result()))
+        written.replace(folder / RESULT)
+
+
+class _Describe(Callback):
+    def __init__(self, goal: Goal, searched: Sequence[str]) -> None:
+        self._goal, self._searched, self.own = goal, searched, None
+        self._looked = False
+
+    own: Own | None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                "`module` must use automatic optimization for a sweep, got manual optimization."
+                " Train the batch sizes yourself, and use `noisescale compare` on the runs."
+            )
+        refuse_unsearchable(trainer.optimizers, schedules_of(trainer), self._searched)
+        loader = first_loader(trainer)
+        self.own = Own(
+            float(examples_of_epoch(loader)),
+            getattr(loader, "batch_size", None),
+            own_learning_rate(trainer.optimizers),
+            own_beta2(trainer.optimizers),
+            tuple(type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs),
+        )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        trainer.should_stop = True
+        if has_validation(trainer):
+            validate_next(trainer)
+        else:
+            self._looked = self._goal.metric in trainer.callback_metrics
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._looked = self._goal.metric in trainer.callback_metrics
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _metric(trainer, self._goal)
+        if not self._looked:
+            raise ValueError(
+                "`goal` must be about a metric of the validation, or of each training step, got"
+                f" {self._goal.metric!r}, which is logged when an epoch ends. Log it in"
+                " `validation_step`."
+            )
+
+
+class _Run(Callback):
+    """Set the hyperparameters, evaluate at rarer and rarer steps, and stop in time."""
+
+    def __init__(self, spec: Record, folder: Path) -> None:
+        self._spec, self._folder, self._goal = spec, folder, Goal(**spec["goal"])
+        self._next = 1
+        self._began = self._paused = 0.0
+        self._steps: list[int] = []
+        self._values: list[float | None] = []
+        self._seconds: list[float] = []
+        self._ended = OUT_OF_STEPS
+        self._loss: torch.Tensor | None = None
+        self._asked = self._plateau = False
+
+    def result(self) -> dict[str, Any]:
+        """Return the evaluations, and how the training ended."""
+        return {
+            "steps": self._steps,
+            "values": self._values,
+            "seconds": self._seconds,
+            "ended": self._ended,
+        }
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        values, beta2 = self._spec["hyperparameters"], self._spec["beta2"]
+        refuse_unsearchable(trainer.optimizers, schedules_of(trainer), tuple(values))
+        self._plateau = has_plateau(trainer)
+        self._scaled = set_values(trainer.optimizers, values, beta2)
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self._loss = loss if isinstance(loss, torch.Tensor) else None
+        step = trainer.global_step
+        new = step > (self._steps[-1] if self._steps else 0)
+        due = step >= min(self._next, self._spec["most_steps"])
+        # A schedule that waits for a plateau would count the last value again and again.
+        steers = self._plateau and (is_last_batch(trainer) or looks_after_batch(trainer, ""))
+        if not new or not (due or steers):
+            return
+        self._pause(trainer)
+        if has_validation(trainer):
+            self._asked = True
+            validate_next(trainer)
+        else:
+            self._look(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._asked:  # the module itself stops the training
+            self._pause(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            asked, self._asked = self._asked, False
+            validate_no_more(trainer)
+            if asked or trainer.global_step > (self._steps[-1] if self._steps else 0):
+                self._look(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._scaled.close()
+
+    def _pause(self, trainer: pl.Trainer) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()  # steps that are still under way count
+        self._paused = time.perf_counter()
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        step = trainer.global_step
+        mean = trainer.strategy.reduce(_metric(trainer, self._goal).detach(), reduce_op="mean")
+        value = float(mean)
+        seconds, limit = trainer.strategy.broadcast(
+            (self._paused - self._began, read_limit(self._folder))
+        )
+        self._steps.append(step)
+        self._values.append(value if math.isfinite(value) else None)
+        self._seconds.append(round(seconds, 4))
+        self._next = look_after(step)
+        if self._goal.reached_by(np.array([value]))[0]:
+            self._ended = REACHED
+        elif not math.isfinite(value) or self._lost_its_loss(trainer):
+            self._ended = DIVERGED
+        elif step >= limit:
+            self._ended = PRUNED
+        if self._ended != OUT_OF_STEPS:
+            trainer.should_stop = True
+        self._began += time.perf_counter() - self._paused
+
+    def _lost_its_loss(self, trainer: pl.Trainer) -> bool:
+        """Whether the last loss of any rank is no number. An accuracy would not show that."""
+        if self._loss is None:
+            return False
+        bad = (~torch.isfinite(self._loss.detach())).any().float()
+        return float(trainer.strategy.reduce(bad, reduce_op="sum")) > 0
+
+
+def _metric(trainer: pl.Trainer, goal: Goal) -> torch.Tensor:
+    found = trainer.callback_metrics.get(goal.metric)
+    if found is None:
+        names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        raise ValueError(
+            f"`goal` must be about a metric that the module logs, got {goal.metric!r}. It logs"
+            f" {printable(names)}."
+        )
+    return found
+
+
+def read_limit(folder: Path) -> float:
+    """Return the step after which a training has lost; infinite if there is none."""
+    try:
+        return float((folder / LIMIT).read_text())
+    except (OSError, ValueError):
+        return math.inf
+
+
+@contextmanager
+def _loaders(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `Trainer.fit`, with training batches of `size` examples.
+
+    Args:
+        data: See `Made`.
+        size: Examples in a batch, on one rank; None to leave the loaders as they are.
+        usual: For data without a loader.
+        ranks: Number of ranks.
+    """
+    held = None
+    if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_loadable(data):
+        data, held = data
+        held = DataLoader(held, batch_size=HELD) if isinstance(held, Dataset) else held
+    if not hasattr(data, "train_dataloader"):
+        if not (isinstance(data, (Dataset, DataLoader)) or hasattr(data, "__getitem__")):
+            raise ValueError(
+                "`data` must be a Dataset, a DataLoader or a LightningDataModule, or a pair to"
+                f" train and to validate on, got {type(data).__name__}. Give what the module trains"
+                " on."
+            )
+        made = data if isinstance(data, DataLoader) else DataLoader(data, usual, shuffle=True)
+        resized = made if size is None else whole_epochs(made, size, ranks)
+        yield {"train_dataloaders": resized, "val_dataloaders": held}
+        return
+    own = data.train_dataloader
+
+    def train_dataloader() -> Any:
+        return apply_to_collection(own(), DataLoader, whole_epochs, size, ranks)
+
+    if size is not None:
+        data.train_dataloader = train_dataloader
+    try:
+        yield {"datamodule": data}
+    finally:
+        if size is not None:
+            del data.train_dataloader
+
+
+def _is_loadable(data: Any) -> bool:
+    """Whether a list of two is a data set of two examples, not data to train and validate on."""
+    return not any(
+        isinstance(each, (Dataset, DataLoader)) or hasattr(each, "train_dataloader")
+        for each in data
+    )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job of many trainings has to say: its next tasks, from the results so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+"""What JSON can hold."""
+
+FAILED = "failed"
+"""The key of a result that says why a task was given up."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of a job."""
+
+    key: str
+    """Unique within the job. It also names the folder of the training."""
+    spec: Record
+    """What the training needs to know."""
+
+
+class Job(Protocol):
+    """A job of many trainings. It is the same for all workers, and never changes."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of job."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of each training."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job as JSON can hold it."""
+
+    def wanted(self, results: Mapping[str, Record]) -> list[Task]:
+        """Return the tasks that can be trained now and have no result. None left: the job is done.
+
+        The answer depends on the results alone, not on their order. So one worker and many train
+        the same tasks.
+
+        Args:
+            results: The result of each finished task, by its key. A task that was given up has the
+                key `FAILED` in its result.
+        """
+
+    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+        """Return the steps after which a training cannot win any more; infinite for no limit."""

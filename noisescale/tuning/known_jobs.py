@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kinds of jobs, by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noisescale.tuning.branch_job import BranchJob
+from noisescale.tuning.jobs import Job, Record
+from noisescale.tuning.settings import SweepJob
+
+_KINDS: dict[str, Any] = {kind.kind: kind for kind in (SweepJob, BranchJob)}
+
+
+def job_from(record: Record) -> Job:
+    """Return the job whose record a ledger has.
+
+    Raises:
+        ValueError: If the record is of a newer version of the package.
+    """
+    fields = dict(record)
+    kind = fields.pop("kind")
+    try:
+        job: Job = _KINDS[kind].from_dict(fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"`storage` must have a job of this version of noisescale, got {kind!r} with other"
+            f" settings ({error}). Use the same version on all machines."
+        ) from error
+    return job
