@@ -76,7 +76,7 @@ IDLE = 30.0
 def command(folder: Path, workers: int, arguments: argparse.Namespace) -> list[str]:
     sizes = "16,64" if arguments.smoke else "8..1024"
     words = ["sweep", "train.py:make", "--goal", "val_loss<0.2", "--batch-sizes", sizes]
-    words += ["--trials", "3" if arguments.smoke else "6", "--repeats", "3", "--epochs", "60"]
+    words += ["--trials", "3" if arguments.smoke else "4", "--repeats", "2", "--epochs", "60"]
     words += ["--accelerator", "cpu", "--output", str(folder), "--workers", str(workers)]
     return [sys.executable, "-m", "noisescale", *words, "--lease", "10", "--json"]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -218,6 +219,8 @@ def _run(command: list[str], folder: str) -> None:
     It ends when this process ends, or is interrupted, as its standard input then does. Waiting for
     it is done in short sleeps: the interruption of a Ray task does not wake a longer one.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which submitit and Ray use
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             command,
