@@ -174,7 +174,7 @@ def _database(url: str) -> BaseStorage:
         raise StorageError(
             f"`storage` must be a database within reach, got {printable(shown(url))}:"
             f" {type(error).__name__}: {printable(str(error))[:200]}. Check the URL, and whether"
-            " its driver is installed."
+            " its driver is installed (for PostgreSQL psycopg, for MySQL mysqlclient)."
         ) from error
 
 
