@@ -32,6 +32,7 @@ from noisescale.cli.workers import (
     Lease,
     StorageOrNone,
     WorkerCount,
+    check_workers,
     options_of,
     stopped,
     trained_by_workers,
@@ -164,6 +165,7 @@ def branch_run(
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
+        check_workers(workers, lease)
         history = read_run(run, monitor=monitor)
         branching = plan_branches(
             history,

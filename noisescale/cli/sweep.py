@@ -17,10 +17,12 @@ from noisescale.cli.training import TRAINER, Accelerator, Data, Precision, Strat
 from noisescale.cli.values import flags_of
 from noisescale.cli.workers import (
     TOO_LARGE,
+    WORKERS,
     Launcher,
     LauncherOptions,
     Lease,
     WorkerCount,
+    check_workers,
     options_of,
     stopped,
     trained_by_workers,
@@ -45,7 +47,6 @@ LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
 
 SEARCHED = "The search at each batch size"
-WORKERS = "Workers and machines"
 
 
 def sweep_batch_sizes(
@@ -182,7 +183,7 @@ def sweep_batch_sizes(
     )
     with renamed(flags), stopped(place):
         options = options_of(launcher_option)
-        _check(workers=workers, lease=lease)
+        check_workers(workers, lease)
         job = _job(
             training,
             goal,
@@ -199,14 +200,16 @@ def sweep_batch_sizes(
         err.print(_further(place, name), markup=False, soft_wrap=True)
         if job.own.schedules:
             err.print(SCHEDULED.format(", ".join(job.own.schedules)), markup=False)
-        said = time.monotonic()
+        said, written = time.monotonic(), set[str]()
         with err.status("Starting...") as status:
 
             def show(entries: Mapping[str, Entry]) -> None:
-                nonlocal said
+                nonlocal said, written
                 progress = sweep_progress(job, entries)
                 line = sweep_shown.progress_line(progress)
-                write_sweep(job, results_of(entries), output)
+                if written != (results := results_of(entries)).keys():
+                    write_sweep(job, results, output)
+                    written = set(results)
                 if err.is_terminal:
                     table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
                     status.update(Group(Text(line), table))
@@ -255,13 +258,6 @@ def sweep_batch_sizes(
         err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
 
 
-def _check(*, workers: int, lease: float) -> None:
-    if workers < 0:
-        raise ValueError(f"`workers` must not be negative, got {workers}. Give 1.")
-    if not lease >= 1:
-        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
-
-
 def _job(
     training: Training,
     goal: str,
@@ -292,10 +288,10 @@ def _job(
     with told_in_a_line(TOO_LARGE):
         searched = [dimension.name for dimension in dimensions]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
-    if len({d.name for d in dimensions} & {"learning_rate"}) == 0 and not own.learning_rate > 0:
+    if not own.learning_rate > 0:
         raise ValueError(
             f"`configure_optimizers` must set a positive learning rate, got {own.learning_rate:g}."
-            " The search begins around it."
+            " The sweep multiplies it."
         )
     found = Search(dimensions, trials, repeats, seed)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from noisescale.cli.values import flags_of
-from noisescale.cli.workers import JobName, Lease, Storage, own_name, stopped
+from noisescale.cli.workers import JobName, Lease, Storage, check_workers, own_name, stopped
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
@@ -38,7 +38,8 @@ def work_on(
 
     end_with_stdin(gently=True)
     with renamed(flags_of(work_on) | {"storage": "--storage"}), stopped(storage):
-        ledger = Ledger.open(storage, name, _checked(lease))
+        check_workers(1, lease)
+        ledger = Ledger.open(storage, name, lease)
         job = job_from(ledger.job)
         Worker(
             ledger,
@@ -78,9 +79,3 @@ def show_status(
         console.print(sweep_shown.progress_line(progress), markup=False)
         console.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
     console.print(Section(sweep_shown.workers_table(entries)))
-
-
-def _checked(lease: float) -> float:
-    if not lease >= 1:
-        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
-    return lease

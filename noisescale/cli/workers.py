@@ -99,6 +99,14 @@ SHOWN_EVERY = 2.0
 """Seconds between two looks at the ledger."""
 
 
+def check_workers(workers: int, lease: float) -> None:
+    """Raise a ValueError if the number of workers, or their lease, is impossible."""
+    if workers < 0:
+        raise ValueError(f"`workers` must not be negative, got {workers}. Give 1.")
+    if not lease >= 1:
+        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
+
+
 def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the options of a launcher. Numbers become numbers.
 

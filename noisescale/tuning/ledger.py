@@ -2,11 +2,11 @@
 """The state of a job, kept in a storage of Optuna: which task is waiting, running, done.
 
 Each attempt at a task is a trial of an Optuna study. Workers change a trial's state from waiting to
-running, which Optuna's storages do for one worker alone, except for SQLite: there the last one of
-those who do so at once has it. While a worker trains it renews a
-lease, a number in the trial. Others note by their own clocks how long a lease has not changed: no
-two clocks are ever compared. If it has not changed for as long as the worker has said, the worker
-is lost, and the task is put back.
+running. Optuna's storages do so for one worker alone, except for SQLite: there the last of several
+that do so at once has the trial. While a worker trains, it renews a lease, a number in the trial.
+Others note by their own clocks how long a lease has not changed: no two clocks are ever compared.
+If a lease has not changed for as long as its worker has said, the worker is lost, and the task is
+put back.
 """
 
 from __future__ import annotations

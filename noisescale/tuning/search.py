@@ -161,12 +161,9 @@ def _seeds(point: Point, known: Mapping[tuple[Key, int], TrialResult], repeats: 
 
 def limit_of(found: Sequence[TrialResult], goal: Goal) -> float:
     """Return the steps after which a first training of a point has lost; infinite if unknown."""
-    first = [result.outcome(goal).at("steps") for result in found if result.seed == 0]
-    return math.ceil(SLACK * min(first, default=math.inf) + 1) if _any_finite(first) else math.inf
-
-
-def _any_finite(values: Sequence[float]) -> bool:
-    return any(math.isfinite(value) for value in values)
+    first = (result.outcome(goal).at("steps") for result in found if result.seed == 0)
+    least = min(first, default=math.inf)
+    return math.ceil(SLACK * least + 1) if math.isfinite(least) else math.inf
 
 
 def _ranked(

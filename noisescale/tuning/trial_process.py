@@ -55,11 +55,6 @@ class TrialProcess:
                 env=os.environ | {WATCHED: "1"},
             )
 
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
-
     def ended(self, seconds: float) -> bool:
         """Wait for some seconds, and return whether the process has ended."""
         try:

@@ -257,6 +257,9 @@ def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Pa
 
     _, _, said = sweep("--trials", 5, "--epochs", 3)
     assert "with the job 'sweep', which differs in epochs, search. Give the settings" in said
+    assert "`--lease` must be at least 1 second, got 0." in refused(
+        "work", "--storage", "sweep/sweep.journal", "--lease", 0
+    )
     for command in ("work", "status"):
         assert "`--storage` must exist, got" in refused(command, "--storage", "none.journal")
         assert "`--storage` must have the job 'x', got 'sweep'." in refused(
