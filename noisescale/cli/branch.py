@@ -155,7 +155,7 @@ def branch_run(
     from noisescale.report.branches import Planned, branches_table, cost_lines, headline
     from noisescale.report.branches import as_json as json_of
     from noisescale.tuning.branch_job import BranchJob
-    from noisescale.tuning.settings import Training
+    from noisescale.tuning.jobs import Training
 
     check_output(output)
     if dry_run and as_json:

@@ -32,8 +32,9 @@ from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
+    from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Entry
-    from noisescale.tuning.settings import SweepJob, Training
+    from noisescale.tuning.settings import SweepJob
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
 
@@ -153,8 +154,8 @@ def sweep_batch_sizes(
     from noisescale.cli import sweep_shown
     from noisescale.report.comparison_tables import sweep_answers
     from noisescale.report.text import Section, listed, pairs
+    from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Ledger, results_of
-    from noisescale.tuning.settings import Training
     from noisescale.tuning.storage import patiently
     from noisescale.tuning.table import (
         alike_in,

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from noisescale.tuning.jobs import FAILED, Record, Task
-from noisescale.tuning.settings import Training
+from noisescale.tuning.jobs import FAILED, Record, Task, Training
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
@@ -12,6 +12,26 @@ Record = Mapping[str, Any]
 
 FAILED = "failed"
 """The key of a result that says why a task was given up."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How each training of a job is run. All values are those of the command line."""
+
+    target: str
+    data: str | None = None
+    devices: int = 1
+    accelerator: str = "auto"
+    strategy: str = "auto"
+    precision: str | None = None
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+
+    @property
+    def trainer_options(self) -> dict[str, Any]:
+        """The arguments of the Trainer."""
+        left_out = ("target", "data")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from noisescale.checks import checked_count, refuse
 from noisescale.history.metrics import Goal
 from noisescale.plan import Plan, plan_for
 from noisescale.printable import printable
-from noisescale.tuning.jobs import Record, Task
+from noisescale.tuning.jobs import Record, Task, Training
 from noisescale.tuning.results import TrialResult, trial_name
 from noisescale.tuning.search import Progress, Search, limit_of, progress_of
 from noisescale.tuning.space import LEARNING_RATE, Dimension
@@ -23,26 +23,6 @@ AROUND = 8.0
 
 STREAM = 1_000_000
 """Examples that count as an epoch of a stream, which does not say how long it is."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How each training of a job is run. All values are those of the command line."""
-
-    target: str
-    data: str | None = None
-    devices: int = 1
-    accelerator: str = "auto"
-    strategy: str = "auto"
-    precision: str | None = None
-    gradient_clip_val: float | None = None
-    gradient_clip_algorithm: str | None = None
-
-    @property
-    def trainer_options(self) -> dict[str, Any]:
-        """The arguments of the Trainer."""
-        left_out = ("target", "data")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from noisescale.lightning.sweeping.trial_fit import Made, train_task
 from noisescale.lightning.training import seed_all
 from noisescale.tradeoff.sweep_files import read_sweeps
 from noisescale.tuning import launchers
+from noisescale.tuning.jobs import Training
 from noisescale.tuning.ledger import Ledger
 from noisescale.tuning.search import Search
-from noisescale.tuning.settings import Own, SweepJob, Training
+from noisescale.tuning.settings import Own, SweepJob
 from noisescale.tuning.table import write_sweep
 from noisescale.tuning.trial_process import TrialProcess
 

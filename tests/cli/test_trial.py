@@ -8,8 +8,9 @@ import pytest
 
 from noisescale.cli.trial import train_trial
 from noisescale.history.metrics import Goal
+from noisescale.tuning.jobs import Training
 from noisescale.tuning.search import Search
-from noisescale.tuning.settings import Own, SweepJob, Training
+from noisescale.tuning.settings import Own, SweepJob
 
 SEEDED = """
 import torch

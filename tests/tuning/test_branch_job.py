@@ -3,9 +3,8 @@ import json
 from typing import Any
 
 from noisescale.tuning.branch_job import BranchJob
-from noisescale.tuning.jobs import FAILED
+from noisescale.tuning.jobs import FAILED, Training
 from noisescale.tuning.known_jobs import job_from
-from noisescale.tuning.settings import Training
 
 JOB = BranchJob(Training("train.py:make"), {"rule": "sqrt"}, {"goal": 1}, (8.0, 32.0), 2, 100)
 

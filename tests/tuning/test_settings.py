@@ -8,13 +8,13 @@ import pytest
 
 from noisescale.history.metrics import Goal
 from noisescale.plan import Plan
+from noisescale.tuning.jobs import Training
 from noisescale.tuning.known_jobs import job_from
 from noisescale.tuning.results import trial_name
 from noisescale.tuning.search import Search
 from noisescale.tuning.settings import (
     Own,
     SweepJob,
-    Training,
     check_goal,
     read_batch_sizes,
     read_search,

@@ -3,9 +3,9 @@ import math
 from pathlib import Path
 
 from noisescale.history.metrics import Goal
-from noisescale.tuning.jobs import Record
+from noisescale.tuning.jobs import Record, Training
 from noisescale.tuning.search import Search
-from noisescale.tuning.settings import Own, SweepJob, Training
+from noisescale.tuning.settings import Own, SweepJob
 from noisescale.tuning.table import alike_in, comparison_of, write_sweep
 
 JOB = SweepJob(

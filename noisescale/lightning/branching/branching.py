@@ -31,7 +31,7 @@ from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
 from noisescale.printable import printable
-from noisescale.tuning.settings import Training
+from noisescale.tuning.jobs import Training
 from noisescale.tuning.trial_process import RESULT
 
 if TYPE_CHECKING:

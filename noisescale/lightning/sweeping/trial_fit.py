@@ -42,9 +42,9 @@ from noisescale.lightning.trainer_access import (
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer
 from noisescale.printable import printable
-from noisescale.tuning.jobs import Record
+from noisescale.tuning.jobs import Record, Training
 from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
-from noisescale.tuning.settings import Own, Training
+from noisescale.tuning.settings import Own
 from noisescale.tuning.trial_process import LIMIT, RESULT
 
 if TYPE_CHECKING:

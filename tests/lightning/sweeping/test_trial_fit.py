@@ -13,9 +13,9 @@ from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, Tens
 
 from noisescale.history.metrics import Goal
 from noisescale.lightning.sweeping.trial_fit import Made, describe, train_task
-from noisescale.tuning.jobs import Record
+from noisescale.tuning.jobs import Record, Training
 from noisescale.tuning.search import Search
-from noisescale.tuning.settings import Own, SweepJob, Training
+from noisescale.tuning.settings import Own, SweepJob
 from noisescale.tuning.space import Dimension
 
 CPU = Training("train.py:make", accelerator="cpu")
