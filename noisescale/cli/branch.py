@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisescale.cli.branching_by_workers import branched_by_workers
 from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
 from noisescale.cli.training import (
     TRAINER,
@@ -34,19 +35,13 @@ from noisescale.cli.workers import (
     WorkerCount,
     check_workers,
     options_of,
-    stopped,
-    trained_by_workers,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from noisescale.prediction.branches import Branch, BranchedRun
-    from noisescale.tuning.branch_job import BranchJob
-    from noisescale.tuning.ledger import Entry
 
 OF_THE_RUN = (
     "Branches use the module's code, the optimizer's state and the learning rate schedule of the"
@@ -266,7 +261,7 @@ def branch_run(
                 orders,
                 loss_examples,
             )
-            branched = _by_workers(
+            branched = branched_by_workers(
                 job,
                 branched,
                 output,
@@ -292,74 +287,6 @@ def branch_run(
         out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
     words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
     console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
-
-
-def _by_workers(
-    job: BranchJob,
-    branched: BranchedRun,
-    output: Path,
-    place: str,
-    *,
-    workers: int,
-    launcher: str,
-    options: dict[str, Any],
-    lease: float,
-    status: Status,
-    on_branch: Callable[[Branch], None],
-) -> BranchedRun:
-    """Have the missing branches trained by workers, and save each one in the file.
-
-    Raises:
-        ValueError: If a branch was given up.
-    """
-    from noisescale.prediction.branches import Branch
-    from noisescale.tuning.branch_job import branch_name
-    from noisescale.tuning.jobs import FAILED
-    from noisescale.tuning.ledger import Ledger
-
-    ledger = Ledger.begin(place, output.stem, job, lease)
-    known = {branch_name(b.batch_size, b.order): {"branch": asdict(b)} for b in branched.branches}
-    ledger.take(known)
-    found = branched
-
-    def show(entries: Mapping[str, Entry]) -> None:
-        nonlocal found
-        have = {(b.batch_size, b.order) for b in found.branches}
-        for entry in entries.values():
-            if "branch" not in entry.result:
-                continue
-            one = Branch.from_record(entry.result["branch"])
-            if (one.batch_size, one.order) not in have:
-                found = replace(found, branches=_in_order((*found.branches, one), job.sizes))
-                found.to_file(output)
-                on_branch(one)
-        status.update(f"{len(found.branches)} of {len(job.sizes) * job.orders} branches trained")
-
-    with stopped(place):
-        folder = output.parent / f"{output.stem}_trials"
-        trained_by_workers(
-            ledger,
-            job,
-            place,
-            folder,
-            workers=workers,
-            launcher=launcher,
-            options=options,
-            accelerator=job.training.accelerator,
-            show=show,
-        )
-    for key, result in ledger.results().items():
-        if FAILED in result:
-            raise ValueError(
-                f"`target` must train, got a branch that failed: {key}: {result[FAILED]} Finished"
-                " branches are kept. Start the same command again to try it again."
-            )
-    return found
-
-
-def _in_order(branches: Sequence[Branch], sizes: Sequence[float]) -> tuple[Branch, ...]:
-    """Sort branches as they are trained one after the other."""
-    return tuple(sorted(branches, key=lambda b: (b.order, sizes.index(b.batch_size))))
 
 
 def _diverged(branch: Branch) -> str:
