@@ -82,7 +82,7 @@ def patiently(call: Callable[[], T], seconds: float = 60.0) -> T:
     while True:
         try:
             return call()
-        except Exception as error:
+        except Exception as error:  # of a driver that is not imported here
             if not _is_of_storage(error):
                 raise
             if time.monotonic() - started > seconds:
@@ -193,7 +193,7 @@ def _proxy(place: str) -> BaseStorage:
         storage = GrpcStorageProxy(host=host, port=int(port))
     try:
         storage.wait_server_ready(timeout=10)
-    except Exception as error:
+    except Exception as error:  # of gRPC, which is not imported here
         raise StorageError(
             f"`storage` must be a gRPC proxy of Optuna within reach, got {printable(place)} without"
             " an answer. Start it with `optuna.storages.run_grpc_proxy_server`."

@@ -208,7 +208,7 @@ def settings(here: Path) -> SweepJob:
     """The job of a sweep with the options of these tests."""
     options = {"trials": 3, "repeats": 1, "seed": 0, "epochs": 20, "max_device_batch_size": None}
     training = Training("train.py:make", accelerator="cpu")
-    return _job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]
+    return _job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]  # of several types
 
 
 @pytest.mark.parametrize(

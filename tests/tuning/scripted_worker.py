@@ -14,7 +14,7 @@ from noisescale.tuning.ledger import Ledger
 
 def main() -> None:
     place, output, script, lease = sys.argv[1:]
-    trial_process.command_of = lambda folder, devices: [  # type: ignore[assignment]
+    trial_process.command_of = lambda folder, devices: [  # type: ignore[assignment]  # a function
         sys.executable,
         script,
         str(folder),
