@@ -152,7 +152,7 @@ def sweep_batch_sizes(
 
     need("optuna", "`noisescale sweep`")
     from noisescale.cli import sweep_shown
-    from noisescale.report.comparison_tables import sweep_answers
+    from noisescale.report.comparison_answers import sweep_answers
     from noisescale.report.text import Section, listed, pairs
     from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Ledger, results_of

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from noisescale.report.comparison_answers import headline_of
 from noisescale.report.comparison_figures import comparison_figures
-from noisescale.report.comparison_tables import comparison_tables, few, headline_of, named
+from noisescale.report.comparison_tables import comparison_tables
+from noisescale.report.comparison_words import few, named
 from noisescale.report.numbers import plural
 from noisescale.report.page import Page, page_html, write_page
 from noisescale.time_to_result.comparison import Comparison

@@ -1,23 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison of trials: its answers in a few lines, and its tables."""
+"""The tables of a comparison: standings, scores, batch sizes and all runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from noisescale.bounded import Bounded
-from noisescale.report.numbers import (
-    SECONDS,
-    Duration,
-    banded,
-    bounds,
-    count,
-    duration_for,
-    number,
-    plural,
-    two_digits,
-)
+from noisescale.report.comparison_words import named, time_unit, whose
+from noisescale.report.numbers import Duration, count, number, plural
 from noisescale.report.tables import Cell, Line, Table, cell_of
 from noisescale.time_to_result.comparison import Comparison, Standing
 from noisescale.time_to_result.outcomes import Outcome
@@ -28,22 +18,10 @@ from noisescale.time_to_result.swept import Swept, SweptBatch
 NOT_REACHED = "not reached"
 UNDECIDED = "between"
 
-_MOST_NAMED = 3
-"""Submissions that an answer names, and submissions after the first that have an answer."""
-
-
-def headline_of(c: Comparison) -> list[tuple[str, str]]:
-    """Return the answers: who was first, by how much, and what the batch sizes show."""
-    return [
-        *(line for workload in c.workloads for line in _first(c, workload)),
-        *_scores(c),
-        *(line for each in c.sweeps for line in sweep_answers(each)),
-    ]
-
 
 def standings_tables(c: Comparison) -> list[Table]:
     """Return the tables that are always shown: the standings on each workload, and the scores."""
-    found = [_standings(c, each) for each in c.workloads if len(_outcomes(c, each)) > 1]
+    found = [_standings(c, each) for each in c.workloads if len(c.outcomes_of(each)) > 1]
     if found:
         found[-1].notes.extend(_notes(c))
     if c.scores is not None and c.profile is not None:
@@ -59,162 +37,8 @@ def comparison_tables(c: Comparison, *, every_trial: bool = True) -> list[Table]
     return found
 
 
-def whose(submission: str, workload: str) -> str:
-    """Name a submission on a workload, as far as either has a name."""
-    return " on ".join(filter(None, (submission, workload)))
-
-
-def named(standing: Standing) -> str:
-    """Name a submission, or its only run if it has no name."""
-    return standing.submission or standing.best.trial.name
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names in a sentence.
-
-    Examples:
-        >>> listed(["sgd", "adam", "lion"])
-        'sgd, adam and lion'
-    """
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def few(names: Sequence[str]) -> str:
-    """Return names in a sentence, of many the first ones alone.
-
-    Examples:
-        >>> few(["sgd", "adam", "lion", "lars"]), few([f"run {k}" for k in range(300)])
-        ('sgd, adam, lion and lars', 'run 0, run 1, run 2 and 297 others')
-    """
-    if len(names) <= _MOST_NAMED + 1:
-        return listed(names)
-    return listed([*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED:,} others"])
-
-
-def time_unit(c: Comparison) -> Duration:
-    """Return the unit that suits the seconds of all trials that reached a goal."""
-    hours = [
-        outcome.at("seconds") / 3600
-        for standing in c.standings
-        for outcome in standing.outcomes
-        if outcome.reached is not None and outcome.at("seconds") > 0
-    ]
-    return duration_for(Bounded(each, each, each) for each in hours) if hours else SECONDS
-
-
-def _of(c: Comparison, workload: str) -> list[Standing]:
-    return [standing for standing in c.standings if standing.workload == workload]
-
-
-def _outcomes(c: Comparison, workload: str) -> list[Outcome]:
-    return [outcome for standing in _of(c, workload) for outcome in standing.outcomes]
-
-
-def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:
-    standings, goal = _of(c, workload), c.goals[workload]
-    name = f"{workload}: {goal}" if workload else str(goal)
-    reached = [standing for standing in standings if standing.best.reached is not None]
-    if not reached:
-        yield name, _missed(_outcomes(c, workload))
-        return
-    first = reached[0]
-    tied = [each for each in reached if each.best.at(c.clock) == first.best.at(c.clock)]
-    by = few([named(standing) for standing in tied])
-    when = _when(c, first.best)
-    yield name, f"reached {when}" if len(standings) == 1 else f"first reached by {by}, {when}"
-    for standing in reached[len(tied) :][:_MOST_NAMED]:
-        yield f"  {named(standing)}", f"{_when(c, standing.best)}{_over(c, standing, first)}"
-    missed = [named(standing) for standing in standings if standing.best.reached is None]
-    if missed:
-        yield "  not by", few(missed)
-
-
-def _missed(outcomes: Sequence[Outcome]) -> str:
-    some = sum(outcome.reached is not None for outcome in outcomes)
-    if some:
-        runs = f"{count(some)} of {plural(len(outcomes), 'run')}"
-        return f"reached by {runs}, but by no run that stands for its submission"
-    return f"reached by no run. {_nearest(outcomes)}"
-
-
-def _nearest(outcomes: Sequence[Outcome]) -> str:
-    known = [outcome for outcome in outcomes if not math.isnan(outcome.best)]
-    if not known:
-        return "No run measured the metric"
-    sign = 1 if known[0].goal.side == "<" else -1
-    nearest = min(known, key=lambda outcome: sign * outcome.best)
-    steps = plural(nearest.best_step, "step")
-    return f"The nearest was {nearest.best:.3g}, by {nearest.trial.name} after {steps}"
-
-
-def _when(c: Comparison, outcome: Outcome) -> str:
-    said = [f"after {plural(outcome.at('steps'), 'step')}"]
-    for clock in ("examples", "epochs"):
-        if not math.isnan(at := outcome.at(clock)):
-            said.append(plural(at, clock.removesuffix("s")))
-    if not math.isnan(at := outcome.at("seconds")):
-        unit = time_unit(c)
-        said.append(f"{unit(at / 3600)} {unit.name}")
-    return ", ".join(said)
-
-
-def _over(c: Comparison, slower: Standing, first: Standing) -> str:
-    """How fast the one is that is not the reference, if the other one is."""
-    if c.reference == slower.submission and first.speed_up.known:
-        return f". {named(first)} is {_times(first.speed_up)}"
-    if c.reference == first.submission and slower.speed_up.known:
-        return f". It is {_times(slower.speed_up)}"
-    return ""
-
-
-def _times(ratio: Bounded) -> str:
-    chance = "may be chance" if ratio.low <= 1 <= ratio.high else ""
-    around = ": ".join(filter(None, (bounds(ratio, two_digits), chance)))
-    said = f"{two_digits(ratio.value)} times as fast"
-    return f"{said} ({around})" if around else said
-
-
-def _scores(c: Comparison) -> Iterator[tuple[str, str]]:
-    if c.scores is None:
-        return
-    ranked = sorted(c.scores.items(), key=lambda item: -item[1])
-    yield (
-        f"AlgoPerf score by {'time' if c.clock == 'seconds' else c.clock}",
-        ", ".join(f"{name} {score:.4f}" for name, score in ranked[:5]),
-    )
-
-
-def sweep_answers(each: Swept) -> Iterator[tuple[str, str]]:
-    """Yield what several batch sizes say: the critical one, and the borders of the regimes."""
-    name = whose(each.submission, each.workload) or "Batch sizes"
-    found = each.regimes
-    if found is None:
-        yield name, "the goal was reached at fewer than two batch sizes that count: no regimes"
-        return
-    yield name, f"critical batch size {_border(each, found.critical_batch_size)}"
-    yield "  perfect scaling", _border(each, found.perfect_up_to, "up to")
-    useful = _border(each, found.maximal_from, "about")
-    if math.isfinite(found.maximal_from.high):
-        useful += ". Larger batches save few more steps"
-    yield "  largest useful", useful
-
-
-def _border(each: Swept, border: Bounded, word: str = "") -> str:
-    """A border of regimes, as far as the sweep shows it."""
-    smallest, largest = (batch.batch_size for batch in (each.batches[0], each.batches[-1]))
-    if border.low > 0 and math.isfinite(border.high):
-        return f"{word} {banded(border)}".lstrip()
-    if border.low < smallest and math.isinf(border.high):
-        return f"not seen in batch sizes from {count(smallest)} to {count(largest)}"
-    known = f"at least {number(border.low)}" if border.low else f"at most {number(border.high)}"
-    if not smallest <= border.value <= largest:
-        return known
-    return f"{word} {number(border.value)} ({known})".lstrip()
-
-
 def _standings(c: Comparison, workload: str) -> Table:
-    standings, unit = _of(c, workload), time_unit(c)
+    standings, unit = c.standings_of(workload), time_unit(c)
     clocks, settings = _clocks(standings), _settings([standing.best for standing in standings])
     several = len(standings) > 1
     diverged = any(standing.diverged for standing in standings)
@@ -399,8 +223,8 @@ def _tried(batch: SweptBatch) -> str:
 
 
 def _trials(c: Comparison, workload: str) -> Table:
-    unit, clocks = time_unit(c), _clocks(_of(c, workload))
-    every = sorted(_outcomes(c, workload), key=lambda outcome: outcome.at(c.clock))
+    unit, clocks = time_unit(c), _clocks(c.standings_of(workload))
+    every = sorted(c.outcomes_of(workload), key=lambda outcome: outcome.at(c.clock))
     settings = _settings(every)
     lines = [
         Line(

@@ -6,11 +6,8 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from noisescale.report.comparison_tables import (
-    comparison_tables,
-    headline_of,
-    standings_tables,
-)
+from noisescale.report.comparison_answers import headline_of
+from noisescale.report.comparison_tables import comparison_tables, standings_tables
 from noisescale.report.text import Section, listed, pairs, plain
 from noisescale.time_to_result.comparison import Comparison
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from noisescale.bounded import Bounded
 from noisescale.report.colours import BLACK
-from noisescale.report.comparison_tables import few, named, time_unit
+from noisescale.report.comparison_words import few, named, time_unit
 from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, shown_text, with_legend
 from noisescale.report.noise_curve import extremes
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural

@@ -7,7 +7,7 @@ import math
 
 import plotly.graph_objects as go
 
-from noisescale.report.comparison_tables import few, named
+from noisescale.report.comparison_words import few, named
 from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
 from noisescale.report.numbers import plural
 from noisescale.report.submissions import looks

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from noisescale.report.colours import SERIES
-from noisescale.report.comparison_tables import named
+from noisescale.report.comparison_words import named
 from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
 from noisescale.time_to_result.comparison import Comparison, Standing
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from noisescale.report.colours import GREY
-from noisescale.report.comparison_tables import whose
+from noisescale.report.comparison_words import whose
 from noisescale.report.drawing import LEVEL, coordinates, figure, log_axis, shown_name, with_legend
 from noisescale.report.numbers import number, plural
 from noisescale.report.regime_marks import border_text, draw_border, is_seen, is_within

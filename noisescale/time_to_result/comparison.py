@@ -108,6 +108,14 @@ class Comparison:
         names = dict.fromkeys([self.reference, *(s.submission for s in self.standings)])
         return tuple(names)
 
+    def standings_of(self, workload: str) -> list[Standing]:
+        """Return the standings on a workload, the fastest first."""
+        return [standing for standing in self.standings if standing.workload == workload]
+
+    def outcomes_of(self, workload: str) -> list[Outcome]:
+        """Return the outcomes of all trials on a workload."""
+        return [each for standing in self.standings_of(workload) for each in standing.outcomes]
+
 
 def compare(
     trials: Iterable[Trial],

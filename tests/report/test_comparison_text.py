@@ -9,7 +9,8 @@ import pytest
 from courses import sweep, trial
 
 from noisescale.history.metrics import Goal
-from noisescale.report.comparison_tables import comparison_tables, headline_of
+from noisescale.report.comparison_answers import headline_of
+from noisescale.report.comparison_tables import comparison_tables
 from noisescale.report.comparison_text import comparison_as_text, comparison_report
 from noisescale.report.tables import Table
 from noisescale.report.text import plain
