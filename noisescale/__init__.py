@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
+    from noisescale.large_batch.adasum.all_reduce import (
+        adasum_all_reduce_ as adasum_all_reduce_,
+    )
+    from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
+    from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
     from noisescale.lightning.monitor.noise_scale_monitor import (
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 _HOME = {
+    "AdasumOptimizer": "large_batch.adasum.optimizer",
     "AutoWarmUp": "large_batch.autowu.auto_warm_up",
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
@@ -58,6 +64,8 @@ _HOME = {
     "Prediction": "predictor",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
+    "adasum": "large_batch.adasum.rule",
+    "adasum_all_reduce_": "large_batch.adasum.all_reduce",
     "algoperf_score": "time_to_result.profiles",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether ranks have the same tensors: an error on all of them, never a hang.
+
+Where groups are given, they overlap: each learns what the one before it found. So every rank hears
+of a difference anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Groups = Sequence[dist.ProcessGroup | None]
+
+
+def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
+    """Raise a ValueError on all ranks if tensors differ in number, shape or dtype.
+
+    All ranks of all groups must call this function. It is one small collective for each group.
+
+    Args:
+        tensors: What this rank passes.
+        groups: See above.
+    """
+    said = [_said(tensor) for tensor in tensors]
+    digest = hashlib.blake2b("\n".join(said).encode(), digest_size=7).digest()
+    same, mine = True, int.from_bytes(digest)
+    for group in groups:
+        found = _gathered([mine, int(same)], group, tensors)
+        same = all(entry == [mine, 1] for entry in found)
+    if same:
+        return
+    one, here, rank, there = _two_that_differ(_everyone(said, groups))
+    for index, pair in enumerate(zip_longest(here, there, fillvalue="none")):
+        if pair[0] != pair[1]:
+            raise ValueError(
+                "`tensors` must be the same in number, shape and dtype on all ranks, got"
+                f" {len(here)} on rank {one} and {len(there)} on rank {rank}. Tensor {index} has"
+                f" {pair[0]} on rank {one}, and {pair[1]} on rank {rank}. Pass the same parameters"
+                " in the same order on each rank."
+            )
+
+
+def check_same_values(tensors: Sequence[Tensor], groups: Groups) -> None:
+    """Raise a ValueError on all ranks if parameters differ between ranks by their sums.
+
+    Args:
+        tensors: Parameters that are alike.
+        groups: See above.
+    """
+    sums = [each.detach().abs().double().sum().cpu() for each in tensors]
+    sums += [each.detach().real.double().sum().cpu() for each in tensors]
+    said = torch.stack(sums).view(torch.int64).tolist() if sums else []
+    everyone = _everyone(said, groups)
+    if all(theirs == said for theirs in everyone.values()):
+        return
+    one, here, rank, there = _two_that_differ(everyone)
+    index = min(i % len(tensors) for i in range(len(here)) if here[i] != there[i])
+    raise ValueError(
+        "The weights must be the same on all ranks at the first step, got other values of parameter"
+        f" {index} (shape {tuple(tensors[index].shape)}) on rank {rank} than on rank {one}. Send"
+        " rank 0's to all before: `torch.distributed.broadcast(p.data, 0)` for each parameter."
+    )
+
+
+def _said(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"shape {tuple(tensor.shape)} and dtype {tensor.dtype}{layout}"
+
+
+def _two_that_differ(everyone: dict[int, list[Any]]) -> tuple[int, list[Any], int, list[Any]]:
+    one = min(everyone)
+    other = min(rank for rank, theirs in everyone.items() if theirs != everyone[one])
+    return one, everyone[one], other, everyone[other]
+
+
+def _everyone(said: list[Any], groups: Groups) -> dict[int, list[Any]]:
+    """Return what each rank of all groups said."""
+    everyone = {dist.get_rank(): said}
+    for group in groups:
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, everyone, group=group)
+        everyone = {rank: theirs for entry in found for rank, theirs in entry.items()}
+    return everyone
+
+
+def _gathered(
+    numbers: list[int], group: dist.ProcessGroup | None, tensors: Sequence[Tensor]
+) -> list[list[int]]:
+    mine = torch.tensor(numbers, device=_device(tensors, group))
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return [list(map(int, each)) for each in torch.stack(found).tolist()]
+
+
+def _device(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
+    """Where the group's backend takes tensors."""
+    if "gloo" in str(dist.get_backend(group)):
+        return torch.device("cpu")
+    if tensors:
+        return tensors[0].device
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors sent from one rank of a process group to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.checks import refuse
+
+
+class Peers:
+    """The ranks of a process group, by their place in the group.
+
+    Args:
+        group: Any process group that this process is in; None: all processes.
+
+    Raises:
+        RuntimeError: If no process group was made.
+        ValueError: If this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "No process group was made, so there are no ranks to combine. Call"
+                " `torch.distributed.init_process_group` first, or start with torchrun."
+            )
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            remedy = "Call this on the ranks of the group alone."
+            refuse("group", "contain this process", f"a group without rank {_me()}", remedy)
+
+    def swap(self, sent: Tensor, received: Tensor, peer: int) -> None:
+        """Send one tensor to a rank of the group and receive one from it, both without gaps.
+
+        Either may be empty if the other rank knows that.
+        """
+        self._do([*self._sends(sent, peer), *self._receives(received, peer)])
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        """Send a tensor to a rank of the group."""
+        self._do(self._sends(tensor, peer))
+
+    def receive(self, tensor: Tensor, peer: int) -> None:
+        """Receive a tensor from a rank of the group, in place."""
+        self._do(self._receives(tensor, peer))
+
+    def _sends(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
+        return self._ops(dist.isend, tensor, peer)
+
+    def _receives(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
+        return self._ops(dist.irecv, tensor, peer)
+
+    def _ops(self, op: Callable[..., object], tensor: Tensor, peer: int) -> list[dist.P2POp]:
+        if not tensor.numel():
+            return []
+        return [dist.P2POp(op, tensor, group=self.group, group_peer=peer)]
+
+    @staticmethod
+    def _do(ops: list[dist.P2POp]) -> None:
+        if ops:
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+
+
+def _me() -> int:
+    return dist.get_rank()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer around another one, which takes the local step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from noisescale.checks import refuse
+
+
+class WrappedOptimizer(Optimizer):
+    """Everything but `step` is the inner optimizer's: parameter groups, state, defaults.
+
+    So learning-rate schedulers may be given either of both.
+
+    Args:
+        optimizer: Any optimizer of torch.
+
+    Raises:
+        TypeError: If it is no optimizer.
+    """
+
+    optimizer: Optimizer
+    """The inner one."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            remedy = "Wrap one: `torch.optim.SGD(model.parameters(), lr=0.1)`."
+            got = type(optimizer).__name__
+            refuse("optimizer", "be a torch optimizer", got, remedy, error=TypeError)
+        # As a loaded optimizer is set up: the hooks alone, no groups of its own.
+        self.__setstate__({"optimizer": optimizer})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the inner optimizer."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """That of the inner optimizer."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the inner optimizer."""
+        return self.optimizer.defaults
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that require a gradient, in the order of the groups."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r})"

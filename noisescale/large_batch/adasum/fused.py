@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of one dtype in one buffer, in which each tensor is a run of whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+WIDTH = 512
+"""Elements of a row. The last row of a tensor is filled up with zeros, which change no product."""
+
+_ROWS_ON_CPU = 64
+_ROWS_ON_DEVICE = 2**15
+"""Rows that are widened to float64 at once: what fits in a cache of a CPU, or 16M elements."""
+
+
+class Fused:
+    """Tensors of one kind in the rows of a matrix: sums by tensor are sums over runs of rows.
+
+    Args:
+        tensors: Dense real tensors of one dtype on one device.
+        parts: The buffer can be cut into so many parts of as many rows.
+        in_place: Whether a single tensor of whole rows may be its own buffer.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], parts: int = 1, *, in_place: bool) -> None:
+        first = tensors[0]
+        lengths = [-(-each.numel() // WIDTH) for each in tensors]
+        empty = -sum(lengths) % parts
+        whole_rows = first.is_contiguous() and not first.numel() % (WIDTH * parts)
+        if in_place and len(tensors) == 1 and whole_rows:
+            self.rows = first.view(-1, WIDTH)
+        else:
+            self.rows = first.new_zeros(sum(lengths) + empty, WIDTH)
+        of_row = torch.repeat_interleave(torch.tensor(lengths))
+        self.tensor_of_row = torch.cat([of_row, of_row.new_zeros(empty)]).to(first.device)
+        runs = self.rows.split([*lengths, empty])
+        self.views = [
+            run.view(-1)[: each.numel()].view_as(each)
+            for run, each in zip(runs, tensors, strict=False)
+        ]
+        """Of each tensor its part of the buffer, in its shape."""
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+
+class Buffers:
+    """Any tensors, in a `Fused` for each dtype and device.
+
+    Args:
+        tensors: Dense tensors. A complex one is taken as two real ones.
+        parts: See `Fused`.
+        in_place: See `Fused`.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], parts: int = 1, *, in_place: bool) -> None:
+        self.tensors = [as_real(each) for each in tensors]
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for index, each in enumerate(self.tensors):
+            kinds.setdefault((each.dtype, each.device), []).append(index)
+        self.fused = [
+            (indices, Fused([self.tensors[i] for i in indices], parts, in_place=in_place))
+            for indices in kinds.values()
+        ]
+        """With the indices of its tensors."""
+        self.views = list(self.tensors)
+        for indices, fused in self.fused:
+            for index, view in zip(indices, fused.views, strict=True):
+                self.views[index] = view
+
+    def pack(self) -> None:
+        """Copy the tensors into the buffers."""
+        copy_(self.views, self.tensors)
+
+    def unpack(self) -> None:
+        """Copy the buffers into the tensors."""
+        copy_(self.tensors, self.views)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """View a complex tensor as two real ones, apart from the graph."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy all tensors in one fused call, but not onto themselves."""
+    pairs = [(x, y) for x, y in zip(into, tensors, strict=True) if x.data_ptr() != y.data_ptr()]
+    if pairs:
+        torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def products(a: Tensor, b: Tensor, tensor_of_row: Tensor, tensors: int) -> Tensor:
+    """Return a·b, |a|² and |b|² of each tensor in the rows, shape (tensors, 3), in float64."""
+    of_rows = a.new_empty(len(a), 3, dtype=torch.float64)
+    wide = _wide(3, a)
+    for some in _blocks(a):
+        into = of_rows[some]
+        x, y, xy = wide[:, : len(into)]
+        torch.mul(x.copy_(a[some]), y.copy_(b[some]), out=xy)
+        torch.sum(xy, 1, out=into[:, 0])
+        torch.sum(x.mul_(x), 1, out=into[:, 1])
+        torch.sum(y.mul_(y), 1, out=into[:, 2])
+    return a.new_zeros(tensors, 3, dtype=torch.float64).index_add_(0, tensor_of_row, of_rows)
+
+
+def combine_(
+    own: Tensor, other: Tensor, of_own: Tensor, of_other: Tensor, tensor_of_row: Tensor
+) -> None:
+    """Write of_own·own + of_other·other into `own`, rounded once.
+
+    Args:
+        own: Rows.
+        other: As many rows.
+        of_own: The coefficient of each tensor.
+        of_other: The same for `other`.
+        tensor_of_row: The tensor of each row.
+    """
+    of_own, of_other = (each[tensor_of_row].unsqueeze(1) for each in (of_own, of_other))
+    wide = _wide(2, own)
+    for some in _blocks(own):
+        into = own[some]
+        x, y = wide[:, : len(into)]
+        x.copy_(into).mul_(of_own[some])
+        into.copy_(x.add_(y.copy_(other[some]).mul_(of_other[some])))
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    step = _at_once(rows)
+    return (slice(i, i + step) for i in range(0, len(rows), step))
+
+
+def _at_once(rows: Tensor) -> int:
+    return _ROWS_ON_CPU if rows.is_cpu else _ROWS_ON_DEVICE
+
+
+def _wide(count: int, rows: Tensor) -> Tensor:
+    """Room for blocks of the rows in float64, in which two products of float32 lose nothing."""
+    at_once = min(len(rows), _at_once(rows))
+    return rows.new_empty(count, at_once, WIDTH, dtype=torch.float64)
