@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from noisescale.lightning.scheduler.batch_size_scheduler import (
         BatchSizeScheduler as BatchSizeScheduler,
     )
+    from noisescale.lightning.unaveraged.adasum_reduction import (
+        AdasumReduction as AdasumReduction,
+    )
     from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
@@ -49,6 +52,7 @@ __version__ = "0.2.0.dev0"
 
 _HOME = {
     "AdasumOptimizer": "large_batch.adasum.optimizer",
+    "AdasumReduction": "lightning.unaveraged.adasum_reduction",
     "AutoWarmUp": "large_batch.autowu.auto_warm_up",
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",

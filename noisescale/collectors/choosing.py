@@ -23,6 +23,7 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.preconditioner import AdamPreconditioner
+from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import RefusalError
 
 SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
@@ -37,6 +38,7 @@ def choose_collector(
     groups: Groups | None = None,
     preconditioner: Optimizer | None = None,
     cut: Sequence[str] | None = None,
+    averaged: bool = True,
 ) -> Collector:
     """Return the collector for a model, with its hooks installed. Arguments: see `NoiseScaleMeter`.
 
@@ -56,17 +58,18 @@ def choose_collector(
     model = unwrapped(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
+    if not averaged and _processes() > 1:
+        _refuse_unaveraged(small_batch, preconditioner, sharded=sharded)
+        trained = _trained_or_refuse(model, parameters)
+        ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
+        return UnaveragedCollector(GradientNorms(trained, groups), ranks)
     if ddp is None and not sharded and _processes() > 1:
         raise TypeError(
             "`model` must be a DistributedDataParallel or FSDP2 module if several processes train,"
-            f" got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`."
+            f" got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`. If each rank"
+            " steps on its own gradient, pass `averaged=False`."
         )
-    trained = _trained_parameters(model, parameters)
-    if not trained:
-        raise ValueError(
-            "`model` must have parameters that require a gradient, got none."
-            " Unfreeze some before training starts, or leave the noise scale out."
-        )
+    trained = _trained_or_refuse(model, parameters)
     if sharded:
         if small_batch == "example" or preconditioner is not None:
             raise ValueError(
@@ -177,6 +180,30 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if isinstance(inner := getattr(model, attribute, None), nn.Module):
             return unwrapped(inner)
     return model
+
+
+def _refuse_unaveraged(
+    small_batch: SmallBatch, preconditioner: Optimizer | None, *, sharded: bool
+) -> None:
+    if small_batch not in ("auto", "rank") or preconditioner is not None or sharded:
+        raise ValueError(
+            '`averaged` must be True with `small_batch` other than "auto" or "rank", with a'
+            " preconditioner, and with sharded gradients, got False with small_batch="
+            f'"{small_batch}", preconditioner {_kind(preconditioner)} and'
+            f" {'sharded' if sharded else 'whole'} gradients. Where ranks step on their own"
+            " gradients, only these can be compared."
+        )
+
+
+def _trained_or_refuse(
+    model: nn.Module, parameters: Iterable[Parameter] | None
+) -> list[tuple[str, Parameter]]:
+    if trained := _trained_parameters(model, parameters):
+        return trained
+    raise ValueError(
+        "`model` must have parameters that require a gradient, got none."
+        " Unfreeze some before training starts, or leave the noise scale out."
+    )
 
 
 def _trained_parameters(

@@ -90,6 +90,11 @@ class Collector(HookErrors, ABC):
         return False
 
     @property
+    def small_norms_are_late(self) -> bool:
+        """Whether `small_sq_norms` reads `p.grad` as it is now, and not at the end of a pass."""
+        return False
+
+    @property
     def gradients_dropped(self) -> bool:
         """Whether `zero_grad` was called since the last pass, so that the step starts again."""
         return not self.norms.any_gradient()

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
+from noisescale.lightning.unaveraged.averaging_off import callback_that_does_not_average
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -50,6 +51,14 @@ def check_supported(trainer: pl.Trainer) -> None:
             "a rank then has only a part of its gradient",
             "Use `ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)`, or leave"
             " the callback out.",
+        )
+    own_steps = callback_that_does_not_average(trainer)
+    if own_steps is not None and not own_steps.same_weights_in_each_step:
+        _refuse(
+            "callbacks",
+            type(own_steps).__name__,
+            "ranks compute gradients at different weights",
+            "Have ranks combined after each step (`local_steps=1`), or leave the monitor out.",
         )
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):

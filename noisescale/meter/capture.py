@@ -243,7 +243,11 @@ class StepCapture:
             )
         as_they_are_now = not collector.average_captured
         return (
-            None if small is None else self._loss_scale.without(small),
+            None
+            if small is None
+            else self._loss_scale.without(
+                small, unscaled_with_gradients=collector.small_norms_are_late
+            ),
             self._loss_scale.without(big, unscaled_with_gradients=as_they_are_now),
         )
 

@@ -69,6 +69,9 @@ class NoiseScaleMeter(MeterReadings):
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
             tensors nearest to the loss.
+        averaged: Whether training averages gradients over ranks. Pass False if each rank steps on
+            its own gradient, as with `AdasumOptimizer`: then a measured step averages them, in one
+            more all-reduce. The weights must be the same on all ranks in each step.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
@@ -108,6 +111,7 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: GradScaler | None = None,
         preconditioner: Optimizer | None = None,
         cut: Sequence[str] | None = None,
+        averaged: bool = True,
     ) -> None:
         # Arguments are checked before the collector puts hooks into the model.
         options = MeterOptions(
@@ -122,7 +126,7 @@ class NoiseScaleMeter(MeterReadings):
             preconditioned=preconditioner is not None,
             cut=cut,
         )
-        self._open(model, options, parameters, grad_scaler, preconditioner)
+        self._open(model, options, parameters, grad_scaler, preconditioner, averaged=averaged)
 
     @classmethod
     def from_options(
@@ -133,11 +137,12 @@ class NoiseScaleMeter(MeterReadings):
         *,
         parameters: Iterable[nn.Parameter] | None = None,
         grad_scaler: GradScaler | None = None,
+        averaged: bool = True,
     ) -> NoiseScaleMeter:
         """Return a meter as `options` describe it; `optimizer` is the preconditioner, if any."""
         meter = cls.__new__(cls)
         preconditioner = optimizer if options.preconditioned else None
-        meter._open(model, options, parameters, grad_scaler, preconditioner)
+        meter._open(model, options, parameters, grad_scaler, preconditioner, averaged=averaged)
         return meter
 
     def _open(
@@ -147,6 +152,8 @@ class NoiseScaleMeter(MeterReadings):
         parameters: Iterable[nn.Parameter] | None,
         grad_scaler: GradScaler | None,
         preconditioner: Optimizer | None,
+        *,
+        averaged: bool,
     ) -> None:
         """Have a collector put its hooks into the model, and begin with no steps."""
         collector = choose_collector(
@@ -157,6 +164,7 @@ class NoiseScaleMeter(MeterReadings):
             groups=options.groups,
             preconditioner=preconditioner,
             cut=options.cut,
+            averaged=averaged,
         )
         wrapper = unwrapped(model)
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None

@@ -60,8 +60,6 @@ class AdasumOptimizer(WrappedOptimizer):
         Maleki et al. 2020, arXiv:2006.02924.
     """
 
-    _step_supports_amp_scaling = True
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -75,9 +73,15 @@ class AdasumOptimizer(WrappedOptimizer):
         self.group, self.mean_group = group, mean_group
         self.statistics: AdasumStatistics | None = None
         """Of the last reduction: of the parameters in `trained`, on the device."""
+        self._step_supports_amp_scaling = True  # GradScaler asks for it.
         self._done = 0
         self._round: _Round | None = None
         self._resumed: list[Tensor] = []
+
+    @property
+    def steps_done(self) -> int:
+        """Local steps since the last reduction."""
+        return self._done
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of this rank. After `local_steps` of them combine what they changed."""

@@ -14,6 +14,7 @@ from noisescale.collectors.choosing import assigned_groups
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.supported import accumulates
 from noisescale.lightning.trainer_access import is_compiled, rank_zero_info
+from noisescale.lightning.unaveraged.averaging_off import callback_that_does_not_average
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
@@ -53,6 +54,7 @@ def meters_for(
                 optimizer,
                 parameters=_parameters([optimizer] if several else trainer.optimizers),
                 grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
+                averaged=callback_that_does_not_average(trainer) is None,
             )
         except ValueError:
             for made in reversed(meters):

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that nobody averages over ranks, because each rank steps on its own.
+
+A measured step averages them for its own sake: one more all-reduce of the gradient, in buckets of a
+few MB, of which each rank norms its share. Training is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from noisescale.collectors.averaged_gradient import share_of
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.rows.window_layout import Weight, WindowLayout, weighted_rank, whole_rank
+from noisescale.guard import keeps_errors
+
+_BUCKET = 2**22
+"""Most elements that are reduced at once, if a parameter is not larger."""
+
+_COST = 0.5
+"""Cost, in plain steps, of one more all-reduce of the gradient and of its norms."""
+
+
+class UnaveragedCollector(Collector):
+    """Squared norms of this rank's gradient, and of its share of the mean of all ranks' gradients.
+
+    Args:
+        norms: See `Collector`.
+        group: The ranks.
+    """
+
+    def __init__(self, norms: GradientNorms, group: dist.ProcessGroup) -> None:
+        super().__init__(norms, group)
+        rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        share = share_of(norms.parameters, rank, self._ranks)
+        self._rows_of = {index: slice(start, stop) for index, start, stop in share}
+        self._captured: tuple[Tensor, Tensor] | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def cost(self) -> float:
+        """That of one more all-reduce."""
+        return _COST
+
+    @property
+    def small_norms_are_late(self) -> bool:
+        """Whether `small_sq_norms` reads `p.grad` as it is now, and not at the end of a pass."""
+        return self._captured is None
+
+    @property
+    def average_captured(self) -> bool:
+        """Whether the norms were taken at the end of a backward pass."""
+        return self._captured is not None
+
+    def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
+        """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
+        return whole_rank(sizes, loss_divisor)
+
+    def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
+        """Every rank is a part, as heavy as its micro-batches together."""
+        return weighted_rank(sizes, weights)
+
+    def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
+        """Arrange for the norms to be taken at the end of this pass, if they are wanted there.
+
+        Otherwise they are taken when the step is closed.
+        """
+        self._captured = None
+        if capture_average and loss.requires_grad:
+            loss.register_hook(self._on_backward_start)
+
+    def small_sq_norms(self) -> Tensor | None:
+        """|g_rank|². The collective comes first, so that no rank is left waiting in it."""
+        self._found = self._captured if self._captured is not None else self._now()
+        self.raise_error_of_hook()
+        return self._found[0]
+
+    def big_sq_norms(self) -> Tensor:
+        """This rank's share of |g|², as `small_sq_norms` found it."""
+        assert self._found is not None, "small_sq_norms comes first"
+        return self._found[1]
+
+    def reset(self) -> None:
+        """Begin another step."""
+        super().reset()
+        self._captured = self._found = None
+
+    def close(self) -> None:
+        """Forget the step under way: there are no hooks."""
+        self.reset()
+
+    @keeps_errors
+    def _on_backward_start(self, _: Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    @keeps_errors
+    def _on_backward_end(self) -> None:
+        self._captured = self._now()
+
+    def _now(self) -> tuple[Tensor, Tensor]:
+        """Average the gradients as they are, and norm them."""
+        big = self.norms.none()
+        with torch.no_grad():
+            for indices in self._buckets():
+                self._add_mean(big, indices)
+        pieces = [
+            Piece(index, p.grad)
+            for index, p in enumerate(self.norms.parameters)
+            if p.grad is not None and p.requires_grad
+        ]
+        return self.norms.sums(self.norms.of(pieces)), self.norms.sums(big)
+
+    def _buckets(self) -> Iterator[list[int]]:
+        """Cut the parameters into runs of one dtype: the same on all ranks."""
+        bucket: list[int] = []
+        size = 0
+        for index, p in enumerate(self.norms.parameters):
+            if bucket and (
+                size + p.numel() > _BUCKET or p.dtype != self.norms.parameters[bucket[0]].dtype
+            ):
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(index)
+            size += p.numel()
+        if bucket:
+            yield bucket
+
+    def _add_mean(self, norms: Norms, indices: list[int]) -> None:
+        parameters = [self.norms.parameters[index] for index in indices]
+        mean = torch.cat([_flat_gradient(p) for p in parameters]).div_(self._ranks)
+        dist.all_reduce(mean, group=self.group)
+        gradients = mean.split([p.numel() for p in parameters])
+        pieces = []
+        for index, p, gradient in zip(indices, parameters, gradients, strict=True):
+            if (rows := self._rows_of.get(index)) is not None:
+                shaped = gradient.view_as(p)
+                pieces.append(Piece(index, shaped[rows] if p.dim() else shaped, rows))
+        self.norms.add(norms, pieces)
+
+
+def _flat_gradient(p: Tensor) -> Tensor:
+    """The gradient as one row, zeros where there is none, in 32 bits where it has 16."""
+    wide = torch.promote_types(p.dtype, torch.float32)
+    if p.grad is None or not p.requires_grad:
+        return torch.zeros(p.numel(), dtype=wide, device=p.device)
+    gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
+    return gradient.detach().reshape(-1).to(wide)

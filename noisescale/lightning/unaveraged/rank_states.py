@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only one rank has, in a file beside the checkpoint: Lightning saves rank 0's alone.
+
+The file of rank 3 of 8 beside `last.ckpt` is `last.ckpt.ranks/3-of-8.pt`. It is written and removed
+with the checkpoint, through the same plugin.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from fsspec.core import url_to_fs
+
+from noisescale.guard import Guard
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+State = dict[str, Any]
+
+
+class RankStates:
+    """Writes a file for each rank while a fit goes on.
+
+    Args:
+        trainer: Its strategy is set up.
+        state_of: Returns what this rank alone has.
+        guard: Where a file that cannot be written is told: the checkpoint is whole without it.
+    """
+
+    def __init__(self, trainer: pl.Trainer, state_of: Callable[[], State], guard: Guard) -> None:
+        strategy: Any = trainer.strategy
+        self._trainer, self._strategy, self._state_of, self._guard = (
+            trainer,
+            strategy,
+            state_of,
+            guard,
+        )
+        self._save, self._remove = strategy.save_checkpoint, strategy.remove_checkpoint
+        strategy.save_checkpoint, strategy.remove_checkpoint = self._saved, self._removed
+
+    def close(self) -> None:
+        """Leave checkpoints alone from now on."""
+        del self._strategy.save_checkpoint, self._strategy.remove_checkpoint
+
+    def _saved(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
+        self._save(checkpoint, filepath, storage_options=storage_options)
+        if "optimizer_states" not in checkpoint or self._trainer.is_global_zero:
+            return
+        with self._guard("This rank's state is not in the checkpoint"):
+            state = {"global_step": checkpoint["global_step"], **self._state_of()}
+            trainer = self._trainer
+            path = _file(filepath, trainer.global_rank, trainer.world_size)
+            self._strategy.checkpoint_io.save_checkpoint(state, path)
+
+    def _removed(self, filepath: Any) -> None:
+        self._remove(filepath)
+        with self._guard("The states of ranks were not removed with their checkpoint"):
+            if self._trainer.is_global_zero and _exists(folder := _folder(filepath)):
+                self._strategy.checkpoint_io.remove_checkpoint(folder)
+
+
+def own_state(trainer: pl.Trainer, guard: Guard) -> State | None:
+    """Return what this rank saved beside the checkpoint that the fit goes on from.
+
+    None on rank 0, whose state is in the checkpoint, and if it is not there.
+    """
+    if trainer.global_rank == 0 or trainer.ckpt_path is None:
+        return None
+    with guard("This rank's state was not read"):
+        path = _file(os.path.realpath(trainer.ckpt_path), trainer.global_rank, trainer.world_size)
+        if _exists(path):
+            state = trainer.strategy.checkpoint_io.load_checkpoint(path)
+            if state.get("global_step") == trainer.global_step:
+                return state
+    return None
+
+
+def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> list[State]:
+    """Return this rank's part of what `ranks` ranks saved, but for rank 0's in the checkpoint.
+
+    Of former ranks each rank reads every W-th, so that together they read all that are there.
+    """
+    found: list[State] = []
+    for rank in range(trainer.global_rank, ranks, trainer.world_size):
+        with guard(f"The state of the former rank {rank} was not read"):
+            path = _file(os.path.realpath(str(trainer.ckpt_path)), rank, ranks)
+            if rank and _exists(path):
+                found.append(trainer.strategy.checkpoint_io.load_checkpoint(path))
+    return found
+
+
+def on_all_ranks(trainer: pl.Trainer, here: bool) -> bool:
+    """Whether it holds on all ranks; each of them must call this function."""
+    if trainer.world_size == 1:
+        return here
+    flag = torch.tensor([here], dtype=torch.int32, device=trainer.strategy.root_device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def _folder(filepath: Any) -> str:
+    return f"{filepath}.ranks"
+
+
+def _file(filepath: Any, rank: int, ranks: int) -> str:
+    return f"{_folder(filepath)}/{rank}-of-{ranks}.pt"
+
+
+def _exists(path: str) -> bool:
+    filesystem, inside = url_to_fs(path)
+    return bool(filesystem.exists(inside))

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's own gradient, and the mean that nobody else computes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from noisescale import AdasumOptimizer, NoiseScaleMeter
+from noisescale.collectors import unaveraged
+from noisescale.collectors.unaveraged import UnaveragedCollector
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3), nn.Linear(3, 2).double())
+
+
+def loss_of(net: nn.Sequential, rank: int, step: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    x = torch.randint(9, (5 + rank,), generator=generator)
+    return net[2](net[1](net[0](x)).double()).square().sum(1).mean()
+
+
+def gradients(rank: int, micro_batches: int = 1) -> Tensor:
+    net = model()
+    for step in range(micro_batches):
+        (loss_of(net, rank, step) / micro_batches).backward()
+    return torch.cat([p.grad.to_dense().double().flatten() for p in net.parameters()])
+
+
+def measured(monkeypatch_bucket: int = 2**22, micro_batches: int = 1, **options: Any) -> list[Any]:
+    def one_rank() -> list[float]:
+        unaveraged._BUCKET = monkeypatch_bucket
+        net = model()
+        meter = NoiseScaleMeter(net, averaged=False, **options)
+        collector = meter._capture.collector
+        assert isinstance(collector, UnaveragedCollector)
+        for step in range(micro_batches):
+            loss = loss_of(net, dist.get_rank(), step) / micro_batches
+            meter.backward(loss, local_batch_size=5 + dist.get_rank())
+        before = [p.grad.clone() for p in net.parameters()]
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        assert all(
+            torch.equal(p.grad.to_dense(), one.to_dense())
+            for p, one in zip(net.parameters(), before, strict=True)
+        )
+        dist.all_reduce(big)
+        meter.step()
+        return [*small.tolist(), *big.tolist(), meter.average_moments.grad_sq_norm]
+
+    return on_ranks(3, one_rank)
+
+
+@pytest.mark.parametrize("bucket", [1, 20, 2**22])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_norms_are_those_of_this_rank_and_of_the_mean(bucket: int, micro_batches: int) -> None:
+    found = measured(bucket, micro_batches)
+
+    each = torch.stack([gradients(rank, micro_batches) for rank in range(3)])
+    for rank, (small, big, _) in enumerate(found):
+        assert small == pytest.approx(float(each[rank].square().sum()), rel=1e-5)
+        assert big == pytest.approx(float(each.mean(0).square().sum()), rel=1e-5)
+    # E|g|² = |G|² + tr(Σ)/n with n of the ranks and of all: two equations.
+    inverse_part = sum(1 / (micro_batches * (5 + rank)) for rank in range(3)) / 3
+    small, big = float(each.square().sum(1).mean()), float(each.mean(0).square().sum())
+    trace = (small - big) / (inverse_part - inverse_part / 3)
+    assert found[0][2] == pytest.approx(big - trace * inverse_part / 3, rel=1e-4)
+
+
+def test_groups_have_their_own_norms() -> None:
+    found = measured(groups={"last": r"^2\."})
+
+    each = torch.stack([gradients(rank) for rank in range(3)]).mean(0)
+    last = 3 * 2 + 2
+    assert found[0][2] == pytest.approx(float(each[-last:].square().sum()), rel=1e-5)
+    assert found[0][3] == pytest.approx(float(each[:-last].square().sum()), rel=1e-5)
+
+
+def test_a_rank_without_a_gradient_counts_as_zero_and_leaves_nobody_waiting() -> None:
+    def one_rank() -> int:
+        net = model()
+        meter = NoiseScaleMeter(net, averaged=False)
+        for step in range(3):
+            if dist.get_rank() or step == 1:
+                meter.backward(loss_of(net, dist.get_rank(), step), local_batch_size=5)
+            meter.step()
+            net.zero_grad()
+        return meter.noise_scale.steps
+
+    assert on_ranks(2, one_rank) == [1, 1]
+
+
+def test_norms_of_a_pass_that_is_clipped_before_the_step_are_taken_at_its_end() -> None:
+    def one_rank() -> list[list[float]]:
+        found = []
+        for early in (False, True):
+            net = model()
+            meter = NoiseScaleMeter(net, averaged=False)
+            loss = loss_of(net, dist.get_rank())
+            meter.before_backward(loss, 5, capture_average=early)
+            loss.backward()
+            if early:
+                for p in net.parameters():
+                    p.grad.mul_(0.001)
+            meter.step()
+            found.append([meter.average_moments.grad_sq_norm, meter.average_moments.noise_trace])
+        return found
+
+    plain, early = on_ranks(2, one_rank)[0]
+    assert plain == pytest.approx(early)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_the_loss_scale_is_taken_out(unscaled: bool) -> None:
+    def one_rank() -> list[float]:
+        found = []
+        for scale in (None, 1024.0):
+            net = model()
+            scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+            optimizer = AdasumOptimizer(torch.optim.SGD(list(net.parameters())[1:], 0.1))
+            meter = NoiseScaleMeter(
+                net, averaged=False, grad_scaler=scaler, parameters=list(net.parameters())[1:]
+            )
+            loss = loss_of(net, dist.get_rank())
+            meter.backward(loss if scaler is None else scaler.scale(loss), 5)
+            if scaler is not None and unscaled:
+                scaler.unscale_(optimizer)
+            meter.step()
+            found.append(meter.average_moments.noise_trace)
+        return found
+
+    plain, scaled = on_ranks(2, one_rank)[0]
+    assert scaled == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"small_batch": "micro_batch"},
+        {"small_batch": "half"},
+        {"preconditioner": torch.optim.Adam([torch.zeros(1)])},
+    ],
+)
+def test_only_ranks_can_be_compared(options: dict[str, Any]) -> None:
+    def one_rank() -> str:
+        with pytest.raises(ValueError, match="`averaged` must be True with") as caught:
+            NoiseScaleMeter(model(), averaged=False, **options)
+        return str(caught.value)
+
+    on_ranks(2, one_rank)
+
+
+def test_in_one_process_there_is_nothing_to_average() -> None:
+    meter = NoiseScaleMeter(nn.Linear(2, 1), averaged=False)
+
+    assert not isinstance(meter._capture.collector, UnaveragedCollector)
