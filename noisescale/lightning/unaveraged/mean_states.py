@@ -42,7 +42,7 @@ def mean_of_states_(
             dist.all_reduce(total)
     with torch.no_grad():
         for each, total in zip(_moments(optimizer), sums, strict=True):
-            each.copy_(total / count)
+            each.copy_(total / count.item())
 
 
 def _moments(optimizer: AdasumOptimizer) -> Iterator[Tensor]:
