@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from workloads import WORKLOADS, Workload, steps_to_goal
+from workloads import BY_ADASUM, WORKLOADS, Workload, steps_to_goal
 
 HOPELESS = 1.6
 """Runs are given up after so many times the steps of the best learning rate so far."""
@@ -160,4 +160,4 @@ class Sweep:
 def _steps_to_goal(task: tuple[str, float, int, float, int, int]) -> float:
     torch.set_num_threads(1)
     name, goal, *others = task
-    return steps_to_goal(replace(WORKLOADS[name], goal=goal), *others)
+    return steps_to_goal(replace((WORKLOADS | BY_ADASUM)[name], goal=goal), *others)

@@ -7,11 +7,12 @@ training is repeated exactly; one thread does all of it.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from noisescale import adasum
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parent / "examples"))  # the transformer is that of the example
@@ -49,6 +52,8 @@ class Workload:
     """At the smallest batch size; its half-life in examples is kept (Marek et al. 2025)."""
     decays: bool = False
     """The learning rate falls to zero, on a line, over the fewest steps that end at the goal."""
+    adasum_ranks: int = 1
+    """Ranks that share a batch and are combined by Adasum, each with an optimizer of its own."""
 
     def optimizer_of(self, model: nn.Module, lr: float, batch_size: int) -> torch.optim.Optimizer:
         options = dict(self.optimizer_options)
@@ -109,6 +114,36 @@ class Goal:
         return False
 
 
+class Rank:
+    """A model and its optimizer, which sees a share of each batch."""
+
+    def __init__(self, workload: Workload, model: nn.Module, lr: float, batch_size: int) -> None:
+        self.workload, self.model = workload, model
+        self.optimizer = workload.optimizer_of(model, lr, batch_size)
+        self.parameters = list(model.parameters())
+
+    def step(self, batch: Batch) -> None:
+        self.optimizer.zero_grad()
+        self.workload.loss(self.model, batch).backward()
+        self.optimizer.step()
+
+
+def step_of_all(ranks: Sequence[Rank], batch: Batch) -> None:
+    """Step each rank on its share of the batch, and combine what the ranks changed by Adasum."""
+    if len(ranks) == 1:
+        ranks[0].step(batch)
+        return
+    start = [p.detach().clone() for p in ranks[0].parameters]
+    shares = zip(*(part.chunk(len(ranks)) for part in batch), strict=True)
+    for rank, share in zip(ranks, shares, strict=True):
+        rank.step(share)
+    with torch.no_grad():
+        for before, *same in zip(start, *(rank.parameters for rank in ranks), strict=True):
+            combined = before + adasum([p - before for p in same])
+            for p in same:
+                p.copy_(combined)
+
+
 def steps_to_goal(
     workload: Workload, batch_size: int, lr: float, seed: int, most_steps: int
 ) -> float:
@@ -116,13 +151,14 @@ def steps_to_goal(
     if workload.decays:
         return _steps_that_decay(workload, batch_size, lr, seed, most_steps)
     model = workload.seeded_model(seed)
-    optimizer = workload.optimizer_of(model, lr, batch_size)
+    ranks = [
+        Rank(workload, model if r == 0 else copy.deepcopy(model), lr, batch_size)
+        for r in range(workload.adasum_ranks)
+    ]
     goal = Goal(workload, model)
     try:
         for step, batch in enumerate(workload.batches(batch_size, seed), start=1):
-            optimizer.zero_grad()
-            workload.loss(model, batch).backward()
-            optimizer.step()
+            step_of_all(ranks, batch)
             if goal.reached(step) or step == most_steps:
                 break
     except FloatingPointError:
@@ -292,6 +328,17 @@ WORKLOADS = {
             **_ADAMW,
         ),
         replace(_CHARACTERS, name="characters, AdamW", goal=2.2, first_lr=0.004, seeds=3, **_ADAMW),
+    )
+}
+_WIDE = 32, 64, 128, 256, 512, 1024, 2048
+BY_ADASUM = {
+    workload.name: workload
+    for workload in (
+        replace(_DIGITS, name="digits, Adasum", adasum_ranks=8),
+        replace(_MNIST, name="mnist, averaged", batch_sizes=_WIDE, seeds=4),
+        replace(_MNIST, name="mnist, Adasum", batch_sizes=_WIDE, seeds=4, adasum_ranks=8),
+        replace(_CHARACTERS, name="characters, averaged", batch_sizes=_WIDE, seeds=2),
+        replace(_CHARACTERS, name="characters, Adasum", batch_sizes=_WIDE, seeds=2, adasum_ranks=8),
     )
 }
 PLAIN = ("digits", "mnist", "characters")
