@@ -197,7 +197,9 @@ def test_a_fit_of_two_points_says_what_its_error_is_taken_from() -> None:
 
     said = " ".join(text.split())
     assert "Critical batch size 112 examples (95 % interval at least " in said
-    assert "at least 15 % assumed scatter: three runs or fewer do not show their own)" in said
+    assert (
+        "at least 15 % assumed scatter: three batch sizes or fewer do not show their own)" in said
+    )
     assert "not tested" in text
 
 
