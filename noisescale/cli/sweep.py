@@ -44,8 +44,17 @@ SCHEDULED = (
     " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
 )
 
+OF_A_BATCH = (
+    "{} is logged by the training step: it is that of one batch, and a lucky batch reaches the goal"
+    " early. The smaller the batch, the luckier. So the steps are too few, and B_crit is wrong. For"
+    " a sweep log a metric in `validation_step`."
+)
+
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
+
+MOST_SEED = 2**31
+"""Beyond it, a seed of a later round might be too large for the sampler."""
 
 SEARCHED = "The search at each batch size"
 
@@ -199,8 +208,8 @@ def sweep_batch_sizes(
         output.mkdir(parents=True, exist_ok=True)
         ledger = Ledger.begin(place, name, job, lease)
         err.print(_further(place, name), markup=False, soft_wrap=True)
-        if job.own.schedules:
-            err.print(SCHEDULED.format(", ".join(job.own.schedules)), markup=False)
+        for text in (doubts := _doubts(job)):
+            err.print(text, markup=False)
         said, written = time.monotonic(), set[str]()
         with err.status("Starting...") as status:
 
@@ -241,7 +250,7 @@ def sweep_batch_sizes(
         progress = sweep_progress(job, entries)
         out.print(sweep_shown.progress_line(progress), markup=False)
         out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-        warnings = [*(text for each in found.sweeps for text in each.warnings)]
+        warnings = [*doubts, *(text for each in found.sweeps for text in each.warnings)]
         if alike := alike_in(job, results):
             warnings.append(
                 f"All repetitions at batch size {', '.join(f'{size:,}' for size in alike)} are the"
@@ -272,7 +281,7 @@ def _job(
     max_device_batch_size: int | None,
 ) -> SweepJob:
     """Return the settings of the sweep, once module and data were tried for one step."""
-    from noisescale.checks import checked_count
+    from noisescale.checks import checked_count, checked_positive
     from noisescale.tuning.search import Search
     from noisescale.tuning.settings import SweepJob, check_goal, read_batch_sizes, read_search
 
@@ -280,6 +289,9 @@ def _job(
     if checked_count("trials", trials, "Give 9.") < 3:
         raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
     checked_count("repeats", repeats, "Give 3.")
+    if not 0 <= seed < MOST_SEED:
+        raise ValueError(f"`seed` must be from 0 to below {MOST_SEED:,}, got {seed:,}. Give 0.")
+    checked_positive("epochs", epochs, "Give 50, for example.")
     checked_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
         checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
@@ -296,6 +308,16 @@ def _job(
         )
     found = Search(dimensions, trials, repeats, seed)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
+
+
+def _doubts(job: SweepJob) -> list[str]:
+    """Return what makes the sweep doubtful, whatever comes out of it."""
+    found = []
+    if job.own.schedules:
+        found.append(SCHEDULED.format(", ".join(job.own.schedules)))
+    if job.own.of_a_batch:
+        found.append(OF_A_BATCH.format(printable(job.goal.metric)))
+    return found
 
 
 def _further(place: str, name: str) -> str:

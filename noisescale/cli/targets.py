@@ -88,9 +88,12 @@ def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
     if data is not None:
         examples = made(data, load(data))
     if not hasattr(module, "training_step"):
+        got = type(module).__name__
+        if isinstance(module, tuple):
+            got += f" of {', '.join(type(each).__name__ for each in module) or 'nothing'}"
         raise ValueError(
             f"`{printable(target)}` must be a LightningModule, or a function that returns a"
-            f" LightningModule and its data, got {type(module).__name__}. Name such a function."
+            f" LightningModule and its data, got {got}. Name such a function."
         )
     if examples is None:
         raise ValueError(

@@ -117,11 +117,12 @@ class Ledger:
         ledger = cls(storage, name, lease)
         known, now = json.loads(ledger._job_text()), json.loads(_job_text(job))
         if known != now:
-            differing = ", ".join(sorted(_differences(known, now))) or "its kind"
+            differing = ", ".join(_differences(known, now))
             raise StorageError(
                 f"`storage` must have a job with the same settings, got {printable(shown(place))}"
                 f" with the job {printable(name)!r}, which differs in {printable(differing)}. Give"
-                " the settings from before, another `--name`, or another storage."
+                " the settings from before. For a new job give another `--output`, and another"
+                " `--name` or storage if you gave one."
             )
         ledger._forget_failures()
         return ledger
@@ -380,5 +381,28 @@ def _job_text(job: Job) -> str:
     return json.dumps({"kind": job.kind, **job.as_dict()}, sort_keys=True)
 
 
-def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    return {name for name in known.keys() | now.keys() if known.get(name) != now.get(name)}
+def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the settings that differ, as options are named, with both values.
+
+    Examples:
+        >>> _differences({"search": {"trials": 3}}, {"search": {"trials": 9}})
+        ['`trials` (3 before, 9 now)']
+    """
+    found = []
+    for name in sorted(known.keys() | now.keys()):
+        before, after = known.get(name), now.get(name)
+        if before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping) and name != "goal":
+            found += _differences(before, after)
+        else:
+            found.append(f"`{name}` ({_in_short(before)} before, {_in_short(after)} now)")
+    return found
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(map(str, value.values()))[:80]
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return (value if isinstance(value, str) else json.dumps(value))[:80]

@@ -219,7 +219,22 @@ def settings(here: Path) -> SweepJob:
         (("broken.py:make",), "must be importable, got ModuleNotFoundError"),
         (("train.py:make", "--goal", "val_loss=1"), "`--goal` must say whether the metric is"),
         (("train.py:make", "--goal", "val_los<=1"), "`--goal` must be about a metric that the"),
-        (("train.py:make", "--batch-sizes", "8"), "`--batch-sizes` must be two or more, got '8'"),
+        (
+            ("train.py:make", "--batch-sizes", "8"),
+            "two batch sizes or more, got '8', which is 8 alone.",
+        ),
+        (("train.py:make", "--batch-sizes", "64..8"), "got '64..8', which ends before it begins."),
+        (
+            ("train.py:make", "--goal", "val_loss <"),
+            "Write, for example, val_loss<=0.15 or val_acc",
+        ),
+        (("train.py:make", "--epochs", "inf"), "`--epochs` must be positive and finite, got inf."),
+        (
+            ("train.py:make", "--seed", -1),
+            "`--seed` must be from 0 to below 2,147,483,648, got -1.",
+        ),
+        (("train.py:make", "--search", "momentum"), "must have a range, got 'momentum'. Write mom"),
+        (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
         (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
         (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),
         (("train.py:make", "--trials", 2), "`--trials` must be at least 3, got 2."),
@@ -227,7 +242,10 @@ def settings(here: Path) -> SweepJob:
         (("train.py:make", "--launcher", "pbs"), "`--launcher` must be one of local, slurm, ray"),
         (("train.py:make", "--storage", "."), "`--storage` must be a file, got the folder"),
         (("train.py:make", "--storage", "notes.txt"), "`--storage` must be a journal of Optuna"),
-        (("train.py:make", "--lease", 0), "`--lease` must be at least 1 second, got 0."),
+        (
+            ("train.py:make", "--lease", 0),
+            "`--lease` must be at least 1 second, and finite, got 0.",
+        ),
     ],
 )
 def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -257,8 +275,9 @@ def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Pa
     Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
 
     _, _, said = sweep("--trials", 5, "--epochs", 3)
-    assert "with the job 'sweep', which differs in epochs, search. Give the settings" in said
-    assert "`--lease` must be at least 1 second, got 0." in refused(
+    assert "with the job 'sweep', which differs in `--epochs` (20 before, 3 now)," in said
+    assert "`--trials` (3 before, 5 now). Give the settings from before. For a new job" in said
+    assert "`--lease` must be at least 1 second, and finite, got 0." in refused(
         "work", "--storage", "sweep/sweep.journal", "--lease", 0
     )
     for command in ("work", "status"):

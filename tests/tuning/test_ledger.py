@@ -181,7 +181,7 @@ def test_results_from_elsewhere_are_taken_once(place: str) -> None:
 def test_a_storage_with_another_job_is_refused(place: str) -> None:
     begun(place)
 
-    with pytest.raises(StorageError, match="with the job 'test', which differs in count"):
+    with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
         Ledger.begin(place, "test", Squares(4))
     with pytest.raises(StorageError, match="must have the job 'other', got 'test'"):
         Ledger.open(place, "other")
