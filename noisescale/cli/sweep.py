@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,21 @@ OF_A_BATCH = (
     "{} is logged by the training step: it is that of one batch, and a lucky batch reaches the goal"
     " early. The smaller the batch, the luckier. So the steps are too few, and B_crit is wrong. For"
     " a sweep log a metric in `validation_step`."
+)
+
+MET = (
+    "A single step has met {}. Steps to it say nothing. Stop, and begin another sweep with a harder"
+    " goal and another `--output`."
+)
+
+SEEDED = (
+    "{} sets a seed: all repetitions begin with the same weights. So their steps scatter less than"
+    " those of other weights would. For a sweep set no seed."
+)
+
+TOO_SHORT = (
+    "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
+    " more epochs, or an easier goal, and another `--output`."
 )
 
 LINE_EVERY = 300.0
@@ -257,6 +273,10 @@ def sweep_batch_sizes(
                 " same: weights and order of the data do not follow the seed. How much the steps"
                 " scatter is not known. Set no seed, and give no seeded generator."
             )
+        short = [s for s in progress.sizes if s.out_of_steps and not s.reached]
+        if short:
+            named = ", ".join(f"{size.batch_size:,}" for size in short)
+            warnings.append(TOO_SHORT.format(named, job.epochs))
         warnings += [f"Failed: {key}: {reason}" for key, reason in failures_in(results).items()]
         answers = [line for each in found.sweeps for line in sweep_answers(each)]
         out.print(pairs([("", ""), *answers]))
@@ -264,7 +284,8 @@ def sweep_batch_sizes(
             out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
     if not found.reached:
         raise typer.Exit(1)
-    for command in _next(output, goal):
+    fits = any(each.regimes is not None for each in found.sweeps)
+    for command in _next(output, goal, fits=fits):
         err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
 
 
@@ -295,9 +316,13 @@ def _job(
     checked_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
         checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+    import torch
+
     from noisescale.lightning.sweeping.trial_fit import Made, describe
 
+    before = torch.initial_seed()
     module, data = module_and_data(training.target, training.data)
+    seeded = torch.initial_seed() != before
     with told_in_a_line(TOO_LARGE):
         searched = [dimension.name for dimension in dimensions]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
@@ -307,6 +332,7 @@ def _job(
             " The sweep multiplies it."
         )
     found = Search(dimensions, trials, repeats, seed)
+    own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
 
 
@@ -315,6 +341,10 @@ def _doubts(job: SweepJob) -> list[str]:
     found = []
     if job.own.schedules:
         found.append(SCHEDULED.format(", ".join(job.own.schedules)))
+    if job.own.met:
+        found.append(MET.format(printable(job.goal)))
+    if job.own.seeded and job.search.repeats > 1:
+        found.append(SEEDED.format(printable(job.training.target)))
     if job.own.of_a_batch:
         found.append(OF_A_BATCH.format(printable(job.goal.metric)))
     return found
@@ -327,11 +357,12 @@ def _further(place: str, name: str) -> str:
     return f"Further workers join with: {shlex.join(words)}"
 
 
-def _next(output: Path, goal: str) -> list[list[str]]:
+def _next(output: Path, goal: str, *, fits: bool) -> list[list[str]]:
     from noisescale.tuning.table import SWEEP, TRIALS
 
+    fit = ["noisescale", "fit", printable(output / SWEEP)]
     return [
-        ["noisescale", "fit", printable(output / SWEEP)],
+        *([fit] if fits else []),
         [
             "noisescale",
             "compare",

@@ -48,6 +48,7 @@ def work_on(
             name=own_name(),
             on_event=lambda line: print(printable(line), flush=True),
         ).work()
+        print("Nothing is left to train.", flush=True)
 
 
 def show_status(

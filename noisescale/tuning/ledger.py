@@ -116,8 +116,7 @@ class Ledger:
             pass
         ledger = cls(storage, name, lease)
         known, now = json.loads(ledger._job_text()), json.loads(_job_text(job))
-        if known != now:
-            differing = ", ".join(_differences(known, now))
+        if differing := ", ".join(_differences(known, now)):
             raise StorageError(
                 f"`storage` must have a job with the same settings, got {printable(shown(place))}"
                 f" with the job {printable(name)!r}, which differs in {printable(differing)}. Give"
@@ -384,13 +383,15 @@ def _job_text(job: Job) -> str:
 def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the settings that differ, as options are named, with both values.
 
+    A setting that was not known before is new in this version. It does not count.
+
     Examples:
         >>> _differences({"search": {"trials": 3}}, {"search": {"trials": 9}})
         ['`trials` (3 before, 9 now)']
     """
     found = []
-    for name in sorted(known.keys() | now.keys()):
-        before, after = known.get(name), now.get(name)
+    for name, before in sorted(known.items()):
+        after = now.get(name)
         if before == after:
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping) and name != "goal":

@@ -41,6 +41,10 @@ class Own:
     """The kinds of its learning-rate schedules."""
     of_a_batch: bool = False
     """Whether the metric of the goal is logged by the training step, and so is that of a batch."""
+    met: bool = False
+    """Whether a single step has met the goal, by the first batch of the validation."""
+    seeded: bool = False
+    """Whether the function that makes module and data sets a seed itself."""
 
 
 @dataclass(frozen=True)

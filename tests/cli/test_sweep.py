@@ -14,7 +14,7 @@ import psutil
 import pytest
 from program import ended, refused, run
 
-from noisescale.cli.sweep import _job
+from noisescale.cli.sweep import _doubts, _job, _next
 from noisescale.cli.targets import module_and_data
 from noisescale.history.metrics import Goal
 from noisescale.lightning.sweeping.trial_fit import Made, train_task
@@ -201,7 +201,40 @@ def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
 
     assert code == 1
     assert "No run reached the goal at batch size 8, 32." in output
+    said_once = " ".join(output.split())
+    assert "Batch size 8, 32: trainings ended before the goal, by `--epochs 20`." in said_once
+    assert "another `--output`" in said_once
     assert "Next:" not in said
+
+
+def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
+    script = here / "train.py"
+    seeded = script.read_text().replace("FAILS = ", "torch.manual_seed(0)\nFAILS = ", 1)
+    logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
+    logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
+    (here / "seeded.py").write_text(logged)
+    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    found = [
+        _doubts(_job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options))  # type: ignore[arg-type]  # of several types
+        for target, goal, n in (
+            ("train.py:make", "val_loss<=1", 3),
+            ("seeded.py:make", "of_all<=1", 3),
+            ("train.py:make", "val_loss<=900", 3),
+            ("seeded.py:make", "loss<=1", 1),
+        )
+    ]
+
+    assert found[0] == []
+    assert [len(each) for each in found[1:]] == [1, 1, 1]
+    assert found[1][0].startswith("seeded.py:make sets a seed: all repetitions begin with the same")
+    assert found[2][0].startswith("A single step has met val_loss <= 900.")
+    assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
+
+
+def test_the_next_command_is_one_that_can_run() -> None:
+    named = [command[1] for command in _next(Path("sweep"), "val_loss<=1", fits=False)]
+
+    assert named == ["compare"]
 
 
 def settings(here: Path) -> SweepJob:

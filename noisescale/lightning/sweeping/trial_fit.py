@@ -190,7 +190,9 @@ class _Describe(Callback):
         self._looked = found is not None
         # A validation may log its own metric by the same name: its value then replaces the batch's.
         same = found is not None and self._of_batch is not None and bool(found == self._of_batch)
-        self.own = replace(self.own, of_a_batch=same) if self.own is not None else None
+        if self.own is not None and found is not None:
+            met = bool(self._goal.reached_by(np.array([float(found)]))[0])
+            self.own = replace(self.own, of_a_batch=same, met=met)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _metric(trainer, self._goal)
