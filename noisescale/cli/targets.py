@@ -54,6 +54,17 @@ def load(target: str) -> Any:
     return found
 
 
+def refuse_if_not_here(target: str) -> None:
+    """Raise a ValueError if the file of a target is not in this folder. Nothing is imported."""
+    file = Path(target.rpartition(":")[0])
+    if file.suffix == ".py" and not file.is_file():
+        raise ValueError(
+            f"`{printable(target)}` must be in the folder of the worker, got"
+            f" {printable(Path.cwd())} without it. Start the worker in the folder of the sweep, or"
+            " in a copy of it."
+        )
+
+
 def made(target: str, found: Any) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 

@@ -267,6 +267,13 @@ class Ledger:
         """Let another worker train the task, as this one stops."""
         self.fail(entry, "")
 
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """Forget attempts that have failed, so that they do not count against their tasks."""
+        numbers = [self._storage.get_trial(entry.trial_id).number for entry in entries]
+        known = self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ())
+        forgotten = sorted({*known, *numbers})
+        self._storage.set_study_user_attr(self._study, _FORGOTTEN, forgotten)
+
     def put_back_lost(self) -> list[str]:
         """Put back the tasks whose leases have not changed for too long, and return their keys."""
         from optuna.exceptions import UpdateFinishedTrialError

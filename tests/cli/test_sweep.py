@@ -313,6 +313,9 @@ def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Pa
     assert "`--lease` must be at least 1 second, and finite, got 0." in refused(
         "work", "--storage", "sweep/sweep.journal", "--lease", 0
     )
+    os.chdir(here / "sweep")
+    assert "in the folder of the worker, got" in refused("work", "--storage", "sweep.journal")
+    os.chdir(here)
     for command in ("work", "status"):
         assert "`--storage` must exist, got" in refused(command, "--storage", "none.journal")
         assert "`--storage` must have the job 'x', got 'sweep'." in refused(
