@@ -46,9 +46,9 @@ SCHEDULED = (
 )
 
 OF_A_BATCH = (
-    "{} is logged by the training step: it is that of one batch, and a lucky batch reaches the goal"
-    " early. The smaller the batch, the luckier. So the steps are too few, and B_crit is wrong. For"
-    " a sweep log a metric in `validation_step`."
+    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
+    " sizes, where a lucky batch may reach the goal early. So B_crit may be wrong. For a sweep log"
+    " a metric in `validation_step`."
 )
 
 MET = (
@@ -221,7 +221,13 @@ def sweep_batch_sizes(
             epochs=epochs,
             max_device_batch_size=max_device_batch_size,
         )
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"`output` must be a folder that can be written, got {printable(output)}:"
+                f" {error.strerror}. Name another folder."
+            ) from error
         ledger = Ledger.begin(place, name, job, lease)
         err.print(_further(place, name), markup=False, soft_wrap=True)
         for text in (doubts := _doubts(job)):

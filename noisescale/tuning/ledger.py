@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from noisescale.history.metrics import Goal
 from noisescale.printable import printable
 from noisescale.tuning.jobs import FAILED, Job, Record, Task
 from noisescale.tuning.storage import StorageError, open_storage, shown
@@ -401,7 +402,9 @@ def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         after = now.get(name)
         if before == after:
             continue
-        if isinstance(before, Mapping) and isinstance(after, Mapping) and name != "goal":
+        if name == "goal" and after is not None:
+            found.append(f"`goal` ({Goal(**before)} before, {Goal(**after)} now)")
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
             found += _differences(before, after)
         else:
             found.append(f"`{name}` ({_in_short(before)} before, {_in_short(after)} now)")
@@ -409,8 +412,6 @@ def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _in_short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(map(str, value.values()))[:80]
     if isinstance(value, float):
         return f"{value:.10g}"
     return (value if isinstance(value, str) else json.dumps(value))[:80]

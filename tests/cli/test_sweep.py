@@ -273,6 +273,7 @@ def settings(here: Path) -> SweepJob:
         (("train.py:make", "--trials", 2), "`--trials` must be at least 3, got 2."),
         (("train.py:make", "--workers", -1), "`--workers` must not be negative, got -1."),
         (("train.py:make", "--launcher", "pbs"), "`--launcher` must be one of local, slurm, ray"),
+        (("train.py:make", "--output", "notes.txt"), "`--output` must be a folder that can be"),
         (("train.py:make", "--storage", "."), "`--storage` must be a file, got the folder"),
         (("train.py:make", "--storage", "notes.txt"), "`--storage` must be a journal of Optuna"),
         (
@@ -307,6 +308,8 @@ def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
 def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
     Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
 
+    _, _, said = sweep("--goal", "val_loss<=1.2")
+    assert "differs in `--goal` (val_loss <= 1.1 before, val_loss <= 1.2 now). Give" in said
     _, _, said = sweep("--trials", 5, "--epochs", 3)
     assert "with the job 'sweep', which differs in `--epochs` (20 before, 3 now)," in said
     assert "`--trials` (3 before, 5 now). Give the settings from before. For a new job" in said
