@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +45,32 @@ SCHEDULED = (
     " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
 )
 
+OF_A_BATCH = (
+    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
+    " sizes, where a lucky batch may reach the goal early. So B_crit may be wrong. For a sweep log"
+    " a metric in `validation_step`."
+)
+
+MET = (
+    "A single step has met {}. Steps to it say nothing. Stop, and begin another sweep with a harder"
+    " goal and another `--output`."
+)
+
+SEEDED = (
+    "{} sets a seed: all repetitions begin with the same weights. So their steps scatter less than"
+    " those of other weights would. For a sweep set no seed."
+)
+
+TOO_SHORT = (
+    "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
+    " more epochs, or an easier goal, and another `--output`."
+)
+
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
+
+MOST_SEED = 2**31
+"""Beyond it, a seed of a later round might be too large for the sampler."""
 
 SEARCHED = "The search at each batch size"
 
@@ -196,11 +221,17 @@ def sweep_batch_sizes(
             epochs=epochs,
             max_device_batch_size=max_device_batch_size,
         )
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"`output` must be a folder that can be written, got {printable(output)}:"
+                f" {error.strerror}. Name another folder."
+            ) from error
         ledger = Ledger.begin(place, name, job, lease)
         err.print(_further(place, name), markup=False, soft_wrap=True)
-        if job.own.schedules:
-            err.print(SCHEDULED.format(", ".join(job.own.schedules)), markup=False)
+        for text in (doubts := _doubts(job)):
+            err.print(text, markup=False)
         said, written = time.monotonic(), set[str]()
         with err.status("Starting...") as status:
 
@@ -241,13 +272,17 @@ def sweep_batch_sizes(
         progress = sweep_progress(job, entries)
         out.print(sweep_shown.progress_line(progress), markup=False)
         out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-        warnings = [*(text for each in found.sweeps for text in each.warnings)]
+        warnings = [*doubts, *(text for each in found.sweeps for text in each.warnings)]
         if alike := alike_in(job, results):
             warnings.append(
                 f"All repetitions at batch size {', '.join(f'{size:,}' for size in alike)} are the"
                 " same: weights and order of the data do not follow the seed. How much the steps"
                 " scatter is not known. Set no seed, and give no seeded generator."
             )
+        short = [s for s in progress.sizes if s.out_of_steps and not s.reached]
+        if short:
+            named = ", ".join(f"{size.batch_size:,}" for size in short)
+            warnings.append(TOO_SHORT.format(named, job.epochs))
         warnings += [f"Failed: {key}: {reason}" for key, reason in failures_in(results).items()]
         answers = [line for each in found.sweeps for line in sweep_answers(each)]
         out.print(pairs([("", ""), *answers]))
@@ -255,7 +290,8 @@ def sweep_batch_sizes(
             out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
     if not found.reached:
         raise typer.Exit(1)
-    for command in _next(output, goal):
+    fits = any(each.regimes is not None for each in found.sweeps)
+    for command in _next(output, goal, fits=fits):
         err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
 
 
@@ -272,7 +308,7 @@ def _job(
     max_device_batch_size: int | None,
 ) -> SweepJob:
     """Return the settings of the sweep, once module and data were tried for one step."""
-    from noisescale.checks import checked_count
+    from noisescale.checks import checked_count, checked_positive
     from noisescale.tuning.search import Search
     from noisescale.tuning.settings import SweepJob, check_goal, read_batch_sizes, read_search
 
@@ -280,12 +316,19 @@ def _job(
     if checked_count("trials", trials, "Give 9.") < 3:
         raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
     checked_count("repeats", repeats, "Give 3.")
+    if not 0 <= seed < MOST_SEED:
+        raise ValueError(f"`seed` must be from 0 to below {MOST_SEED:,}, got {seed:,}. Give 0.")
+    checked_positive("epochs", epochs, "Give 50, for example.")
     checked_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
         checked_count("max_device_batch_size", max_device_batch_size, "Leave it out for no limit.")
+    import torch
+
     from noisescale.lightning.sweeping.trial_fit import Made, describe
 
+    before = torch.initial_seed()
     module, data = module_and_data(training.target, training.data)
+    seeded = torch.initial_seed() != before
     with told_in_a_line(TOO_LARGE):
         searched = [dimension.name for dimension in dimensions]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
@@ -295,7 +338,22 @@ def _job(
             " The sweep multiplies it."
         )
     found = Search(dimensions, trials, repeats, seed)
+    own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
+
+
+def _doubts(job: SweepJob) -> list[str]:
+    """Return what makes the sweep doubtful, whatever comes out of it."""
+    found = []
+    if job.own.schedules:
+        found.append(SCHEDULED.format(", ".join(job.own.schedules)))
+    if job.own.met:
+        found.append(MET.format(printable(job.goal)))
+    if job.own.seeded and job.search.repeats > 1:
+        found.append(SEEDED.format(printable(job.training.target)))
+    if job.own.of_a_batch:
+        found.append(OF_A_BATCH.format(printable(job.goal.metric)))
+    return found
 
 
 def _further(place: str, name: str) -> str:
@@ -305,11 +363,12 @@ def _further(place: str, name: str) -> str:
     return f"Further workers join with: {shlex.join(words)}"
 
 
-def _next(output: Path, goal: str) -> list[list[str]]:
+def _next(output: Path, goal: str, *, fits: bool) -> list[list[str]]:
     from noisescale.tuning.table import SWEEP, TRIALS
 
+    fit = ["noisescale", "fit", printable(output / SWEEP)]
     return [
-        ["noisescale", "fit", printable(output / SWEEP)],
+        *([fit] if fits else []),
         [
             "noisescale",
             "compare",

@@ -35,17 +35,19 @@ def progress_line(found: SweepProgress) -> str:
 def sizes_table(goal: Goal, sizes: Sequence[SizeProgress]) -> Table:
     """Return the table as it stands: what was found at each batch size."""
     failed = any(size.failed for size in sizes)
+    out = any(size.out_of_steps for size in sizes)
     headings = ["batch size", "trained", "reached", "diverged", "stopped early"]
-    headings += [*(["failed"] if failed else []), "steps", "learning rate", "search"]
+    headings += [*(["out of steps"] if out else []), *(["failed"] if failed else [])]
+    headings += ["steps", "learning rate", "search"]
     return Table(
         title=f"Steps to {goal}",
         headings=headings,
-        lines=[_size_line(size, failed=failed) for size in sizes],
+        lines=[_size_line(size, out=out, failed=failed) for size in sizes],
         notes=["Stopped early: trainings that took longer than the best one, and could not win."],
     )
 
 
-def _size_line(size: SizeProgress, *, failed: bool) -> Line:
+def _size_line(size: SizeProgress, *, out: bool, failed: bool) -> Line:
     known = not math.isnan(size.steps)
     cells = [
         count(size.batch_size),
@@ -53,6 +55,7 @@ def _size_line(size: SizeProgress, *, failed: bool) -> Line:
         count(size.reached),
         count(size.diverged),
         count(size.pruned),
+        *([count(size.out_of_steps)] if out else []),
         *([count(size.failed)] if failed else []),
         number(size.steps) if known else "",
         f"{size.learning_rate:.3g}" if known else "",

@@ -54,6 +54,17 @@ def load(target: str) -> Any:
     return found
 
 
+def refuse_if_not_here(target: str) -> None:
+    """Raise a ValueError if the file of a target is not in this folder. Nothing is imported."""
+    file = Path(target.rpartition(":")[0])
+    if file.suffix == ".py" and not file.is_file():
+        raise ValueError(
+            f"`{printable(target)}` must be in the folder of the worker, got"
+            f" {printable(Path.cwd())} without it. Start the worker in the folder of the sweep, or"
+            " in a copy of it."
+        )
+
+
 def made(target: str, found: Any) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
@@ -88,9 +99,12 @@ def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
     if data is not None:
         examples = made(data, load(data))
     if not hasattr(module, "training_step"):
+        got = type(module).__name__
+        if isinstance(module, tuple):
+            got += f" of {', '.join(type(each).__name__ for each in module) or 'nothing'}"
         raise ValueError(
             f"`{printable(target)}` must be a LightningModule, or a function that returns a"
-            f" LightningModule and its data, got {type(module).__name__}. Name such a function."
+            f" LightningModule and its data, got {got}. Name such a function."
         )
     if examples is None:
         raise ValueError(

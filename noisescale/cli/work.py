@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from noisescale.cli.targets import refuse_if_not_here
 from noisescale.cli.values import flags_of
 from noisescale.cli.workers import JobName, Lease, Storage, check_workers, own_name, stopped
 from noisescale.printable import printable, printable_json
@@ -41,6 +42,8 @@ def work_on(
         check_workers(1, lease)
         ledger = Ledger.open(storage, name, lease)
         job = job_from(ledger.job)
+        for target in ("target", "data"):
+            refuse_if_not_here(ledger.job["training"][target] or "")
         Worker(
             ledger,
             job,
@@ -48,6 +51,7 @@ def work_on(
             name=own_name(),
             on_event=lambda line: print(printable(line), flush=True),
         ).work()
+        print("Nothing is left to train.", flush=True)
 
 
 def show_status(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -103,8 +104,8 @@ def check_workers(workers: int, lease: float) -> None:
     """Raise a ValueError if the number of workers, or their lease, is impossible."""
     if workers < 0:
         raise ValueError(f"`workers` must not be negative, got {workers}. Give 1.")
-    if not lease >= 1:
-        raise ValueError(f"`lease` must be at least 1 second, got {lease:g}. Give 60.")
+    if not 1 <= lease < math.inf:
+        raise ValueError(f"`lease` must be at least 1 second, and finite, got {lease:g}. Give 60.")
 
 
 def options_of(texts: Sequence[str] | None) -> dict[str, Any]:

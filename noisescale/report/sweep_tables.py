@@ -18,14 +18,13 @@ def fit_headline(
 ) -> list[tuple[str, str]]:
     """Return the results of a sweep: B_crit, S_min, E_min, and a test of the law."""
     bands, errors, unit = fit.bands(confidence), fit.relative_errors, printable(unit)
-    few = len(fit.batch_sizes) < 4
     found = [
         (
             "Critical batch size",
-            _fitted(bands["critical_batch_size"], errors[2], unit, confidence, few),
+            _fitted(bands["critical_batch_size"], errors[2], unit, confidence, fit.few),
         ),
-        ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence, few)),
-        (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence, few)),
+        ("Fewest steps", _fitted(bands["min_steps"], errors[0], "steps", confidence, fit.few)),
+        (f"Fewest {unit}", _fitted(bands["min_examples"], errors[1], unit, confidence, fit.few)),
     ]
     if optimal_batch_size is not None:
         size = number(fit.overhead_batch_size(0.2, optimal_batch_size))
@@ -62,7 +61,7 @@ def _fitted(band: Bounded, error: float, unit: str, confidence: float, few: bool
         scatter = f"at least {STEPS_SCATTER:.0%}".replace("%", " %")
         return (
             f"{number(band.value)} {unit} ({100 * confidence:g} % interval {around}, from"
-            f" {scatter} assumed scatter: three runs or fewer do not show their own)"
+            f" {scatter} assumed scatter: three batch sizes or fewer do not show their own)"
         )
     return (
         f"{number(band.value)} ± {number(band.value * error)} {unit}"

@@ -162,7 +162,7 @@ def listed(
     """Return sentences under a title, each with a mark before it."""
     grid = Grid.grid()
     grid.add_column(no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")  # a path may be longer than a line
     for sentence in sentences:
         grid.add_row(Text(mark, style=style), Text(printable(sentence)))
     return [Text(""), Text(title, style="bold"), Padding(grid, (0, 0, 0, 1))]

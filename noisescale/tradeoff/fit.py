@@ -30,7 +30,7 @@ _FARTHEST = 14.0
 
 
 class RelativeErrors(NamedTuple):
-    """Standard errors of the logarithms: 0.05 is 5 % of the value. NaN for only two points."""
+    """Standard errors of the logarithms: 0.05 is 5 % of the value. NaN for a `few` batch sizes."""
 
     min_steps: float
     min_examples: float
@@ -61,6 +61,11 @@ class TradeoffFit(Tradeoff):
         """Root mean square of the logarithmic residuals."""
         return float(np.sqrt(np.mean(np.square(self.log_residuals))))
 
+    @property
+    def few(self) -> bool:
+        """Whether there are fewer than four batch sizes, however often each was run."""
+        return len(set(self.batch_sizes)) < 4
+
     def critical_batch_size_band(self, confidence: float = 0.95) -> Bounded:
         """Return B_crit with its interval, see `bands`."""
         return self.bands(confidence)["critical_batch_size"]
@@ -68,11 +73,12 @@ class TradeoffFit(Tradeoff):
     def bands(self, confidence: float = 0.95) -> dict[str, Bounded]:
         """Return S_min, E_min and B_crit with Student's intervals of their logarithms.
 
-        Two or three runs are too few to estimate errors. Their steps are assumed to scatter by
-        `STEPS_SCATTER`, and B_crit has its profile interval, which may be open.
+        Two or three batch sizes are too few to estimate errors. Their steps are assumed to scatter
+        by `STEPS_SCATTER`, and B_crit has its profile interval, which may be open. Repeated runs do
+        not narrow it: they share a learning rate, and may be the same training.
         """
         check_confidence(confidence)
-        if len(self.batch_sizes) < 4:
+        if self.few:
             return self._profiled(confidence)
         quantile = float(stdtrit(len(self.batch_sizes) - 2, 0.5 + confidence / 2))
 
@@ -86,7 +92,8 @@ class TradeoffFit(Tradeoff):
 
     def _profiled(self, confidence: float) -> dict[str, Bounded]:
         sizes, steps = (np.array(x) for x in (self.batch_sizes, self.measured_steps))
-        scatter = max(STEPS_SCATTER, self.rms_log_residual)
+        repeats = len(sizes) / len(np.unique(sizes))
+        scatter = max(STEPS_SCATTER, self.rms_log_residual) * math.sqrt(repeats)
         critical = profiled_critical_batch_size(sizes, steps, scatter, confidence=confidence)
         error = float(stdtrit(1e9, 0.5 + confidence / 2)) * scatter / math.sqrt(len(sizes))
 
@@ -186,7 +193,9 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         batch_sizes=tuple(batch.tolist()),
         measured_steps=tuple(count.tolist()),
         log_residuals=tuple(law.fun.tolist()),
-        relative_errors=_relative_errors(law.jac, law.fun),
+        relative_errors=(
+            _relative_errors(law.jac, law.fun) if len(np.unique(batch)) > 3 else _NO_ERRORS
+        ),
         sharpness=sharpness,
         p_value=p_value,
     )
@@ -203,10 +212,7 @@ def _residuals(parameters: Array, log_batch: Array, log_steps: Array) -> Array:
 
 
 def _relative_errors(jacobian: Array, residuals: Array) -> RelativeErrors:
-    degrees_of_freedom = len(residuals) - 2
-    if degrees_of_freedom < 1:
-        return _NO_ERRORS
-    variance = float(residuals @ residuals) / degrees_of_freedom
+    variance = float(residuals @ residuals) / (len(residuals) - 2)
     covariance = np.linalg.inv(jacobian.T @ jacobian) * variance
     contrast = np.array([-1.0, 1.0])  # log B_crit = log E_min - log S_min
     variances = (covariance[0, 0], covariance[1, 1], contrast @ covariance @ contrast)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from noisescale.history.metrics import Goal
 from noisescale.printable import printable
 from noisescale.tuning.jobs import FAILED, Job, Record, Task
 from noisescale.tuning.storage import StorageError, open_storage, shown
@@ -116,12 +117,12 @@ class Ledger:
             pass
         ledger = cls(storage, name, lease)
         known, now = json.loads(ledger._job_text()), json.loads(_job_text(job))
-        if known != now:
-            differing = ", ".join(sorted(_differences(known, now))) or "its kind"
+        if differing := ", ".join(_differences(known, now)):
             raise StorageError(
                 f"`storage` must have a job with the same settings, got {printable(shown(place))}"
                 f" with the job {printable(name)!r}, which differs in {printable(differing)}. Give"
-                " the settings from before, another `--name`, or another storage."
+                " the settings from before. For a new job give another `--output`, and another"
+                " `--name` or storage if you gave one."
             )
         ledger._forget_failures()
         return ledger
@@ -267,6 +268,13 @@ class Ledger:
         """Let another worker train the task, as this one stops."""
         self.fail(entry, "")
 
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """Forget attempts that have failed, so that they do not count against their tasks."""
+        numbers = [self._storage.get_trial(entry.trial_id).number for entry in entries]
+        known = self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ())
+        forgotten = sorted({*known, *numbers})
+        self._storage.set_study_user_attr(self._study, _FORGOTTEN, forgotten)
+
     def put_back_lost(self) -> list[str]:
         """Put back the tasks whose leases have not changed for too long, and return their keys."""
         from optuna.exceptions import UpdateFinishedTrialError
@@ -380,5 +388,30 @@ def _job_text(job: Job) -> str:
     return json.dumps({"kind": job.kind, **job.as_dict()}, sort_keys=True)
 
 
-def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    return {name for name in known.keys() | now.keys() if known.get(name) != now.get(name)}
+def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the settings that differ, as options are named, with both values.
+
+    A setting that was not known before is new in this version. It does not count.
+
+    Examples:
+        >>> _differences({"search": {"trials": 3}}, {"search": {"trials": 9}})
+        ['`trials` (3 before, 9 now)']
+    """
+    found = []
+    for name, before in sorted(known.items()):
+        after = now.get(name)
+        if before == after:
+            continue
+        if name == "goal" and after is not None:
+            found.append(f"`goal` ({Goal(**before)} before, {Goal(**after)} now)")
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += _differences(before, after)
+        else:
+            found.append(f"`{name}` ({_in_short(before)} before, {_in_short(after)} now)")
+    return found
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return (value if isinstance(value, str) else json.dumps(value))[:80]

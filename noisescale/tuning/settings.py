@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from noisescale.checks import checked_count, refuse
+from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.history.metrics import Goal
 from noisescale.plan import Plan, plan_for
 from noisescale.printable import printable
@@ -39,6 +39,12 @@ class Own:
     """Of an Adam."""
     schedules: tuple[str, ...] = ()
     """The kinds of its learning-rate schedules."""
+    of_a_batch: bool = False
+    """Whether the metric of the goal is logged by the training step, and so is that of a batch."""
+    met: bool = False
+    """Whether a single step has met the goal, by the first batch of the validation."""
+    seeded: bool = False
+    """Whether the function that makes module and data sets a seed itself."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,7 @@ class SweepJob:
                     f"{size:,}",
                     "Leave larger ones out.",
                 )
-        if not self.epochs > 0:
-            refuse("epochs", "be positive", f"{self.epochs:g}", "Give 50, for example.")
+        checked_positive("epochs", self.epochs, "Give 50, for example.")
 
     @property
     def devices(self) -> int:
@@ -254,7 +259,8 @@ def read_batch_sizes(text: str) -> tuple[int, ...]:
         given = [low * 2**k for k in range(64) if low * 2**k <= high]
     sizes = tuple(sorted(set(given)))
     if len(sizes) < 2:
-        refuse("batch_sizes", "be two or more", repr(text), remedy)
+        alone = f", which is {sizes[0]} alone" if sizes else ", which ends before it begins"
+        refuse("batch_sizes", "be two batch sizes or more", f"{text!r}{alone}", remedy)
     return sizes
 
 
@@ -264,7 +270,11 @@ def check_goal(text: str) -> Goal:
     Raises:
         ValueError: If the goal has none, or another form.
     """
-    goal = Goal.read(text)
+    try:
+        goal = Goal.read(text)
+    except ValueError:
+        remedy = "Write, for example, val_loss<=0.15 or val_acc>=0.9."
+        refuse("goal", "be a metric's name, <= or >=, and a value", repr(text), remedy)
     if not goal.side:
         refuse(
             "goal",
@@ -281,7 +291,7 @@ def read_search(texts: Sequence[str]) -> tuple[Dimension, ...]:
     Raises:
         ValueError: If a name is unknown or given twice, or a range has another form.
     """
-    from noisescale.tuning.space import SEARCHABLE
+    from noisescale.tuning.space import EXAMPLES, SEARCHABLE
 
     found: dict[str, Dimension] = {}
     for text in texts:
@@ -300,6 +310,8 @@ def read_search(texts: Sequence[str]) -> tuple[Dimension, ...]:
         except ValueError:
             ends = math.nan, math.nan
         if not dots or math.isnan(sum(ends)):
-            refuse("search", "have a range", repr(printable(text)), f"Write {name}=0.001..0.1.")
+            refuse(
+                "search", "have a range", repr(printable(text)), f"Write {name}={EXAMPLES[name]}."
+            )
         found[name] = Dimension(name, *ends)
     return tuple(found.values())

@@ -18,6 +18,9 @@ WEIGHT_DECAY = "weight_decay"
 SEARCHABLE = (LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
 """Momentum is the first of an Adam's betas, too."""
 
+EXAMPLES = {LEARNING_RATE: "0.001..1", MOMENTUM: "0.5..0.99", WEIGHT_DECAY: "1e-5..1e-2"}
+"""Of ranges."""
+
 
 @dataclass(frozen=True)
 class Dimension:
@@ -43,9 +46,9 @@ class Dimension:
             needed = "from 0 to below 1" if self.name == MOMENTUM else "of positive numbers"
             refuse(
                 "search",
-                f"have a range {needed} for {self.name}",
+                f"have a range {needed}, the smaller one first, for {self.name}",
                 f"{self.low:g} to {self.high:g}",
-                "Write, for example, learning_rate=0.001..1.",
+                f"Write, for example, {self.name}={EXAMPLES[self.name]}.",
             )
 
     def at(self, share: float) -> float:

@@ -16,7 +16,7 @@ from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.outcomes import middle
 from noisescale.tuning.jobs import FAILED, Record
 from noisescale.tuning.ledger import Entry, State, results_of
-from noisescale.tuning.results import DIVERGED, PRUNED, TrialResult
+from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
 from noisescale.tuning.settings import SweepJob, read_spec
 from noisescale.tuning.space import LEARNING_RATE
 
@@ -35,6 +35,7 @@ class SizeProgress:
     reached: int
     diverged: int
     pruned: int
+    out_of_steps: int
     failed: int
     steps: float
     """To the goal, by the middle repetition of the best point so far; NaN before it is known."""
@@ -112,6 +113,7 @@ def _of_size(job: SweepJob, size: int, results: Mapping[str, Record]) -> SizePro
         sum(result.outcome(job.goal).reached is not None for result in found),
         ended.count(DIVERGED),
         ended.count(PRUNED),
+        ended.count(OUT_OF_STEPS),
         ended.count(FAILED),
         best.at("steps") if best is not None and known else math.nan,
         best.trial.learning_rate if best is not None and known else math.nan,

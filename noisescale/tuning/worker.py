@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noisescale.tuning.jobs import FAILED, Job, Record
-from noisescale.tuning.ledger import Entry, Ledger, LostError, State
+from noisescale.tuning.ledger import Entry, Ledger, LostError, State, results_of
 from noisescale.tuning.storage import patiently
 from noisescale.tuning.trial_process import TrialProcess
 
@@ -34,6 +34,10 @@ One may fail for its own reasons: a module may refuse a loss that is no number.
 
 class AllFailedError(ValueError):
     """Every training of the job has failed."""
+
+
+class OnlyHereError(ValueError):
+    """Trainings fail on this worker, and not on others."""
 
 
 class Worker:
@@ -59,12 +63,16 @@ class Worker:
         self._ledger, self._job, self._output = ledger, job, output
         self._on_event = on_event
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "name": name}
+        self._failed: list[tuple[Entry, str]] = []
+        self._has_trained = False
 
     def work(self) -> None:
         """Work until the job is done.
 
         Raises:
             AllFailedError: If every training fails, so that there is no reason to go on.
+            OnlyHereError: If every training of this worker fails, while others are at work and have
+                succeeded. The failures are forgotten: others train these tasks.
             StorageError: If the storage is out of reach for long.
         """
         known: set[str] | None = None
@@ -85,6 +93,7 @@ class Worker:
                 time.sleep(IDLE)
                 continue
             self._train(entry)
+            self._refuse_if_only_this_one_fails()
 
     def _train(self, entry: Entry) -> None:
         again = f"-{entry.attempt}" if entry.attempt > 1 else ""
@@ -99,7 +108,9 @@ class Worker:
                 reason = process.reason()
                 self._on_event(f"{entry.key}: failed: {reason}")
                 patiently(lambda: self._ledger.fail(entry, reason))
+                self._failed.append((entry, reason))
             else:
+                self._has_trained = True
                 self._on_event(f"{entry.key}: {result.get('ended', 'done')}")
                 patiently(lambda: self._ledger.finish(entry, result))
         except LostError:
@@ -114,6 +125,21 @@ class Worker:
         finally:
             if process is not None:
                 process.stop()
+
+    def _refuse_if_only_this_one_fails(self) -> None:
+        if self._has_trained or len(self._failed) < TELLING:
+            return
+        entries = patiently(self._ledger.entries)
+        if not any(FAILED not in result for result in results_of(entries).values()):
+            return
+        if not workers_of(entries):  # nobody else would train these tasks
+            return
+        patiently(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
+        raise OnlyHereError(
+            f"This worker must train as others do, got only failures: {self._failed[-1][1]}. Others"
+            " train these tasks. Start it in the folder of the sweep, or in a copy of it, with the"
+            " same packages."
+        )
 
     def _attend(self, entry: Entry, process: TrialProcess) -> None:
         """Wait for the end of a training, renew its lease, and keep its limit up to date."""

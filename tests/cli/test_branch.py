@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) ->
         ([*RUN, "--loss-examples", "0"], "`--loss-examples` must be at least 1, got 0."),
         ([*RUN, "--max-device-batch-size", "-3"], "`--max-device-batch-size` must be at least 1"),
         ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the whole command again"),
-        ([*RUN, "--lease", "0"], "`--lease` must be at least 1 second, got 0."),
+        ([*RUN, "--lease", "0"], "`--lease` must be at least 1 second, and finite, got 0."),
         ([*RUN, "--workers", "-1"], "`--workers` must not be negative, got -1."),
         ([*RUN, "--launcher", "pbs"], "`--launcher` must be one of local, slurm, ray, got 'pbs'"),
         ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from program import ended, refused, run
 
-from noisescale.cli.sweep import _job
+from noisescale.cli.sweep import _doubts, _job, _next
 from noisescale.cli.targets import module_and_data
 from noisescale.history.metrics import Goal
 from noisescale.lightning.sweeping.trial_fit import Made, train_task
@@ -201,7 +201,40 @@ def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
 
     assert code == 1
     assert "No run reached the goal at batch size 8, 32." in output
+    said_once = " ".join(output.split())
+    assert "Batch size 8, 32: trainings ended before the goal, by `--epochs 20`." in said_once
+    assert "another `--output`" in said_once
     assert "Next:" not in said
+
+
+def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
+    script = here / "train.py"
+    seeded = script.read_text().replace("FAILS = ", "torch.manual_seed(0)\nFAILS = ", 1)
+    logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
+    logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
+    (here / "seeded.py").write_text(logged)
+    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    found = [
+        _doubts(_job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options))  # type: ignore[arg-type]  # of several types
+        for target, goal, n in (
+            ("train.py:make", "val_loss<=1", 3),
+            ("seeded.py:make", "of_all<=1", 3),
+            ("train.py:make", "val_loss<=900", 3),
+            ("seeded.py:make", "loss<=1", 1),
+        )
+    ]
+
+    assert found[0] == []
+    assert [len(each) for each in found[1:]] == [1, 1, 1]
+    assert found[1][0].startswith("seeded.py:make sets a seed: all repetitions begin with the same")
+    assert found[2][0].startswith("A single step has met val_loss <= 900.")
+    assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
+
+
+def test_the_next_command_is_one_that_can_run() -> None:
+    named = [command[1] for command in _next(Path("sweep"), "val_loss<=1", fits=False)]
+
+    assert named == ["compare"]
 
 
 def settings(here: Path) -> SweepJob:
@@ -219,15 +252,34 @@ def settings(here: Path) -> SweepJob:
         (("broken.py:make",), "must be importable, got ModuleNotFoundError"),
         (("train.py:make", "--goal", "val_loss=1"), "`--goal` must say whether the metric is"),
         (("train.py:make", "--goal", "val_los<=1"), "`--goal` must be about a metric that the"),
-        (("train.py:make", "--batch-sizes", "8"), "`--batch-sizes` must be two or more, got '8'"),
+        (
+            ("train.py:make", "--batch-sizes", "8"),
+            "two batch sizes or more, got '8', which is 8 alone.",
+        ),
+        (("train.py:make", "--batch-sizes", "64..8"), "got '64..8', which ends before it begins."),
+        (
+            ("train.py:make", "--goal", "val_loss <"),
+            "Write, for example, val_loss<=0.15 or val_acc",
+        ),
+        (("train.py:make", "--epochs", "inf"), "`--epochs` must be positive and finite, got inf."),
+        (
+            ("train.py:make", "--seed", -1),
+            "`--seed` must be from 0 to below 2,147,483,648, got -1.",
+        ),
+        (("train.py:make", "--search", "momentum"), "must have a range, got 'momentum'. Write mom"),
+        (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
         (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
         (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),
         (("train.py:make", "--trials", 2), "`--trials` must be at least 3, got 2."),
         (("train.py:make", "--workers", -1), "`--workers` must not be negative, got -1."),
         (("train.py:make", "--launcher", "pbs"), "`--launcher` must be one of local, slurm, ray"),
+        (("train.py:make", "--output", "notes.txt"), "`--output` must be a folder that can be"),
         (("train.py:make", "--storage", "."), "`--storage` must be a file, got the folder"),
         (("train.py:make", "--storage", "notes.txt"), "`--storage` must be a journal of Optuna"),
-        (("train.py:make", "--lease", 0), "`--lease` must be at least 1 second, got 0."),
+        (
+            ("train.py:make", "--lease", 0),
+            "`--lease` must be at least 1 second, and finite, got 0.",
+        ),
     ],
 )
 def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -256,11 +308,17 @@ def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
 def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
     Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
 
+    _, _, said = sweep("--goal", "val_loss<=1.2")
+    assert "differs in `--goal` (val_loss <= 1.1 before, val_loss <= 1.2 now). Give" in said
     _, _, said = sweep("--trials", 5, "--epochs", 3)
-    assert "with the job 'sweep', which differs in epochs, search. Give the settings" in said
-    assert "`--lease` must be at least 1 second, got 0." in refused(
+    assert "with the job 'sweep', which differs in `--epochs` (20 before, 3 now)," in said
+    assert "`--trials` (3 before, 5 now). Give the settings from before. For a new job" in said
+    assert "`--lease` must be at least 1 second, and finite, got 0." in refused(
         "work", "--storage", "sweep/sweep.journal", "--lease", 0
     )
+    os.chdir(here / "sweep")
+    assert "in the folder of the worker, got" in refused("work", "--storage", "sweep.journal")
+    os.chdir(here)
     for command in ("work", "status"):
         assert "`--storage` must exist, got" in refused(command, "--storage", "none.journal")
         assert "`--storage` must have the job 'x', got 'sweep'." in refused(

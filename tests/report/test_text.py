@@ -12,7 +12,7 @@ from noisescale.history.optimizers import OptimizerKind
 from noisescale.prediction.calibration import Calibration
 from noisescale.predictor import Prediction, predict
 from noisescale.report.tables import headline
-from noisescale.report.text import as_text, fit_as_text, print_report
+from noisescale.report.text import as_text, fit_as_text, listed, print_report
 from noisescale.tradeoff.fit import fit_tradeoff
 
 
@@ -197,7 +197,9 @@ def test_a_fit_of_two_points_says_what_its_error_is_taken_from() -> None:
 
     said = " ".join(text.split())
     assert "Critical batch size 112 examples (95 % interval at least " in said
-    assert "at least 15 % assumed scatter: three runs or fewer do not show their own)" in said
+    assert (
+        "at least 15 % assumed scatter: three batch sizes or fewer do not show their own)" in said
+    )
     assert "not tested" in text
 
 
@@ -241,3 +243,13 @@ def test_where_the_own_devices_cost_least_they_are_not_told_twice() -> None:
 
     assert patient.recommended.devices == patient.own_devices
     assert dict(headline(patient))["Cheapest with waiting"] == "the same, on these 2 devices"
+
+
+def test_a_path_longer_than_a_line_is_not_cut_off() -> None:
+    path = "/trials/" + "learning_rate=0.1," * 8 + "output.txt"
+    console = Console(width=40, file=io.StringIO())
+
+    console.print(*listed("Warnings", [f"Failed: see {path}"], "! "))
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
+    assert path in "".join(line.strip() for line in text.splitlines())

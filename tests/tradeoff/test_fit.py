@@ -181,6 +181,16 @@ def test_two_batch_sizes_determine_the_law_to_within_the_usual_scatter() -> None
     assert 0 < least.low < fit.min_steps < least.high
 
 
+@pytest.mark.parametrize("apart", [1.0, 1.02])
+def test_repeated_runs_of_two_batch_sizes_are_no_surer_than_one_of_each(apart: float) -> None:
+    fit = fit_tradeoff([16, 16, 512, 512], [720, 720 * apart, 100, 100 * apart])
+
+    once = fit_tradeoff([16, 512], [720, 100]).bands()
+    for name, band in fit.bands().items():
+        assert [band.low, band.high] == pytest.approx([once[name].low, once[name].high], rel=0.03)
+    assert all(math.isnan(error) for error in fit.relative_errors)
+
+
 def test_an_open_interval_has_no_fewest_steps() -> None:
     bands = fit_tradeoff([16, 32], [720, 405]).bands()
 

@@ -178,10 +178,26 @@ def test_results_from_elsewhere_are_taken_once(place: str) -> None:
     assert len(ledger.entries()) == 3
 
 
+def test_a_setting_that_is_new_in_this_version_does_not_end_a_job(place: str) -> None:
+    class Older(Squares):
+        def as_dict(self) -> dict[str, Any]:
+            return {"of": {"count": self.count}}
+
+    class Newer(Squares):
+        def as_dict(self) -> dict[str, Any]:
+            return {"of": {"count": self.count, "new": False}, "newer": 1}
+
+    Ledger.begin(place, "grown", Older(3))
+
+    Ledger.begin(place, "grown", Newer(3))
+    with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
+        Ledger.begin(place, "grown", Newer(4))
+
+
 def test_a_storage_with_another_job_is_refused(place: str) -> None:
     begun(place)
 
-    with pytest.raises(StorageError, match="with the job 'test', which differs in count"):
+    with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
         Ledger.begin(place, "test", Squares(4))
     with pytest.raises(StorageError, match="must have the job 'other', got 'test'"):
         Ledger.open(place, "other")

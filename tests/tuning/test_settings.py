@@ -100,7 +100,7 @@ def test_batch_sizes_that_cannot_be_trained_are_refused() -> None:
         job(batch_sizes=(16, 2048))
     with pytest.raises(ValueError, match="be multiples of the number of devices, 3, got 16"):
         job(training=Training("x", devices=3))
-    with pytest.raises(ValueError, match="`epochs` must be positive, got 0"):
+    with pytest.raises(ValueError, match="`epochs` must be positive and finite, got 0"):
         job(epochs=0)
 
 

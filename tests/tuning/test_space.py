@@ -58,5 +58,7 @@ def test_two_hyperparameters_are_searched_together() -> None:
     ],
 )
 def test_bad_ranges_are_refused(name: str, low: float, high: float, needed: str) -> None:
-    with pytest.raises(ValueError, match=f"^`search` must have a range {needed} for {name}, got"):
+    with pytest.raises(
+        ValueError, match=f"^`search` must have a range {needed}, the smaller one first, for"
+    ):
         Dimension(name, low, high)

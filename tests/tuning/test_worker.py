@@ -17,7 +17,7 @@ from noisescale.cli.workers import trained_by_workers
 from noisescale.tuning import trial_process, worker
 from noisescale.tuning.jobs import FAILED
 from noisescale.tuning.ledger import ATTEMPTS, Entry, Ledger, State
-from noisescale.tuning.worker import TELLING, AllFailedError, Worker
+from noisescale.tuning.worker import TELLING, AllFailedError, OnlyHereError, Worker
 
 ALL = {"n=0": 0, "n=1": 1, "n=2": 4, "sum=5": 25}
 
@@ -64,6 +64,32 @@ def test_one_training_that_fails_is_tried_twice_and_then_left_out(
     assert events.count("n=1: begun") == ATTEMPTS
     assert (tmp_path / "out/trials/n=1-2/output.txt").read_text().count("Traceback") == 1
     assert ledger.results()["sum=4"]["square"] == 16
+
+
+def test_a_worker_that_alone_fails_stops_and_its_failures_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "if 'broken' in sys.argv[1]: raise ModuleNotFoundError('torhc')"
+    command = script(tmp_path / "train.py", body)
+    monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
+    job = Squares(6)
+    ledger = Ledger.begin(str(tmp_path / "j"), "test", job)
+    ledger.want(job.wanted({}))
+    first = ledger.claim(["n=0"], {"host": "other", "process": 1})
+    assert first is not None
+    ledger.finish(first, {"square": 0, "ended": "reached"})
+    other = ledger.claim(["n=1"], {"host": "other", "process": 1})
+    assert other is not None
+
+    with pytest.raises(
+        OnlyHereError, match=r"got only failures: ModuleNotFoundError: torhc .*\. O"
+    ):
+        Worker(ledger, job, tmp_path / "broken").work()
+    ledger.put_back(other)
+    Worker(ledger, job, tmp_path / "good").work()
+
+    assert not any(FAILED in result for result in ledger.results().values())
+    assert len(ledger.results()) == 7
 
 
 def test_a_first_training_that_fails_does_not_stop_the_others(

@@ -153,6 +153,7 @@ class _Describe(Callback):
     def __init__(self, goal: Goal, searched: Sequence[str]) -> None:
         self._goal, self._searched, self.own = goal, searched, None
         self._looked = False
+        self._of_batch: torch.Tensor | None = None
 
     own: Own | None
 
@@ -176,13 +177,22 @@ class _Describe(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         trainer.should_stop = True
+        self._of_batch = trainer.callback_metrics.get(self._goal.metric)
+        self._look(trainer)
         if has_validation(trainer):
             validate_next(trainer)
-        else:
-            self._looked = self._goal.metric in trainer.callback_metrics
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._looked = self._goal.metric in trainer.callback_metrics
+        self._look(trainer)
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        found = trainer.callback_metrics.get(self._goal.metric)
+        self._looked = found is not None
+        # A validation may log its own metric by the same name: its value then replaces the batch's.
+        same = found is not None and self._of_batch is not None and bool(found == self._of_batch)
+        if self.own is not None and found is not None:
+            met = bool(self._goal.reached_by(np.array([float(found)]))[0])
+            self.own = replace(self.own, of_a_batch=same, met=met)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _metric(trainer, self._goal)
@@ -295,9 +305,10 @@ def _metric(trainer: pl.Trainer, goal: Goal) -> torch.Tensor:
     found = trainer.callback_metrics.get(goal.metric)
     if found is None:
         names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        unheld = "" if has_validation(trainer) else " There is no data to validate on."
         raise ValueError(
             f"`goal` must be about a metric that the module logs, got {goal.metric!r}. It logs"
-            f" {printable(names)}."
+            f" {printable(names)}.{unheld}"
         )
     return found
 

@@ -275,6 +275,35 @@ def test_schedules_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules == ("StepLR",)
 
 
+def test_a_metric_of_a_single_batch_is_known_as_such() -> None:
+    class Both(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss)
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.log("loss", 7.0)
+
+    of = {
+        name: describe(Made(Both(), data()), CPU, Goal.read(f"{name}<=1"), 8).of_a_batch
+        for name in ("val_loss", "train_loss", "loss")
+    }
+
+    assert of == {"val_loss": False, "train_loss": True, "loss": False}
+
+
+def test_a_goal_that_a_single_step_meets_is_known_as_such() -> None:
+    met = {
+        goal: describe(Made(Line(), data()), CPU, Goal.read(goal), 8).met
+        for goal in ("val_loss<=0.9", "val_loss<=0.99", "val_loss>=0.5")  # (1 - 0.02)² = 0.96
+    }
+
+    assert met == {"val_loss<=0.9": False, "val_loss<=0.99": True, "val_loss>=0.5": True}
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(ValueError, match="`goal` must be about a metric that the module logs, got"):
         describe(Made(Line(), data()), CPU, Goal.read("val_los<=1"), 8)
