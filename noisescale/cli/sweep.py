@@ -44,6 +44,12 @@ SCHEDULED = (
     " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
 )
 
+FIXED = (
+    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
+    " the loss or a schedule is made with it, steps and B_crit are wrong: use the size of the batch"
+    " instead."
+)
+
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
 
@@ -201,6 +207,8 @@ def sweep_batch_sizes(
         err.print(_further(place, name), markup=False, soft_wrap=True)
         if job.own.schedules:
             err.print(SCHEDULED.format(", ".join(job.own.schedules)), markup=False)
+        if job.own.fixed_batch_size is not None:
+            err.print(FIXED.format(job.own.fixed_batch_size), markup=False)
         said, written = time.monotonic(), set[str]()
         with err.status("Starting...") as status:
 

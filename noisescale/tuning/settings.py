@@ -39,6 +39,8 @@ class Own:
     """Of an Adam."""
     schedules: tuple[str, ...] = ()
     """The kinds of its learning-rate schedules."""
+    fixed_batch_size: int | None = None
+    """`batch_size` among the hyperparameters of the module. It stays as it is."""
 
 
 @dataclass(frozen=True)
