@@ -77,7 +77,12 @@ def test_no_arrow_goes_up() -> None:
 def test_nothing_imports_lightning_or_methods_of_the_literature_but_the_faces() -> None:
     users = {(here, there) for here, there, _ in arrows() if there in {"lightning", "large_batch"}}
 
-    assert users == {("cli", "lightning"), ("__init__", "lightning"), ("__init__", "large_batch")}
+    assert users == {
+        ("cli", "lightning"),
+        ("__init__", "lightning"),
+        ("__init__", "large_batch"),
+        ("lightning", "large_batch"),  # callbacks that are the methods' faces there
+    }
 
 
 def test_arithmetic_needs_numpy_and_scipy_alone() -> None:

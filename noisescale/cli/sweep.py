@@ -65,6 +65,11 @@ TOO_SHORT = (
     "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
     " more epochs, or an easier goal, and another `--output`."
 )
+FIXED = (
+    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
+    " the loss or a schedule is made with it, steps and B_crit are wrong: use the size of the batch"
+    " instead."
+)
 
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
@@ -353,6 +358,8 @@ def _doubts(job: SweepJob) -> list[str]:
         found.append(SEEDED.format(printable(job.training.target)))
     if job.own.of_a_batch:
         found.append(OF_A_BATCH.format(printable(job.goal.metric)))
+    if job.own.fixed_batch_size is not None:
+        found.append(FIXED.format(job.own.fixed_batch_size))
     return found
 
 

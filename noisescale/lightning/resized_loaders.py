@@ -36,6 +36,10 @@ KEPT = (
 """Arguments of a DataLoader that do not change which examples it takes."""
 
 
+ITERATES = ("__iter__", "_get_iterator")
+"""Methods of a DataLoader that go through its batches."""
+
+
 SHUFFLED = 4
 """Batches of a stream among which examples are shuffled."""
 
@@ -222,13 +226,14 @@ def whole_epochs(loader: DataLoader[Any], size: int, ranks: int = 1) -> DataLoad
         ranks: Number of ranks, which share an epoch.
 
     Raises:
-        ValueError: If the data set makes the batches, or is smaller than one batch.
+        ValueError: If the data set or a loader of another kind makes the batches, or the data set
+            is smaller than one batch.
 
     Examples:
         >>> [len(batch) for batch in whole_epochs(DataLoader(range(10), batch_size=2), 4)]
         [4, 4]
     """
-    _refuse_made_batches(loader)
+    refuse_own_batches(loader)
     kept: dict[str, Any] = {name: getattr(loader, name) for name in KEPT}
     dataset: Any = loader.dataset
     if not isinstance(dataset, IterableDataset):
@@ -247,6 +252,25 @@ def _refuse_made_batches(loader: DataLoader[Any]) -> None:
         raise ValueError(
             "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
             " batches. Give a data set of single examples."
+        )
+
+
+def refuse_own_batches(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose batches cannot be made again at another size.
+
+    A subclass of DataLoader may change each batch while it is gone through. A DataLoader made from
+    its parts would not.
+
+    Raises:
+        ValueError: If the data set makes the batches, or the class of the loader.
+    """
+    _refuse_made_batches(loader)
+    kind = type(loader)
+    if any(getattr(kind, name) is not getattr(DataLoader, name) for name in ITERATES):
+        raise ValueError(
+            "`train_dataloader` must be a DataLoader, or a subclass that goes through its batches"
+            f" in the same way, got {kind.__name__}, which may change them. Do that in the data"
+            " set, in `collate_fn` or in the module."
         )
 
 

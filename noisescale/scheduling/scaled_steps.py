@@ -42,6 +42,8 @@ class ScaledSteps:
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self.factors = NO_FACTORS
         """The factors on the next steps."""
+        self.overridden = False
+        """Whether a closure has set what was scaled, so that a factor had no effect."""
         self._optimizers = list(optimizers)
         self._kept: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._handles = [
@@ -81,6 +83,8 @@ class ScaledSteps:
         for group, name, kept, scaled in self._kept:
             if group[name] is scaled:
                 group[name] = kept
+            else:
+                self.overridden = True
         self._kept = []
 
 

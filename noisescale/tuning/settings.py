@@ -45,6 +45,8 @@ class Own:
     """Whether a single step has met the goal, by the first batch of the validation."""
     seeded: bool = False
     """Whether the function that makes module and data sets a seed itself."""
+    fixed_batch_size: int | None = None
+    """`batch_size` among the hyperparameters of the module. It stays as it is."""
 
 
 @dataclass(frozen=True)

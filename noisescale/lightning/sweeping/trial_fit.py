@@ -7,7 +7,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 from noisescale.history.metrics import Goal
 from noisescale.lightning.branching.planning import look_after
 from noisescale.lightning.profiling.timed_fit import quiet
-from noisescale.lightning.resized_loaders import examples_of_epoch, whole_epochs
+from noisescale.lightning.resized_loaders import (
+    examples_of_epoch,
+    refuse_own_batches,
+    whole_epochs,
+)
 from noisescale.lightning.sweeping.hyperparameters import (
     own_beta2,
     own_learning_rate,
+    refuse_overridden,
     refuse_unsearchable,
     set_values,
 )
@@ -42,6 +47,8 @@ from noisescale.lightning.trainer_access import (
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer
 from noisescale.printable import printable
+from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.scaled_steps import ScaledSteps
 from noisescale.tuning.jobs import Record, Training
 from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
 from noisescale.tuning.settings import Own
@@ -167,11 +174,15 @@ class _Describe(Callback):
         loader = first_loader(trainer)
         self.own = Own(
             float(examples_of_epoch(loader)),
-            getattr(loader, "batch_size", None),
+            _batch_size_of(loader),
             own_learning_rate(trainer.optimizers),
             own_beta2(trainer.optimizers),
             tuple(type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs),
+            fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
         )
+        # Only a factor shows whether the module sets the learning rate itself.
+        self._scaled = ScaledSteps(trainer.optimizers)
+        self._scaled.factors = Factors(learning_rate=0.5)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -195,6 +206,8 @@ class _Describe(Callback):
             self.own = replace(self.own, of_a_batch=same, met=met)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._scaled.close()
+        refuse_overridden(self._scaled)
         _metric(trainer, self._goal)
         if not self._looked:
             raise ValueError(
@@ -217,6 +230,7 @@ class _Run(Callback):
         self._ended = OUT_OF_STEPS
         self._loss: torch.Tensor | None = None
         self._asked = self._plateau = False
+        self._batches_of_epoch = 0
 
     def result(self) -> dict[str, Any]:
         """Return the evaluations, and how the training ended."""
@@ -234,9 +248,22 @@ class _Run(Callback):
         self._scaled = set_values(trainer.optimizers, values, beta2)
         self._began = time.perf_counter()
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._batches_of_epoch = 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._batches_of_epoch:  # Lightning would begin one epoch after the other for ever
+            raise ValueError(
+                "`batch_sizes` must be at most the number of examples of an epoch, got"
+                f" {self._spec['batch_size']}: the stream ended before one batch was full. Leave"
+                " larger ones out."
+            )
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
+        self._batches_of_epoch += 1
+        refuse_overridden(self._scaled)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._loss = loss if isinstance(loss, torch.Tensor) else None
         step = trainer.global_step
@@ -343,21 +370,53 @@ def _loaders(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[di
                 " on."
             )
         made = data if isinstance(data, DataLoader) else DataLoader(data, usual, shuffle=True)
-        resized = made if size is None else whole_epochs(made, size, ranks)
-        yield {"train_dataloaders": resized, "val_dataloaders": held}
+        yield {"train_dataloaders": _resized_loader(made, size, ranks), "val_dataloaders": held}
         return
     own = data.train_dataloader
-
-    def train_dataloader() -> Any:
-        return apply_to_collection(own(), DataLoader, whole_epochs, size, ranks)
-
-    if size is not None:
-        data.train_dataloader = train_dataloader
+    data.train_dataloader = lambda: _resized(own(), size, ranks)
     try:
         yield {"datamodule": data}
     finally:
-        if size is not None:
-            del data.train_dataloader
+        del data.train_dataloader
+
+
+def _resized(loaders: Any, size: int | None, ranks: int) -> Any:
+    """Return the loaders of a data module with batches of `size` examples.
+
+    Raises:
+        ValueError: If there is one that is no DataLoader: its batches would stay as they are.
+    """
+    if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader
+        loaders.flattened = [_resized(each, size, ranks) for each in loaders.flattened]
+        return loaders
+    others: list[Any] = []
+    grouped = (DataLoader, Mapping, list, tuple)
+    apply_to_collection(loaders, object, others.append, wrong_dtype=grouped)
+    if others:
+        raise ValueError(
+            "`train_dataloader` of the data module must return a DataLoader, or a list or dict of"
+            f" DataLoaders, got {type(others[0]).__name__}. Its batches cannot be made larger."
+        )
+    return apply_to_collection(loaders, DataLoader, _resized_loader, size, ranks)
+
+
+def _resized_loader(loader: DataLoader[Any], size: int | None, ranks: int) -> DataLoader[Any]:
+    if size is None:
+        refuse_own_batches(loader)
+        return loader
+    return whole_epochs(loader, size, ranks)
+
+
+def _batch_size_of(loader: Any) -> int | None:
+    """Return the batch size of a loader, also if a batch sampler of the user's own says it."""
+    size = _number(getattr(loader, "batch_size", None))
+    sampler = getattr(loader, "batch_sampler", None)
+    return size or _number(getattr(sampler, "batch_size", None))
+
+
+def _number(value: Any) -> int | None:
+    """Return a positive whole number as it is, and None for everything else."""
+    return value if type(value) is int and value > 0 else None
 
 
 def _is_loadable(data: Any) -> bool:

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from noisescale.history.metrics import Goal
 from noisescale.lightning.sweeping.trial_fit import Made, describe, train_task
@@ -181,13 +188,135 @@ def test_a_sampler_of_fewer_examples_makes_no_smaller_batch(
     spec = job.task(16, {"learning_rate": 0.001}, 0).spec
     found = trained(tmp_path, spec, on=(loader, data()[1]))
 
-    assert own.examples == 50
+    assert (own.examples, own.batch_size) == (50, 4)
     assert sum(seen) == 16 * found["steps"][-1]
     assert found["steps"][-1] == spec["most_steps"]
 
 
 class FewAtATime(BatchSampler):
     """A batch sampler of the user's own."""
+
+
+class Loads(pl.LightningDataModule):
+    """With any loaders to train on."""
+
+    def __init__(self, loaders: Any) -> None:
+        super().__init__()
+        self.loaders = loaders
+
+    def train_dataloader(self) -> Any:
+        return self.loaders
+
+    def val_dataloader(self) -> Any:
+        return data()[1]
+
+
+class Several(Line):
+    """Of a dict of batches, one counts."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch["some"], batch_idx)
+
+
+def test_combined_loaders_have_batches_of_the_size_that_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counted(self: Several, batch: Any, batch_idx: int) -> None:
+        seen.extend(len(each[0]) for each in batch.values())
+
+    monkeypatch.setattr(Several, "on_train_batch_start", counted)
+    on = Loads(CombinedLoader({"some": data()[0], "other": data(4)[0]}, "min_size"))
+
+    trained(tmp_path, task(16), Several(), on)
+
+    assert set(seen) == {16}
+
+
+class Shifts(DataLoader[Any]):
+    """Changes what the data set has."""
+
+    def __iter__(self) -> Any:
+        for inputs, targets in super().__iter__():
+            yield inputs, targets + 1
+
+
+class Batches:
+    """Neither a DataLoader nor a data set."""
+
+    def __iter__(self) -> Any:
+        return iter(data()[0])
+
+
+def test_loaders_whose_batches_cannot_be_made_again_are_refused(tmp_path: Path) -> None:
+    """They would be trained with batches of another size, or on other examples."""
+    for on, said in [
+        (Loads(Batches()), "of the data module must return a DataLoader, .* got Batches"),
+        (Loads([data()[0], Batches()]), "of the data module must return a DataLoader, .* got Batc"),
+        ((Shifts(ONES, 8), data()[1]), "must be a DataLoader, or a subclass .* got Shifts"),
+        (Loads(Shifts(ONES, 8)), "must be a DataLoader, or a subclass .* got Shifts"),
+    ]:
+        with pytest.raises(ValueError, match=f"`train_dataloader` {said}"):
+            describe(Made(Line(), on), CPU, GOAL, 8)
+        with pytest.raises(ValueError, match=f"`train_dataloader` {said}"):
+            trained(tmp_path, task(16), on=on)
+
+
+class Stream(IterableDataset[Any]):
+    """40 examples. It does not say how many."""
+
+    def __iter__(self) -> Any:
+        return iter(ONES[place] for place in range(40))
+
+
+def test_a_stream_shorter_than_a_batch_ends_the_training(tmp_path: Path) -> None:
+    search = Search((Dimension("learning_rate", 0.001, 0.1),), 3, 1)
+    job = SweepJob(CPU, Own(math.inf, 8, 0.01), GOAL, (8, 64), search, 20, None)
+    spec = job.task(64, {"learning_rate": 0.01}, 0).spec
+    on = DataLoader(Stream(), batch_size=8), data()[1]
+
+    with pytest.raises(ValueError, match="at most the number of examples of an epoch, got 64"):
+        trained(tmp_path, spec, on=on)
+
+
+class Sets(Line):
+    """Sets the learning rate itself, where the searched one is overridden."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
+        return super().training_step(batch, batch_idx)
+
+
+class SetsBetweenSteps(Line):
+    """Sets the learning rate itself, where the searched one still counts."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.trainer.optimizers[0].param_groups[0]["lr"] = self.lr
+
+
+def test_a_module_that_overrides_the_searched_learning_rate_is_refused(tmp_path: Path) -> None:
+    said = "`module` must not set the learning rate in `training_step`"
+    with pytest.raises(ValueError, match=said):
+        describe(Made(Sets(), data()), CPU, GOAL, 8)
+    with pytest.raises(ValueError, match=said):
+        trained(tmp_path, task(rate=0.05), Sets())
+    found = trained(tmp_path, task(rate=0.05), SetsBetweenSteps())
+
+    assert found["values"] == trained(tmp_path, task(rate=0.05))["values"]
+
+
+class OfBatch(Line):
+    """With a batch size among its hyperparameters."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_a_batch_size_among_the_hyperparameters_is_told() -> None:
+    assert describe(Made(OfBatch(8), data()), CPU, GOAL, 8).fixed_batch_size == 8
+    assert describe(Made(Line(), data()), CPU, GOAL, 8).fixed_batch_size is None
 
 
 class Warm(Line):
