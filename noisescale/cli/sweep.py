@@ -39,38 +39,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
 
-SCHEDULED = (
-    "The module has a learning-rate schedule ({}). It stays as it is at all batch sizes, with its"
-    " peak at the searched learning rate. If the learning rate falls before the goal is reached,"
-    " trainings take longer or miss the goal, and B_crit is wrong: for a sweep leave the decay out."
-)
-
-OF_A_BATCH = (
-    "{} is logged by the training step: it is that of one batch. It scatters most at small batch"
-    " sizes, where a lucky batch may reach the goal early. So B_crit may be wrong. For a sweep log"
-    " a metric in `validation_step`."
-)
-
-MET = (
-    "A single step has met {}. Steps to it say nothing. Stop, and begin another sweep with a harder"
-    " goal and another `--output`."
-)
-
-SEEDED = (
-    "{} sets a seed: all repetitions begin with the same weights. So their steps scatter less than"
-    " those of other weights would. For a sweep set no seed."
-)
-
-TOO_SHORT = (
-    "Batch size {}: trainings ended before the goal, by `--epochs {:g}`. Begin another sweep with"
-    " more epochs, or an easier goal, and another `--output`."
-)
-FIXED = (
-    "The module has a hyperparameter `batch_size` = {}. It stays as it is at all batch sizes. If"
-    " the loss or a schedule is made with it, steps and B_crit are wrong: use the size of the batch"
-    " instead."
-)
-
 LINE_EVERY = 300.0
 """Seconds between two lines of progress, where they go to a file."""
 
@@ -182,15 +150,14 @@ def sweep_batch_sizes(
 
     need("optuna", "`noisescale sweep`")
     from noisescale.cli import sweep_shown
+    from noisescale.cli.sweep_doubts import doubts_after, doubts_before
     from noisescale.report.comparison_answers import sweep_answers
     from noisescale.report.text import Section, listed, pairs
     from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Ledger, results_of
     from noisescale.tuning.storage import patiently
     from noisescale.tuning.table import (
-        alike_in,
         comparison_of,
-        failures_in,
         sweep_progress,
         write_sweep,
     )
@@ -235,7 +202,7 @@ def sweep_batch_sizes(
             ) from error
         ledger = Ledger.begin(place, name, job, lease)
         err.print(_further(place, name), markup=False, soft_wrap=True)
-        for text in (doubts := _doubts(job)):
+        for text in (doubts := doubts_before(job)):
             err.print(text, markup=False)
         said, written = time.monotonic(), set[str]()
         with err.status("Starting...") as status:
@@ -277,18 +244,7 @@ def sweep_batch_sizes(
         progress = sweep_progress(job, entries)
         out.print(sweep_shown.progress_line(progress), markup=False)
         out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-        warnings = [*doubts, *(text for each in found.sweeps for text in each.warnings)]
-        if alike := alike_in(job, results):
-            warnings.append(
-                f"All repetitions at batch size {', '.join(f'{size:,}' for size in alike)} are the"
-                " same: weights and order of the data do not follow the seed. How much the steps"
-                " scatter is not known. Set no seed, and give no seeded generator."
-            )
-        short = [s for s in progress.sizes if s.out_of_steps and not s.reached]
-        if short:
-            named = ", ".join(f"{size.batch_size:,}" for size in short)
-            warnings.append(TOO_SHORT.format(named, job.epochs))
-        warnings += [f"Failed: {key}: {reason}" for key, reason in failures_in(results).items()]
+        warnings = [*doubts, *doubts_after(job, found, results, progress)]
         answers = [line for each in found.sweeps for line in sweep_answers(each)]
         out.print(pairs([("", ""), *answers]))
         if warnings:
@@ -345,22 +301,6 @@ def _job(
     found = Search(dimensions, trials, repeats, seed)
     own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
-
-
-def _doubts(job: SweepJob) -> list[str]:
-    """Return what makes the sweep doubtful, whatever comes out of it."""
-    found = []
-    if job.own.schedules:
-        found.append(SCHEDULED.format(", ".join(job.own.schedules)))
-    if job.own.met:
-        found.append(MET.format(printable(job.goal)))
-    if job.own.seeded and job.search.repeats > 1:
-        found.append(SEEDED.format(printable(job.training.target)))
-    if job.own.of_a_batch:
-        found.append(OF_A_BATCH.format(printable(job.goal.metric)))
-    if job.own.fixed_batch_size is not None:
-        found.append(FIXED.format(job.own.fixed_batch_size))
-    return found
 
 
 def _further(place: str, name: str) -> str:

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from program import ended, refused, run
 
-from noisescale.cli.sweep import _doubts, _job, _next
+from noisescale.cli.sweep import _job, _next
+from noisescale.cli.sweep_doubts import doubts_before
 from noisescale.cli.targets import module_and_data
 from noisescale.history.metrics import Goal
 from noisescale.lightning.sweeping.trial_fit import Made, train_task
@@ -215,7 +216,9 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     (here / "seeded.py").write_text(logged)
     options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
     found = [
-        _doubts(_job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options))  # type: ignore[arg-type]  # of several types
+        doubts_before(
+            _job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)
+        )  # type: ignore[arg-type]  # of several types
         for target, goal, n in (
             ("train.py:make", "val_loss<=1", 3),
             ("seeded.py:make", "of_all<=1", 3),
