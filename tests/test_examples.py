@@ -114,6 +114,17 @@ def test_torchrun_loop_measures_on_two_processes(tmp_path: Path) -> None:
     assert_measured(shown("torchrun_loop.py", tmp_path, "--epochs", 2))
 
 
+def test_adasum_loop_combines_four_processes_and_measures(tmp_path: Path) -> None:
+    output = shown("adasum_loop.py", tmp_path, "--epochs", 2)
+
+    assert_measured(output, least_steps=20)
+    found = re.findall(r"loss ([\d.]+), cosine .* (-?[\d.]+), orthogonality ([\d.]+)", output)
+    (first, _, _), (last, cosine, orthogonality) = found
+    assert float(last) < float(first)
+    assert -1 < float(cosine) < 1
+    assert 0.25 < float(orthogonality) <= 1.1
+
+
 def test_optimizer_sweep_prints_the_command_that_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +140,7 @@ def test_optimizer_sweep_prints_the_command_that_compares(
     assert (tmp_path / "report.html").exists()
 
 
-def assert_measured(output: str) -> None:
+def assert_measured(output: str, least_steps: int = 50) -> None:
     estimates = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
     assert [epoch for epoch, _ in estimates] == ["1", "2"]
-    assert float(estimates[1][1]) > 50
+    assert float(estimates[1][1]) > least_steps
