@@ -45,6 +45,9 @@ LINE_EVERY = 300.0
 MOST_SEED = 2**31
 """Beyond it, a seed of a later round might be too large for the sampler."""
 
+UNUSUAL_SEED = 67_280_421_310_721
+"""Set before the script is loaded. If there is another one afterwards, the script has set it."""
+
 SEARCHED = "The search at each batch size"
 
 
@@ -287,9 +290,9 @@ def _job(
 
     from noisescale.lightning.sweeping.trial_fit import Made, describe
 
-    before = torch.initial_seed()
+    torch.manual_seed(UNUSUAL_SEED)
     module, data = module_and_data(training.target, training.data)
-    seeded = torch.initial_seed() != before
+    seeded = torch.initial_seed() != UNUSUAL_SEED
     with told_in_a_line(TOO_LARGE):
         searched = [dimension.name for dimension in dimensions]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)

@@ -26,7 +26,8 @@ class OptimizerKind(IntEnum):
             OptimizerKind.SGD: "SGD",
             OptimizerKind.MOMENTUM: "SGD with momentum",
             OptimizerKind.ADAM: "Adam and its variants",
-            OptimizerKind.OTHER: "an optimizer that is neither SGD nor a variant of Adam",
+            OptimizerKind.OTHER: "an optimizer that is neither SGD nor a variant of Adam, or"
+            " without the mean over ranks,",
         }[self]
 
     @classmethod

@@ -126,10 +126,18 @@ class LoggedMeter:
     Args:
         meter: A meter of its parameters.
         optimizer: The optimizer that steps, not a wrapper of it.
+        averaged: See `NoiseScaleMeter`. The theory was tried on no run without.
         prefix: Prefix of the names of its metrics.
     """
 
-    def __init__(self, meter: NoiseScaleMeter, optimizer: Optimizer, prefix: str = ROOT) -> None:
+    def __init__(
+        self,
+        meter: NoiseScaleMeter,
+        optimizer: Optimizer,
+        prefix: str = ROOT,
+        *,
+        averaged: bool = True,
+    ) -> None:
         self.meter = meter
         self.measuring = True
         """Whether the meter is open."""
@@ -138,7 +146,7 @@ class LoggedMeter:
         self._kind: OptimizerKind | None = None
         self._parameters = math.nan
         with self.guard("The optimizer was not recorded with the run"):
-            self._kind = OptimizerKind.of(optimizer)
+            self._kind = OptimizerKind.of(optimizer) if averaged else OptimizerKind.OTHER
             self._parameters = parameters_of(optimizer)
         self.history = self._new_history()
         self._warn = WarnOnce()

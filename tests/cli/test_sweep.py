@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from program import ended, refused, run
 
 from noisescale.cli.sweep import _job, _next
@@ -215,6 +216,7 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
     (here / "seeded.py").write_text(logged)
     options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    torch.manual_seed(0)  # what was set before is not the script's
     found = [
         doubts_before(
             _job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)

@@ -224,7 +224,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
     message = (
         "`model` must be a DistributedDataParallel or FSDP2 module if several processes train, got"
-        " Sequential. Wrap it: `DistributedDataParallel(model)`."
+        " Sequential. Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
+        " gradient, pass `averaged=False`."
     )
     assert on_ranks(2, unwrapped) == [message] * 2
 

@@ -38,6 +38,7 @@ def meters_for(
     """
     model = trainer.strategy.model
     assert model is not None
+    averaged = callback_that_does_not_average(trainer) is None
     several = len(trainer.optimizers) > 1 and not trainer.lightning_module.automatic_optimization
     meters: list[LoggedMeter] = []
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
@@ -54,13 +55,13 @@ def meters_for(
                 optimizer,
                 parameters=_parameters([optimizer] if several else trainer.optimizers),
                 grad_scaler=getattr(trainer.strategy.precision_plugin, "scaler", None),
-                averaged=callback_that_does_not_average(trainer) is None,
+                averaged=averaged,
             )
         except ValueError:
             for made in reversed(meters):
                 made.meter.close()
             raise
-        meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name)))
+        meters.append(LoggedMeter(meter, optimizer, prefix_of(index, name), averaged=averaged))
     if trainer.world_size < 2 and options.leaves_choice and not accumulates(trainer):
         rank_zero_info(
             "NoiseScaleMonitor compares the halves of a batch, because one process trains and does"

@@ -19,7 +19,14 @@ from resumable import Resumable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from noisescale import AdasumOptimizer, AdasumReduction, NoiseScaleMonitor, adasum
+from noisescale import (
+    AdasumOptimizer,
+    AdasumReduction,
+    BatchSizeScheduler,
+    NoiseScaleMonitor,
+    adasum,
+)
+from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.trainer_access import MisconfigurationException
 
 
@@ -96,7 +103,7 @@ def test_the_noise_scale_is_the_same_as_under_averaging(first: str, accumulation
     def noise_scale(*callbacks: Any) -> Any:
         def results(fitting: Any, module: Any) -> Any:
             (monitor,) = [c for c in fitting.callbacks if isinstance(c, NoiseScaleMonitor)]
-            return monitor.noise_scale
+            return monitor.noise_scale, monitor.history.optimizer
 
         return fit(
             *callbacks,
@@ -112,7 +119,9 @@ def test_the_noise_scale_is_the_same_as_under_averaging(first: str, accumulation
         noise_scale(*(both if first == "monitor" else both[::-1])),
     )
 
-    for one, other in zip(averaged, here, strict=True):
+    for (one, by_sgd), (other, not_averaged) in zip(averaged, here, strict=True):
+        # What the theory says of B_crit was tried on averaged gradients alone.
+        assert (by_sgd, not_averaged) == (OptimizerKind.SGD, OptimizerKind.OTHER)
         assert other.steps == one.steps > 5
         for name in ("value", "low", "high", "grad_sq_norm", "noise_trace"):
             assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-4)
@@ -347,6 +356,30 @@ def test_weights_alone_have_no_files_of_ranks(tmp_path: Path) -> None:
 def test_a_monitor_beside_local_steps_is_refused() -> None:
     with pytest.raises(Exception, match="ranks compute gradients at different weights"):
         fit(AdasumReduction(local_steps=2), NoiseScaleMonitor())
+
+
+def test_a_batch_size_that_follows_the_noise_scale_goes_with_it() -> None:
+    seen: list[int] = []
+
+    class Accumulation(L.Callback):
+        def on_train_batch_end(self, fitting: Any, *_: Any) -> None:
+            seen.append(int(fitting.accumulate_grad_batches))
+
+    def results(fitting: Any, module: Any) -> Any:
+        return weights(fitting, module), max(seen)
+
+    policy = lambda estimate, plan, progress: 32.0  # noqa: E731  # from step 0 on
+    (first, accumulated), (second, _) = fit(
+        BatchSizeScheduler(policy, max_batch_size=32, lr_scaling="linear"),
+        AdasumReduction(),
+        Accumulation(),
+        results=results,
+        max_steps=40,
+        max_epochs=-1,
+    )
+
+    assert all(map(torch.equal, first, second))
+    assert accumulated == 2  # 2 x 8 x 2 devices
 
 
 def test_ranks_that_do_not_make_up_nodes_are_refused() -> None:
