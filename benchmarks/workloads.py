@@ -331,14 +331,15 @@ WORKLOADS = {
     )
 }
 _WIDE = 32, 64, 128, 256, 512, 1024, 2048
+_FEW = 32, 128, 512, 2048
 BY_ADASUM = {
     workload.name: workload
     for workload in (
         replace(_DIGITS, name="digits, Adasum", adasum_ranks=8),
-        replace(_MNIST, name="mnist, averaged", batch_sizes=_WIDE, seeds=4),
-        replace(_MNIST, name="mnist, Adasum", batch_sizes=_WIDE, seeds=4, adasum_ranks=8),
-        replace(_CHARACTERS, name="characters, averaged", batch_sizes=_WIDE, seeds=2),
-        replace(_CHARACTERS, name="characters, Adasum", batch_sizes=_WIDE, seeds=2, adasum_ranks=8),
+        replace(_MNIST, name="mnist, averaged", batch_sizes=(*_WIDE, 4096), seeds=4),
+        replace(_MNIST, name="mnist, Adasum", batch_sizes=(*_WIDE, 4096), seeds=4, adasum_ranks=8),
+        replace(_CHARACTERS, name="characters, averaged", batch_sizes=_FEW, seeds=2),
+        replace(_CHARACTERS, name="characters, Adasum", batch_sizes=_FEW, seeds=2, adasum_ranks=8),
     )
 }
 PLAIN = ("digits", "mnist", "characters")
