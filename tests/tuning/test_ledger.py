@@ -40,6 +40,22 @@ def test_each_task_is_claimed_once_whoever_asks(place: str) -> None:
     assert abs(other.entries()["a"].started - time.time()) < 60
 
 
+def test_a_task_that_is_known_is_not_added_again_and_one_that_is_not_is_not_claimed(
+    place: str,
+) -> None:
+    """Workers want the same tasks at each look. The storage would grow with each of them."""
+    ledger = begun(place)
+    entry = ledger.claim(["a"], ME)
+    assert entry is not None
+
+    ledger.want(TASKS)
+    ledger.finish(entry, {"square": 1})
+    ledger.want(TASKS)
+
+    assert len(ledger._storage.get_all_trials(ledger._study)) == len(TASKS)
+    assert ledger.claim(["unknown"], ME) is None
+
+
 def test_results_are_kept_for_all(place: str) -> None:
     ledger = begun(place)
     entry = ledger.claim(["b"], ME)
@@ -187,9 +203,15 @@ def test_a_setting_that_is_new_in_this_version_does_not_end_a_job(place: str) ->
         def as_dict(self) -> dict[str, Any]:
             return {"of": {"count": self.count, "new": False}, "newer": 1}
 
+    class Other(Squares):
+        def as_dict(self) -> dict[str, Any]:
+            return {"of": None}
+
     Ledger.begin(place, "grown", Older(3))
 
     Ledger.begin(place, "grown", Newer(3))
+    with pytest.raises(StorageError, match=r'differs in `of` \({"count": 3} before, null now\)'):
+        Ledger.begin(place, "grown", Other(3))
     with pytest.raises(StorageError, match=r"differs in `count` \(3 before, 4 now\)\. Give"):
         Ledger.begin(place, "grown", Newer(4))
 

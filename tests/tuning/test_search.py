@@ -2,6 +2,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,29 @@ def test_one_worker_and_many_find_the_same_whatever_ends_first_and_whatever_is_s
         assert alone.best == together.best == whole.best
 
 
+def test_a_round_that_refines_stays_as_near_to_the_best_as_the_first_round_is_dense() -> None:
+    """Nine points divide one range into ninths, and two ranges into thirds."""
+    for momenta, parts in (((), 9), ((Dimension("momentum", 0.5, 0.99),), 3)):
+        ranges = (*RATES, *momenta)
+        search = Search(ranges, trials=9, repeats=1)
+        found: list[TrialResult] = []
+        while missing := progress_of(search, ranges, found, GOAL).missing:
+            best = min(found, key=lambda each: each.steps[-1], default=None)
+            if best is not None:
+                away = [
+                    math.log(p["learning_rate"] / best.hyperparameters["learning_rate"])
+                    for p, _ in missing
+                ]
+                assert 0.3 < max(map(abs, away)) / (math.log(100) / parts) <= 1.001
+            for point, seed in missing:
+                steps = bowl(0.1, scatter=0)(point["learning_rate"], 0)
+                found.append(
+                    TrialResult(64, point, seed, [1, steps], [0.9, 0.1], [1, steps], REACHED)
+                )
+
+        assert len(found) == search.expected == 12
+
+
 def test_trainings_that_cannot_win_are_stopped() -> None:
     _, found = searched(bowl(0.1))
 
@@ -164,11 +188,12 @@ def test_a_point_whose_repetitions_are_all_slow_still_comes_before_those_that_lo
             return 200 if seed else 80
         return 150 if lucky / 3 < rate < lucky * 3 else math.inf
 
-    for prunes in (True, False):
-        progress, _ = searched(truth, prunes=prunes)
+    for prunes, repeats in ((True, 3), (False, 3), (True, 2)):
+        search = replace(SEARCH, repeats=repeats)
+        progress, _ = searched(truth, prunes=prunes, search=search)
 
         assert {each.hyperparameters["learning_rate"] for each in progress.best} == {lucky}
-        assert [each.steps[-1] for each in progress.best] == [80, 200, 200]
+        assert [each.steps[-1] for each in progress.best] == [80, 200, 200][:repeats]
 
 
 def test_where_all_trainings_fail_or_diverge_no_range_is_widened_in_vain() -> None:

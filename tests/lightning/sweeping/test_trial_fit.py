@@ -116,6 +116,24 @@ def test_batches_are_accumulated_whole_and_epochs_have_no_smaller_step(tmp_path:
     assert found["ended"] == "out of steps"
 
 
+def test_data_without_a_loader_are_shuffled_anew_in_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def noted(self: Line, batch: Any, batch_idx: int) -> torch.Tensor:
+        seen.extend(batch[1].flatten().tolist())
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    monkeypatch.setattr(Line, "training_step", noted)
+    numbered = TensorDataset(torch.zeros(64, 1), torch.arange(64.0).unsqueeze(1))
+    trained(tmp_path, {**task(epochs=2), "most_steps": 16}, on=(numbered, ONES))
+
+    epochs = [seen[:64], seen[64:]]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(64))] * 2
+    assert epochs[0] != epochs[1] != sorted(seen[64:]) != epochs[0]
+
+
 def test_a_training_that_cannot_win_stops_at_its_limit(tmp_path: Path) -> None:
     (tmp_path / "limit").write_text("7")
 
