@@ -16,7 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.checks import refuse
+
 Groups = Sequence[dist.ProcessGroup | None]
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_ONCE = 2**20
+"""Elements whose bits are widened to 64 at once."""
 
 
 def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
@@ -47,26 +53,67 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
             )
 
 
+def on_any_rank(here: bool, tensors: Sequence[Tensor], groups: Groups) -> bool:
+    """Whether it holds on any rank; all ranks of all groups must call this function."""
+    for group in groups:
+        here = any(found for (found,) in _gathered([int(here)], group, tensors))
+    return here
+
+
+def check_same_number(name: str, number: int, tensors: Sequence[Tensor], groups: Groups) -> None:
+    """Raise a ValueError on all ranks if a number differs between ranks.
+
+    Args:
+        name: What users call it. Of a group, the number is that of its ranks.
+        number: This rank's.
+        tensors: What is combined, for the device.
+        groups: See above.
+    """
+    low = high = number
+    for group in reversed(groups):  # so that nodes of several sizes hear of each other
+        found = _gathered([low, high], group, tensors)
+        low, high = min(each[0] for each in found), max(each[1] for each in found)
+    if low != high:
+        what = "ranks in " if name.endswith("group") else ""
+        remedy = "Pass the same on each rank, and resume each from the same step."
+        refuse(name, "be the same on all ranks", f"{what}{low} and {high}", remedy)
+
+
 def check_same_values(tensors: Sequence[Tensor], groups: Groups) -> None:
-    """Raise a ValueError on all ranks if parameters differ between ranks by their sums.
+    """Raise a ValueError on all ranks if parameters differ between ranks in any bit.
+
+    Of each parameter a sum of its bits is compared, which is exact in any order of addition. So
+    devices that add floating-point numbers in other orders agree.
 
     Args:
         tensors: Parameters that are alike.
         groups: See above.
     """
-    sums = [each.detach().abs().double().sum().cpu() for each in tensors]
-    sums += [each.detach().real.double().sum().cpu() for each in tensors]
-    said = torch.stack(sums).view(torch.int64).tolist() if sums else []
+    said = torch.stack([_sum_of_bits(each).cpu() for each in tensors]).tolist() if tensors else []
     everyone = _everyone(said, groups)
     if all(theirs == said for theirs in everyone.values()):
         return
     one, here, rank, there = _two_that_differ(everyone)
-    index = min(i % len(tensors) for i in range(len(here)) if here[i] != there[i])
+    index = min(i for i in range(len(here)) if here[i] != there[i])
     raise ValueError(
         "The weights must be the same on all ranks at the first step, got other values of parameter"
         f" {index} (shape {tuple(tensors[index].shape)}) on rank {rank} than on rank {one}. Send"
         " rank 0's to all before: `torch.distributed.broadcast(p.data, 0)` for each parameter."
+        " Unfreeze parameters before a step begins, not in its closure or `training_step`."
     )
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Σ (2i + 1)·(bits of element i), modulo 2^64: odd factors show any single change."""
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    first = 0
+    for piece in tensor.reshape(-1).view(_BITS[tensor.element_size()]).split(_AT_ONCE):
+        last = first + len(piece)
+        factors = torch.arange(2 * first + 1, 2 * last + 1, 2, device=tensor.device)
+        total += (factors * piece).sum()
+        first = last
+    return total
 
 
 def _said(tensor: Tensor) -> str:

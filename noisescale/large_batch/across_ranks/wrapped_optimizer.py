@@ -39,10 +39,18 @@ class WrappedOptimizer(Optimizer):
         """Those of the inner optimizer."""
         return self.optimizer.param_groups
 
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
     @property
     def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
         """That of the inner optimizer."""
         return self.optimizer.state
+
+    @state.setter
+    def state(self, state: dict[Tensor, Any]) -> None:
+        self.optimizer.state = state  # type: ignore[assignment]
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]

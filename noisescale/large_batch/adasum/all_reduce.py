@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.checks import refuse
-from noisescale.large_batch.across_ranks.alike import check_alike
+from noisescale.large_batch.across_ranks.alike import check_alike, check_same_number
 from noisescale.large_batch.across_ranks.peers import Peers
 from noisescale.large_batch.adasum.fused import WIDTH, Buffers, Fused, combine_, products
 from noisescale.large_batch.adasum.rule import TINY, Dots, check_dtype, coefficients, folded
@@ -84,7 +84,10 @@ def adasum_all_reduce_(
     tensors = list(tensors)
     peers = Peers(group)
     if check:
-        check_alike(tensors, [group] if mean_group is None else [mean_group, group])
+        groups = [group] if mean_group is None else [mean_group, group]
+        check_alike(tensors, groups)
+        if mean_group is not None:
+            check_same_number("mean_group", parts_of(mean_group), tensors, groups)
     for each in tensors:
         check_dtype(each.dtype)
         if each.layout != torch.strided:

@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import checked_count, refuse
-from noisescale.large_batch.across_ranks.alike import check_alike, check_same_values
+from noisescale.large_batch.across_ranks.alike import (
+    check_alike,
+    check_same_number,
+    check_same_values,
+    on_any_rank,
+)
 from noisescale.large_batch.across_ranks.peers import Peers
 from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 from noisescale.large_batch.adasum.all_reduce import AdasumStatistics, parts_of, reduce_
@@ -47,8 +52,8 @@ class AdasumOptimizer(WrappedOptimizer):
 
     Raises:
         TypeError: If `optimizer` is no optimizer.
-        ValueError: If `local_steps` is not a positive whole number. At the first step, on all
-            ranks: if parameters differ between ranks in number, shape, dtype or value.
+        ValueError: If `local_steps` is not a positive whole number. On all ranks: if `local_steps`
+            differs between ranks, or what they train does, in number, shape, dtype or first value.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)
@@ -134,19 +139,31 @@ class AdasumOptimizer(WrappedOptimizer):
         one, trained = self._round, self.trained
         if one is not None and self._done:
             return one
-        if one is None or not one.of(trained):
-            check_alike(trained, self._groups)
-            one = _Round(trained, self._peers, self.mean_group)
-            if self._done:
-                _check_resumed(self._resumed, one.start)
-                copy_(one.start, self._resumed)
+        peers, known = self._peers, one is not None and one.of(trained)
+        others = on_any_rank(not known, trained, self._groups)
+        if others:
+            self._check_alike(trained)
+        if one is None or not known or not one.in_place:
+            one = _Round(trained, peers, self.mean_group)
+        if self._done:
+            _check_resumed(self._resumed, one.start)
+            copy_(one.start, self._resumed)
+        if others:
             check_same_values(one.start if self._done else trained, self._groups)
-        elif not one.in_place:
-            one = _Round(trained, self._peers, self.mean_group)
         if not self._done:
             copy_(one.start, one.now)
         self._resumed = []
         return one
+
+    def _check_alike(self, trained: list[Tensor]) -> None:
+        check_alike(trained, self._groups)
+        numbers = {
+            "local_steps": self.local_steps,
+            "steps_done": self._done,
+            "mean_group": parts_of(self.mean_group),
+        }
+        for name, number in numbers.items():
+            check_same_number(name, number, trained, self._groups)
 
     def _not_finite_anywhere(self) -> bool:
         """Whether a loss scaler found a gradient of any rank that is not finite; else unscale."""

@@ -87,6 +87,7 @@ class AdasumReduction(AveragingOff):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self._guard = Guard(MisconfigurationException)
+        self._close()
         groups = self._groups(trainer)
         self._optimizers = [self._wrapped(each, *groups) for each in trainer.optimizers]
         for each in self._optimizers:
@@ -101,9 +102,10 @@ class AdasumReduction(AveragingOff):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.ckpt_path is None or not self._former_ranks:
+        former_ranks, self._former_ranks = self._former_ranks, 0
+        if trainer.ckpt_path is None or not former_ranks:
             return
-        same = self._former_ranks == trainer.world_size
+        same = former_ranks == trainer.world_size
         own = own_state(trainer, self._guard) if same else None
         if on_all_ranks(trainer, same and (trainer.global_rank == 0 or own is not None)):
             if own is not None:
@@ -111,11 +113,11 @@ class AdasumReduction(AveragingOff):
             return
         trainer_access.rank_zero_warn(
             "The optimizer's moments of each rank are not all there:"
-            f" {self._former_ranks} ranks saved this checkpoint, {trainer.world_size} go on, and"
+            f" {former_ranks} ranks saved this checkpoint, {trainer.world_size} go on, and"
             f" `{trainer.ckpt_path}.ranks` may be missing. All ranks go on from the mean of the"
             " moments that are there. Training goes on, but not as without the interruption."
         )
-        states = states_of_former_ranks(trainer, self._former_ranks, self._guard)
+        states = states_of_former_ranks(trainer, former_ranks, self._guard)
         for index, optimizer in enumerate(self._optimizers):
             some = [state["optimizers"][index] for state in states]
             mean_of_states_(optimizer, some, counts_own=trainer.global_rank == 0)
@@ -134,14 +136,6 @@ class AdasumReduction(AveragingOff):
             with self._guard("The statistics of Adasum were not logged"):
                 self._log(trainer, pl_module)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._close()
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        self._close()
-
     def state_dict(self) -> dict[str, Any]:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         return {"ranks": ranks}
@@ -150,10 +144,10 @@ class AdasumReduction(AveragingOff):
         self._former_ranks = state_dict["ranks"]
 
     def _close(self) -> None:
+        """Begin another fit. Until then `trainer.save_checkpoint` has the states of all ranks."""
         if self._rank_states is not None:
             self._rank_states.close()
         self._rank_states = None
-        self._former_ranks = 0
 
     def _wrapped(
         self,

@@ -29,9 +29,13 @@ class AveragingOff(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Have DDP send rank 0's buffers (as of BatchNorm) to all ranks, as it does otherwise."""
+        """Have DDP send rank 0's buffers (as of BatchNorm) to all ranks, as it does otherwise.
+
+        Under manual optimization Lightning turns the average on again after each batch.
+        """
         if isinstance(ddp := trainer.strategy.model, DistributedDataParallel):
             ddp.require_forward_param_sync = True
+            ddp.require_backward_grad_sync = False
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -51,18 +55,28 @@ def turn_averaging_off(trainer: pl.Trainer, name: str) -> None:
         name: Of the callback, for the error.
 
     Raises:
-        MisconfigurationException: If several processes train otherwise than by DDP.
+        MisconfigurationException: If several processes train otherwise than by DDP, or with its
+            static graph.
     """
     if trainer.world_size == 1:
         return
     ddp: Any = trainer.strategy.model
     if not isinstance(ddp, DistributedDataParallel):
         refuse_setting(
-            name,
+            f"{name} works",
             "strategy",
             type(trainer.strategy).__name__,
             "each rank needs all weights and its own gradient",
             'Use `strategy="ddp"`, or leave the callback out.',
+            MisconfigurationException,
+        )
+    if ddp.static_graph:
+        refuse_setting(
+            f"{name} works",
+            "static_graph",
+            "True",
+            "DDP then averages in each backward pass",
+            "Leave it out of the strategy, or leave the callback out.",
             MisconfigurationException,
         )
     ddp.require_backward_grad_sync = False

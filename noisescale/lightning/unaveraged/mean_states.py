@@ -19,7 +19,9 @@ def mean_of_states_(
 ) -> None:
     """Replace the moments of the optimizer by their mean over the states of all ranks.
 
-    Local steps since the last reduction are forgotten. All ranks must call this function.
+    Local steps since the last reduction are forgotten. A moment that only some ranks have (of
+    an expert that only they used) is the mean of theirs if rank 0 has it, and is left out
+    otherwise. All ranks must call this function.
 
     Args:
         optimizer: With the state of the checkpoint, the same on all ranks.
@@ -29,26 +31,32 @@ def mean_of_states_(
     base = copy.deepcopy(optimizer.state_dict())
     base.pop(STATE, None)
     optimizer.load_state_dict(base)
-    sums = [torch.zeros_like(each, dtype=torch.float64) for each in _moments(optimizer)]
-    count = torch.zeros(1, dtype=torch.float64, device=sums[0].device if sums else "cpu")
+    # On the parameter's device, where its group has a backend: Adam counts steps on the CPU.
+    sums = {
+        key: torch.zeros_like(value, dtype=torch.float64, device=p.device)
+        for key, p, value in _moments(optimizer)
+    }
+    counts = {key: total.new_zeros(1) for key, total in sums.items()}
     for state in [*([base] if counts_own else []), *states]:
         optimizer.load_state_dict(copy.deepcopy(state))
-        for total, each in zip(sums, _moments(optimizer), strict=True):
-            total += each
-        count += 1
+        for key, _, value in _moments(optimizer):
+            if key in sums:
+                sums[key] += value.to(sums[key].device)
+                counts[key] += 1
     optimizer.load_state_dict(base)
     if dist.is_initialized():
-        for total in [*sums, count]:
-            dist.all_reduce(total)
+        for key in sums:
+            dist.all_reduce(sums[key])
+            dist.all_reduce(counts[key])
     with torch.no_grad():
-        for each, total in zip(_moments(optimizer), sums, strict=True):
-            each.copy_(total / count.item())
+        for key, _, value in _moments(optimizer):
+            value.copy_((sums[key] / counts[key]).view_as(value))
 
 
-def _moments(optimizer: AdasumOptimizer) -> Iterator[Tensor]:
-    """All floating-point tensors of the state, in an order that all ranks share."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            for _, value in sorted(optimizer.state.get(p, {}).items()):
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    yield value
+def _moments(optimizer: AdasumOptimizer) -> Iterator[tuple[tuple[int, str], Tensor, Tensor]]:
+    """All floating-point tensors of the state: a key that ranks share, the parameter, the value."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    for index, p in enumerate(parameters):
+        for name, value in sorted(optimizer.state.get(p, {}).items()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield (index, name), p, value

@@ -49,7 +49,11 @@ class RankStates:
 
     def _saved(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
         self._save(checkpoint, filepath, storage_options=storage_options)
-        if "optimizer_states" not in checkpoint or self._trainer.is_global_zero:
+        if "optimizer_states" not in checkpoint:
+            return
+        # Metrics in its name may differ between ranks. It is rank 0's file that is there.
+        filepath = self._strategy.broadcast(str(filepath))
+        if self._trainer.is_global_zero:
             return
         with self._guard("This rank's state is not in the checkpoint"):
             state = {"global_step": checkpoint["global_step"], **self._state_of()}
@@ -72,25 +76,23 @@ def own_state(trainer: pl.Trainer, guard: Guard) -> State | None:
     if trainer.global_rank == 0 or trainer.ckpt_path is None:
         return None
     with guard("This rank's state was not read"):
-        path = _file(os.path.realpath(trainer.ckpt_path), trainer.global_rank, trainer.world_size)
-        if _exists(path):
-            state = trainer.strategy.checkpoint_io.load_checkpoint(path)
-            if state.get("global_step") == trainer.global_step:
-                return state
+        path = _file(_real(trainer.ckpt_path), trainer.global_rank, trainer.world_size)
+        return _of_this_step(trainer, path)
     return None
 
 
 def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> list[State]:
     """Return this rank's part of what `ranks` ranks saved, but for rank 0's in the checkpoint.
 
-    Of former ranks each rank reads every W-th, so that together they read all that are there.
+    Of former ranks each rank reads every W-th, so that together they read all that are there. A
+    file of another step than the checkpoint's is left out.
     """
     found: list[State] = []
     for rank in range(trainer.global_rank, ranks, trainer.world_size):
         with guard(f"The state of the former rank {rank} was not read"):
-            path = _file(os.path.realpath(str(trainer.ckpt_path)), rank, ranks)
-            if rank and _exists(path):
-                found.append(trainer.strategy.checkpoint_io.load_checkpoint(path))
+            path = _file(_real(trainer.ckpt_path), rank, ranks)
+            if rank and (state := _of_this_step(trainer, path)) is not None:
+                found.append(state)
     return found
 
 
@@ -101,6 +103,18 @@ def on_all_ranks(trainer: pl.Trainer, here: bool) -> bool:
     flag = torch.tensor([here], dtype=torch.int32, device=trainer.strategy.root_device)
     dist.all_reduce(flag, dist.ReduceOp.MIN)
     return bool(flag.item())
+
+
+def _of_this_step(trainer: pl.Trainer, path: str) -> State | None:
+    if not _exists(path):
+        return None
+    state: State = trainer.strategy.checkpoint_io.load_checkpoint(path)
+    return state if state.get("global_step") == trainer.global_step else None
+
+
+def _real(path: Any) -> str:
+    """What a link like `last.ckpt` points to, of local files."""
+    return str(path) if "://" in str(path) else os.path.realpath(path)
 
 
 def _folder(filepath: Any) -> str:

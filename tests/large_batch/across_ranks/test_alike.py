@@ -28,3 +28,24 @@ def test_a_change_that_leaves_the_sum_is_found_too() -> None:
         return False
 
     assert all(on_ranks(2, one_rank))
+
+
+def test_bits_are_compared_and_not_sums_that_depend_on_the_order_of_addition() -> None:
+    def one_rank() -> None:
+        tensor = torch.randn(300, 301, generator=torch.Generator().manual_seed(0))
+        here = tensor.t().contiguous().t() if dist.get_rank() else tensor  # other memory, same bits
+        check_same_values([here, here.half(), here.double()], [None])
+
+    on_ranks(2, one_rank)
+
+
+def test_a_permutation_is_another_value() -> None:
+    def one_rank() -> bool:
+        tensor = torch.arange(4.0)
+        try:
+            check_same_values([tensor.flip(0) if dist.get_rank() else tensor], [None])
+        except ValueError:
+            return True
+        return False
+
+    assert all(on_ranks(2, one_rank))

@@ -276,6 +276,16 @@ def test_a_difference_in_one_node_is_told_in_all() -> None:
         assert "Tensor 0 has shape (3,) and dtype torch.float32 on rank 0, and shape (4,)" in error
 
 
+def test_nodes_of_different_sizes_are_told_so_on_all_ranks() -> None:
+    def call(rank: int) -> None:
+        within = [dist.new_group(ranks) for ranks in ([0, 1, 2], [3, 4])]
+        across = [dist.new_group(ranks) for ranks in ([0, 3], [1, 4], [2])]
+        adasum_all_reduce_([torch.ones(3)], across[rank % 3], mean_group=within[rank // 3])
+
+    for error in errors_of(5, call):
+        assert "`mean_group` must be the same on all ranks, got ranks in 2 and 3" in error
+
+
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [

@@ -335,6 +335,67 @@ def test_parameters_of_other_shapes_are_told_on_all_ranks() -> None:
         )
 
 
+def test_ranks_that_unfreeze_at_different_steps_are_told_so_instead_of_hanging() -> None:
+    def one_rank() -> str:
+        net = model()
+        net[0].requires_grad_(False)
+        optimizer = AdasumOptimizer(sgd(net))
+        for step in range(3):
+            if step == 1 + dist.get_rank():
+                net[0].requires_grad_(True)
+            optimizer.zero_grad()
+            backward(net, dist.get_rank(), step)
+            try:
+                optimizer.step()
+            except ValueError as error:
+                return f"{step}: {error}"
+        return "none"
+
+    for error in on_ranks(2, one_rank):
+        assert error.startswith("1: `tensors` must be the same in number, shape and dtype")
+        assert "got 4 on rank 0 and 2 on rank 1" in error
+
+
+def test_ranks_at_different_places_of_a_round_are_told_so() -> None:
+    def local_steps(rank: int) -> AdasumOptimizer:
+        return AdasumOptimizer(sgd(model()), local_steps=1 + rank)
+
+    def resumed(rank: int) -> AdasumOptimizer:
+        optimizer = AdasumOptimizer(sgd(model()), local_steps=3)
+        start = [p.detach().clone() for p in optimizer.trained]
+        own = {"steps_done": min(rank, 1), "start": start if rank else []}
+        optimizer.load_state_dict(optimizer.state_dict() | {"adasum": own})
+        return optimizer
+
+    for error in errors_of(local_steps):
+        assert "`local_steps` must be the same on all ranks, got 1 and 3" in error
+    for error in errors_of(resumed):
+        assert "`steps_done` must be the same on all ranks, got 0 and 1" in error
+
+
+def test_a_process_outside_the_group_is_told_so() -> None:
+    def one_rank() -> str:
+        optimizer = AdasumOptimizer(sgd(model()), dist.new_group([0]))
+        try:
+            optimizer.step()
+        except ValueError as error:
+            return str(error)
+        return "none"
+
+    assert "a group without rank 1" in on_ranks(2, one_rank)[1]
+
+
+def test_groups_and_state_that_others_set_are_those_of_the_inner_optimizer() -> None:
+    inner = sgd(model())
+    optimizer = AdasumOptimizer(inner)
+    groups = [dict(inner.param_groups[0])]
+
+    optimizer.param_groups, optimizer.state = groups, {}  # as Lightning's BaseFinetuning does
+
+    assert inner.param_groups is groups
+    assert inner.state == {}
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="`optimizer` must be a torch optimizer, got Linear"):
         AdasumOptimizer(nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -11,10 +11,12 @@ import lightning.pytorch as L
 import pytest
 import pytorch_lightning
 import torch
-from fits import FEATURES, classifier, data, fit, loader, loss_of, network
+from fits import FEATURES, classifier, data, fit, loader, loss_of, network, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
+from lightning.pytorch.strategies import DDPStrategy
+from ranks import as_torchrun, on_ranks
 from resumable import Resumable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
@@ -26,8 +28,11 @@ from noisescale import (
     NoiseScaleMonitor,
     adasum,
 )
+from noisescale.guard import Guard
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.lightning.trainer_access import MisconfigurationException
+from noisescale.lightning.unaveraged.mean_states import _moments, mean_of_states_
+from noisescale.lightning.unaveraged.rank_states import states_of_former_ranks
 
 
 def weights(fitting: Any, module: Any) -> list[Tensor]:
@@ -193,6 +198,34 @@ def test_forward_passes_begin_with_the_buffers_of_rank_0_as_under_ddp() -> None:
     assert all(map(torch.equal, first, second))
 
 
+def test_manual_optimization_is_not_averaged_either() -> None:
+    made = classifier()
+
+    class Manual(type(made)):  # type: ignore[misc]
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss_of(self.net, batch))
+            optimizer.step()
+
+    found = fit(AdasumReduction(), model=Manual(), results=weights, max_steps=4)
+
+    for got in found:
+        for p, wanted in zip(got, by_hand(2, 4), strict=True):
+            torch.testing.assert_close(p, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_static_graph_is_refused() -> None:
+    strategy = DDPStrategy(start_method="fork", static_graph=True)
+
+    with pytest.raises(
+        Exception, match="`static_graph` must be one that AdasumReduction works under, got True"
+    ):
+        fit(AdasumReduction(), strategy=strategy)
+
+
 class InfiniteOnRank1(L.Callback):
     """One step in which the loss of rank 1 is infinite."""
 
@@ -327,6 +360,77 @@ def test_files_of_ranks_go_with_their_checkpoint(tmp_path: Path) -> None:
         "epoch=0-step=4.ckpt",
         "epoch=0-step=4.ckpt.ranks",
     ]
+
+
+def test_a_name_with_a_metric_of_each_rank_is_that_of_rank_0(tmp_path: Path) -> None:
+    made = classifier()
+
+    class Logging(type(made)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("rank", float(self.global_rank + batch_idx))
+            return super().training_step(batch, batch_idx)
+
+    checkpoint = ModelCheckpoint(tmp_path, filename="{rank:.0f}", every_n_train_steps=2)
+
+    fit(
+        AdasumReduction(),
+        checkpoint,
+        model=Logging(),
+        max_steps=4,
+        enable_checkpointing=True,
+        results=weights,
+    )
+
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert names == ["rank=3.ckpt", "rank=3.ckpt.ranks", "rank=3.ckpt.ranks/1-of-2.pt"]
+
+
+def test_a_checkpoint_after_the_fit_has_the_files_of_ranks_too(tmp_path: Path) -> None:
+    def one_rank() -> None:
+        fitting = trainer(2, callbacks=[AdasumReduction()], strategy="ddp", max_steps=1)
+        for name in ("first.ckpt", "second.ckpt"):
+            fitting.fit(with_adam(), loader())
+            fitting.save_checkpoint(tmp_path / name)
+
+    on_ranks(2, as_torchrun(one_rank))
+
+    assert sorted(path.parent.name for path in tmp_path.rglob("1-of-2.pt")) == [
+        "first.ckpt.ranks",
+        "second.ckpt.ranks",
+    ]
+
+
+def test_files_of_another_step_do_not_enter_the_mean(tmp_path: Path) -> None:
+    class Fitting:
+        global_rank, world_size, global_step = 0, 1, 8
+        ckpt_path = str(tmp_path / "at.ckpt")
+
+        class strategy:  # noqa: N801
+            checkpoint_io = TorchCheckpointIO()
+
+    for rank, step in ((1, 8), (2, 6)):
+        path = f"{Fitting.ckpt_path}.ranks/{rank}-of-3.pt"
+        Fitting.strategy.checkpoint_io.save_checkpoint({"global_step": step}, path)
+
+    found = states_of_former_ranks(Fitting(), 3, Guard(Warning))  # type: ignore[arg-type]
+
+    assert found == [{"global_step": 8}]
+
+
+def test_a_moment_that_only_some_ranks_have_is_no_error() -> None:
+    def optimizer(used: int) -> AdasumOptimizer:
+        net = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+        made = AdasumOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        for p in [*net[0].parameters(), *(net[1].parameters() if used > 1 else [])]:
+            p.grad = torch.full_like(p, float(used))
+        made.step()
+        return made
+
+    base = optimizer(1)
+
+    mean_of_states_(base, [optimizer(2).state_dict()], counts_own=True)
+
+    assert [value.item() for _, _, value in _moments(base)] == [1.5, 1.5]
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:This rank's state")
