@@ -172,7 +172,9 @@ def _on_the_way(
 ) -> list[tuple[dict[str, Any], float, float]]:
     """Return parameters, cost and value of shorter runs that a trial has been on its way.
 
-    A run of which a share s of the cost is spent counts as one of s times the length.
+    A point without a length, at a share s of the trial's cost, counts as a run of s times the
+    trial's length. Of a run that was stopped early nobody knows the whole cost, so its points need
+    lengths.
     """
     curve = curve_of(trial)
     if not curve:
@@ -185,15 +187,14 @@ def _on_the_way(
             f'Pass, for example, `length="steps"`, or set no user attribute "{CURVE}".',
         )
     whole = cost_of(trial, cost) if is_success(trial) else None
-    # Of a run that was stopped early nobody knows what all of it would have cost.
-    if whole is None:
-        return []
-    curve = [point for point in curve if point[0] < whole * (1 - 1e-9)]
-    if len(curve) > CURVE_POINTS:
-        wanted = np.geomspace(curve[0][0], curve[-1][0], CURVE_POINTS)
-        spent = np.log([point[0] for point in curve])
-        kept = sorted({int(np.abs(spent - np.log(one)).argmin()) for one in wanted})
-        curve = [curve[i] for i in kept]
-    return [
-        ({**params, length: params[length] * spent / whole}, spent, value) for spent, value in curve
-    ]
+    shorter = []
+    for spent, value, at in curve:
+        if at is None and whole is not None:
+            at = params[length] * spent / whole
+        if at is not None and at < params[length] * (1 - 1e-9):
+            shorter.append(({**params, length: at}, spent, value))
+    if len(shorter) <= CURVE_POINTS:
+        return shorter
+    costs = np.log([spent for _, spent, _ in shorter])
+    wanted = np.linspace(costs[0], costs[-1], CURVE_POINTS)
+    return [shorter[i] for i in sorted({int(np.abs(costs - one).argmin()) for one in wanted})]

@@ -64,8 +64,8 @@ class CarbsSampler(BaseSampler):
         cost_prior: From parameters to their predicted cost. The sampler then learns the ratio of
             the cost to it.
         length: Name of the parameter that says how long a run is. Needed where trials have the user
-            attribute "curve", a list of [cost, value] on the way: each point counts as a shorter
-            run.
+            attribute "curve", a list of [cost, value] or [cost, value, length] on the way: each
+            point counts as a shorter run.
         resample_every: Every so many suggestions a member of the Pareto set is repeated; 0 for
             never.
         n_startup_trials: Until so many trials have succeeded, suggestions are drawn around the

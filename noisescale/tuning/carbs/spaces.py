@@ -148,7 +148,7 @@ class LogitSpace(Space):
         if self.is_integer or not 0 <= self.min <= self.max <= 1:
             refuse(
                 "min",
-                "and `max` lie between 0 and 1 in a LogitSpace, where values are not whole",
+                "lie between 0 and `max`, up to 1, in a LogitSpace, whose values are not whole",
                 f"{self.min!r} to {self.max!r}, `is_integer` {self.is_integer}",
                 "Take a LinearSpace or a LogSpace for other values.",
             )

@@ -15,7 +15,7 @@ UNRELATED = "unrelated_failure"
 """User attribute of a trial whose failure is not its parameters' fault."""
 
 CURVE = "curve"
-"""User attribute with points of the run on its way: a list of [cost, value]."""
+"""User attribute with points of a run on its way: [cost, value] or [cost, value, length] each."""
 
 
 def state_of(trial: FrozenTrial) -> str:
@@ -64,25 +64,33 @@ def cost_of(trial: FrozenTrial, name: str) -> float:
     return float(found)
 
 
-def curve_of(trial: FrozenTrial) -> list[tuple[float, float]]:
-    """Return the points of a trial's curve with finite values, by rising cost.
+def curve_of(trial: FrozenTrial) -> list[tuple[float, float, float | None]]:
+    """Return cost, value and length of the points of a trial's curve, by rising cost.
+
+    Points whose value is not finite are left out. The length is None where none is given.
 
     Raises:
-        ValueError: If the curve is not a list of [cost, value] with positive costs.
+        ValueError: If the curve is no list of [cost, value] or [cost, value, length] with positive
+            costs and lengths.
     """
+    found = []
     curve = trial.user_attrs.get(CURVE) or []
-    try:
-        points = [(cost, value) for cost, value in curve]
-    except (TypeError, ValueError):
-        points = [(None, None)]
-    if not all(is_positive(cost) and is_real(value) for cost, value in points):
-        refuse(
-            CURVE,
-            "be a list of [cost, value] with positive costs",
-            f"{curve!r} in trial {trial.number}",
-            'Call, for example, `trial.set_user_attr("curve", [[10.0, 0.8], [20.0, 0.6]])`.',
-        )
-    return sorted((float(cost), float(value)) for cost, value in points if math.isfinite(value))
+    for point in curve if isinstance(curve, (list, tuple)) else [None]:
+        cost, value, length = (*point, None)[:3] if _is_point(point) else (None, None, None)
+        if not (is_positive(cost) and is_real(value) and (length is None or is_positive(length))):
+            refuse(
+                CURVE,
+                "be a list of [cost, value] or [cost, value, length], costs and lengths positive",
+                f"{curve!r} in trial {trial.number}",
+                'Call, for example, `trial.set_user_attr("curve", [[10.0, 0.8], [20.0, 0.6]])`.',
+            )
+        if math.isfinite(value):
+            found.append((float(cost), float(value), length))
+    return sorted(found, key=lambda point: point[0])
+
+
+def _is_point(point: Any) -> bool:
+    return isinstance(point, (list, tuple)) and len(point) in (2, 3)
 
 
 def one_direction(study: Any) -> str:
