@@ -14,7 +14,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 from tuning.carbs.studies import CENTER, SPACE, ended, loss, params_of, study, train
 
+import noisescale
 from noisescale import CarbsSampler
+from noisescale.extras import MissingExtraError
 from noisescale.tuning.carbs.pareto import pareto_front
 from noisescale.tuning.carbs.spaces import LinearSpace, LogSpace, PowerOfTwoSpace
 
@@ -407,6 +409,23 @@ def test_duplicates_in_a_small_space_do_no_harm() -> None:
         made.tell(trial, float(trial.params["x"]))
 
     assert len({repr(params) for params in params_of(made)}) == 4
+
+
+@pytest.mark.parametrize("package", ["optuna", "sklearn"])
+def test_the_sampler_names_the_extra_that_it_needs(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "noisescale.tuning.carbs.sampler")
+    monkeypatch.delitem(vars(noisescale), "CarbsSampler", raising=False)
+
+    with pytest.raises(MissingExtraError) as refusal:
+        noisescale.CarbsSampler  # noqa: B018
+
+    assert str(refusal.value) == (
+        f"`CarbsSampler` needs {package}, which is not installed."
+        ' Run: pip install "noisescale[tune]"'
+    )
 
 
 def test_a_loss_is_what_the_tests_say() -> None:
