@@ -74,9 +74,10 @@ def curve_of(trial: FrozenTrial) -> list[tuple[float, float, float | None]]:
             costs and lengths.
     """
     found = []
-    curve = trial.user_attrs.get(CURVE) or []
-    for point in curve if isinstance(curve, (list, tuple)) else [None]:
-        cost, value, length = (*point, None)[:3] if _is_point(point) else (None, None, None)
+    curve: Any = trial.user_attrs.get(CURVE) or []
+    points: list[Any] = list(curve) if isinstance(curve, (list, tuple)) else [None]
+    for point in points:
+        cost, value, length = [*point, None][:3] if _is_point(point) else [None, None, None]
         if not (is_positive(cost) and is_real(value) and (length is None or is_positive(length))):
             refuse(
                 CURVE,
