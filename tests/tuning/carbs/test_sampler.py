@@ -213,14 +213,14 @@ def test_a_front_is_found_at_less_cost_than_at_random() -> None:
     """Random points are no better at twice the cost."""
 
     def area(made: optuna.Study, budget: float) -> float:
-        """Of log cost times loss, below the best loss so far at each cost."""
+        """Of the best loss at each cost, from the centre's on: its mean over log cost."""
         spent, points = 0.0, []
         for trial in made.trials:
             spent += trial.user_attrs["cost"]
             if spent > budget:
                 break
             points.append((trial.user_attrs["cost"], abs(trial.value)))  # type: ignore[arg-type]
-        costs = np.geomspace(8, 512, 50)
+        costs = np.geomspace(CENTER["width"], 512, 50)
         best = [min([v for c, v in points if c <= cost], default=2.0) for cost in costs]
         return float(np.mean(best))
 
@@ -234,8 +234,7 @@ def test_a_front_is_found_at_less_cost_than_at_random() -> None:
         train(made, 100)
         random.append(area(made, 2 * spent))
 
-    assert np.mean(ours) < np.mean(random) - 0.01, (ours, random)
-    assert max(ours) < min(random), (ours, random)
+    assert max(ours) < min(random) - 0.02, (ours, random)
 
 
 def test_larger_is_better_mirrors_smaller_is_better() -> None:
