@@ -23,12 +23,20 @@ EXPLORATION = 1.0
 
 
 def steps_from(
-    origins: Array, dimensions: Sequence[Dimension], count: int, rng: np.random.Generator
+    origins: Array,
+    dimensions: Sequence[Dimension],
+    count: int,
+    rng: np.random.Generator,
+    *,
+    shorter: bool = False,
 ) -> Array:
     """Return candidates: each a random origin plus a step, as near as the spaces allow.
 
     Steps have a normal distribution that is cut off at the ends of the spaces. The authors draw
     without ends and leave out what falls beyond them. That is the same distribution.
+
+    With `shorter`, half of the steps are cut to a random share of their length. Whole steps in
+    several coordinates all end far from their origin, and miss what is just beside it.
     """
     at = origins[rng.integers(len(origins), size=count)]
     low = np.concatenate([[d.limits[0]] * d.width for d in dimensions])
@@ -36,6 +44,9 @@ def steps_from(
     below, above = ndtr((low - at) / RADIUS), ndtr((high - at) / RADIUS)
     share = below + rng.random(at.shape) * (above - below)
     moved = np.clip(at + RADIUS * ndtri(share), low, high)
+    if shorter:
+        lengths = np.where(rng.random(count) < 0.5, 1.0, rng.random(count))
+        moved = at + lengths[:, None] * (moved - at)
     return snapped(moved, dimensions)
 
 

@@ -100,7 +100,8 @@ class CarbsSampler(BaseSampler):
     #    theirs fails on duplicates (its issue 6). Only resampling repeats.
     # 5. Where all candidates cost too much, the cheapest one is suggested. Theirs fails.
     # 6. Categorical parameters, as coordinates one for each choice. Theirs has none.
-    # 7. Outputs are scored by rank (`normal_scores`), and see surrogates.py.
+    # 7. Half of the candidates take shorter steps (`steps_from`).
+    # 8. Outputs are scored by rank (`normal_scores`), and see surrogates.py.
 
     def __init__(
         self,

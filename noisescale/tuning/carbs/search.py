@@ -119,7 +119,7 @@ def _searched(
 
     width = sum(dimension.width for dimension in dimensions)
     candidates = _new(
-        steps_from(origins, dimensions, CANDIDATES * width, rng),
+        steps_from(origins, dimensions, CANDIDATES * width, rng, shorter=True),
         np.vstack([seen.running, seen.points]),
     )
     log_cost = log_prior(candidates) + cost.predict(candidates)[0]
