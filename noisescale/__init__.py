@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
     from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
+    from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
@@ -57,6 +59,7 @@ _HOME = {
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
+    "DecentLaM": "large_batch.decentlam.optimizer",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",
@@ -74,6 +77,7 @@ _HOME = {
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
+    "metropolis_weights": "large_batch.decentlam.topology",
     "performance_profile": "time_to_result.profiles",
     "predict": "predictor",
     "steps_to_result": "time_to_result.steps_to_result",
