@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from noisescale.lightning.unaveraged.adasum_reduction import (
         AdasumReduction as AdasumReduction,
     )
+    from noisescale.lightning.unaveraged.decentlam_reduction import (
+        DecentLaMReduction as DecentLaMReduction,
+    )
     from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
@@ -60,6 +63,7 @@ _HOME = {
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
     "DecentLaM": "large_batch.decentlam.optimizer",
+    "DecentLaMReduction": "lightning.unaveraged.decentlam_reduction",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",

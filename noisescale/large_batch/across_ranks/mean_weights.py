@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.large_batch.adasum.fused import as_real
+
 
 class MeanWeights:
     """The weights of this rank, and their mean over the ranks of a group.
@@ -25,55 +27,65 @@ class MeanWeights:
         self.own = [p.detach().clone() for p in parameters]
         self.mean = [p.detach().clone() for p in parameters]
         """Rounded to the dtypes of the parameters, the same on all ranks."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for index, p in enumerate(parameters):
-            kinds.setdefault((p.dtype, p.device), []).append(index)
-        sums: list[Tensor] = []
-        for indices in kinds.values():
-            sums.append(self._average([self.own[i] for i in indices], indices, group))
-        self._sums = (
-            torch.stack([each.to(sums[0].device) for each in sums]).sum(0) if sums else None
-        )
+        self._squares: list[Tensor] = []
+        for reals in _kinds(self.mean):
+            mean, squares = _mean_of(reals, group)
+            self._squares.append(squares)
+            parts = mean.split([each.numel() for each in reals])
+            for into, part in zip(reals, parts, strict=True):
+                into.copy_(part.view(into.shape))
 
     @property
     def consensus_distance(self) -> float:
         """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights."""
-        if self._sums is None:
-            return 0.0
-        square_distance, square = self._sums.tolist()
-        return float(square_distance / square) if square else 0.0
+        return _relative(self._squares)
 
     def swap_in(self) -> None:
         """Give this rank the mean."""
-        self._give(self.mean)
+        copy_(self._parameters, self.mean)
 
     def swap_back(self) -> None:
         """Give this rank its own weights again."""
-        self._give(self.own)
+        copy_(self._parameters, self.own)
 
-    def _give(self, values: list[Tensor]) -> None:
+
+def consensus_distance(parameters: Sequence[Tensor], group: dist.ProcessGroup | None) -> float:
+    """Return the `consensus_distance` of a `MeanWeights`, without keeping one."""
+    kinds = _kinds([p.detach() for p in parameters])
+    return _relative([_mean_of(reals, group)[1] for reals in kinds])
+
+
+def copy_(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into parameters."""
+    if into:
         with torch.no_grad():
-            torch._foreach_copy_(self._parameters, values)
+            torch._foreach_copy_(list(into), list(values))
 
-    def _average(
-        self, own: list[Tensor], indices: list[int], group: dist.ProcessGroup | None
-    ) -> Tensor:
-        """Write the mean, and return the squares of the distance to it and of itself."""
-        ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-        real = [torch.view_as_real(each) if each.is_complex() else each for each in own]
-        flat = torch.cat([each.reshape(-1) for each in real])
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        mean = flat.to(wide, copy=True)
-        if ranks > 1:
-            dist.all_reduce(mean, group=group)
-            mean /= ranks
-        square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
-        distance = torch.linalg.vector_norm(flat - mean, dtype=torch.float64).square() / ranks
-        if ranks > 1:
-            dist.all_reduce(distance, group=group)
-        parts = mean.split([each.numel() for each in real])
-        for index, part, each in zip(indices, parts, real, strict=True):
-            into = self.mean[index]
-            into = torch.view_as_real(into) if into.is_complex() else into
-            into.copy_(part.view(each.shape))
-        return torch.stack([distance, square])
+
+def _kinds(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Real views of the tensors, those of one dtype and device together."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for each in tensors:
+        kinds.setdefault((each.dtype, each.device), []).append(as_real(each))
+    return list(kinds.values())
+
+
+def _mean_of(reals: list[Tensor], group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Return the mean over ranks in one row, and two squares: of the distance, of the mean."""
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    own = torch.cat([each.reshape(-1) for each in reals])
+    mean = own.to(torch.promote_types(own.dtype, torch.float32), copy=True)
+    if ranks > 1:
+        dist.all_reduce(mean, group=group)
+        mean /= ranks
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in (own - mean, mean)]
+    distance, square = torch.stack(norms).square()
+    distance = (distance / ranks).reshape(1)
+    if ranks > 1:
+        dist.all_reduce(distance, group=group)
+    return mean, torch.cat([distance, square.reshape(1)])
+
+
+def _relative(squares: list[Tensor]) -> float:
+    distance, square = (sum(each) for each in zip(*(x.tolist() for x in squares), strict=True))
+    return float(distance / square) if square else 0.0

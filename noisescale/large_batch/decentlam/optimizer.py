@@ -19,7 +19,7 @@ from noisescale.large_batch.across_ranks.alike import (
     raise_on_all_ranks,
 )
 from noisescale.large_batch.across_ranks.loss_scale import not_finite_anywhere
-from noisescale.large_batch.across_ranks.mean_weights import MeanWeights
+from noisescale.large_batch.across_ranks.mean_weights import MeanWeights, consensus_distance
 from noisescale.large_batch.across_ranks.peers import Peers
 from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 from noisescale.large_batch.adasum.fused import as_real
@@ -155,10 +155,16 @@ class DecentLaM(WrappedOptimizer):
     def mean_weights(self) -> MeanWeights:
         """Return the mean of the weights over ranks, in one all-reduce that all have to join.
 
-        Its `consensus_distance` tells how far ranks are apart.
+        Its `consensus_distance` says how far ranks are apart.
         """
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return MeanWeights(parameters, self.group)
+        return MeanWeights(self._parameters, self.group)
+
+    def consensus_distance(self) -> float:
+        """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights.
+
+        One all-reduce of the weights, which all ranks have to join, and the host waits for it.
+        """
+        return consensus_distance(self._parameters, self.group)
 
     @contextmanager
     def averaged(self) -> Iterator[MeanWeights]:
@@ -173,6 +179,18 @@ class DecentLaM(WrappedOptimizer):
     def average_(self) -> None:
         """Give all ranks the mean of their weights, for good. All ranks have to join."""
         self.mean_weights().swap_in()
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the mean is swapped in."""
+        return self._swapped is not None
+
+    @property
+    def own_weights(self) -> list[Tensor]:
+        """This rank's weights, also while the mean is swapped in."""
+        if self._swapped is not None:
+            return self._swapped.own
+        return [p.detach() for p in self._parameters]
 
     def swap_in_mean(self) -> MeanWeights:
         """Begin a block of `averaged()`."""
@@ -199,6 +217,14 @@ class DecentLaM(WrappedOptimizer):
         self.optimizer.load_state_dict(state_dict)
         self._steps_done = state_dict.get(STATE, {"steps_done": 0})["steps_done"]
         self._of, self._flats, self._resumed = [], [], True
+
+    def state_between_rounds(self) -> dict[str, Any]:
+        """Return the state: each step is a round."""
+        return self.state_dict()
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     @property
     def _alone(self) -> bool:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from noisescale.large_batch.adasum.optimizer import STATE, AdasumOptimizer
+from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 
 
 def mean_of_states_(
-    optimizer: AdasumOptimizer, states: list[dict[str, Any]], *, counts_own: bool
+    optimizer: WrappedOptimizer, states: list[dict[str, Any]], *, counts_own: bool
 ) -> None:
     """Replace the moments of the optimizer by their mean over the states of all ranks.
 
@@ -26,8 +26,7 @@ def mean_of_states_(
         states: More states, read on this rank alone.
         counts_own: Whether the optimizer's present state is one of them: on one rank.
     """
-    base = copy.deepcopy(optimizer.state_dict())
-    base.pop(STATE, None)
+    base = copy.deepcopy(optimizer.state_between_rounds())
     optimizer.load_state_dict(base)
     sums = [torch.zeros_like(each, dtype=torch.float64) for each in _moments(optimizer)]
     count = torch.zeros(1, dtype=torch.float64, device=sums[0].device if sums else "cpu")
@@ -45,7 +44,7 @@ def mean_of_states_(
             each.copy_(total / count.item())
 
 
-def _moments(optimizer: AdasumOptimizer) -> Iterator[Tensor]:
+def _moments(optimizer: WrappedOptimizer) -> Iterator[Tensor]:
     """All floating-point tensors of the state, in an order that all ranks share."""
     for group in optimizer.param_groups:
         for p in group["params"]:

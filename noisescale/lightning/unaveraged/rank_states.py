@@ -30,9 +30,16 @@ class RankStates:
         trainer: Its strategy is set up.
         state_of: Returns what this rank alone has.
         guard: Where a file that cannot be written is told: the checkpoint is whole without it.
+        before_saving: Called on all ranks with each checkpoint before it is written.
     """
 
-    def __init__(self, trainer: pl.Trainer, state_of: Callable[[], State], guard: Guard) -> None:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        state_of: Callable[[], State],
+        guard: Guard,
+        before_saving: Callable[[pl.Trainer, State], None],
+    ) -> None:
         strategy: Any = trainer.strategy
         self._trainer, self._strategy, self._state_of, self._guard = (
             trainer,
@@ -40,6 +47,7 @@ class RankStates:
             state_of,
             guard,
         )
+        self._before_saving = before_saving
         self._save, self._remove = strategy.save_checkpoint, strategy.remove_checkpoint
         strategy.save_checkpoint, strategy.remove_checkpoint = self._saved, self._removed
 
@@ -48,6 +56,7 @@ class RankStates:
         del self._strategy.save_checkpoint, self._strategy.remove_checkpoint
 
     def _saved(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
+        self._before_saving(self._trainer, checkpoint)
         self._save(checkpoint, filepath, storage_options=storage_options)
         if "optimizer_states" not in checkpoint or self._trainer.is_global_zero:
             return

@@ -56,7 +56,7 @@ def dmsgd(
 def regressions(
     ranks: int, rows: int = 50, width: int = 30
 ) -> tuple[Gradients, Array, Array, Array]:
-    """Least squares with other data on each rank: gradients, the optimum of all, A'A and A'b over the rows."""
+    """Least squares with other data on each rank: gradients, the optimum of all, A'A/n, A'b/n."""
     rng = np.random.default_rng(0)
     a = rng.standard_normal((ranks, rows, width))
     of_ranks = rng.standard_normal((ranks, width))

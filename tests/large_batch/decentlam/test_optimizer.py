@@ -16,9 +16,11 @@ from large_batch.decentlam.oracle_of_decentlam import (
     ring,
 )
 from ranks import on_ranks
-from torch import Tensor, nn
+from torch import Tensor, _dynamo, nn
 
 from noisescale import DecentLaM, metropolis_weights
+
+_ = _dynamo  # Optimizers import it: here once, and not in each rank.
 
 WIDTH = 30
 LRS = [0.02] * 10 + [0.01] * 10 + [0.03] * 5
@@ -255,8 +257,6 @@ def test_one_process_trains_bit_by_bit_as_the_inner_optimizer() -> None:
 def test_a_parameter_without_a_gradient_on_one_rank_is_averaged_all_the_same() -> None:
     def one_rank() -> list[Tensor]:
         net = model()
-        if dist.get_rank():
-            net[0].requires_grad_(True)
         optimizer = DecentLaM(sgd(net, lr=0.1, weight_decay=0.5), "ring")
         backward(net, dist.get_rank(), 0)
         gradient = net[2].bias.grad.clone()
@@ -318,9 +318,10 @@ def test_a_subgroup_averages_among_its_own_ranks() -> None:
 
     of_ranks = on_ranks(4, one_rank)
 
-    assert all(map(torch.equal, of_ranks[0], of_ranks[2]))
-    assert all(map(torch.equal, of_ranks[1], of_ranks[3]))
-    assert not torch.equal(of_ranks[0][0], of_ranks[1][0])
+    for one, other in ((0, 2), (1, 3)):
+        for p, q in zip(of_ranks[one], of_ranks[other], strict=True):
+            torch.testing.assert_close(p, q)
+    assert not torch.allclose(of_ranks[0][0], of_ranks[1][0], rtol=1e-3)
 
 
 def test_messages_longer_than_a_part_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,7 +637,7 @@ def test_a_subclass_of_sgd_is_refused_as_its_step_may_be_another() -> None:
     class Own(torch.optim.SGD):
         pass
 
-    with pytest.raises(TypeError, match="must be a torch.optim.SGD, got Own"):
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.SGD, got Own"):
         DecentLaM(Own(model().parameters(), lr=0.1))
 
 
