@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.large_batch.across_ranks.peers import Peers
@@ -13,6 +15,8 @@ from noisescale.large_batch.decentlam.topology import Matrix
 
 _AT_ONCE_ON_CPU = 2**18
 """Elements of a message: what is received is still in a cache of the CPU when it is added."""
+_UNDER_WAY = 8
+"""Messages that are under way to and from each neighbour at once."""
 
 
 class Neighbours(NamedTuple):
@@ -40,20 +44,28 @@ def add_differences_(into: Tensor, own: Tensor, neighbours: Neighbours, peers: P
     """
     heard, told = neighbours
     size = _AT_ONCE_ON_CPU if own.is_cpu else max(len(own), 1)
-    parts = range(0, len(own), size)
-    rooms = [[own.new_empty(min(size, len(own))) for _ in heard] for _ in range(min(len(parts), 2))]
-    under_way = None
-    for index, start in enumerate([*parts, None]):
-        before, under_way = under_way, None
-        if start is not None:
-            part = own[start : start + size]
-            received = [room[: len(part)] for room in rooms[index % 2]]
-            pairs = zip(received, (peer for peer, _ in heard), strict=True)
-            works = peers.start([(part, peer) for peer in told], list(pairs))
-            under_way = part, into[start : start + size], received, works
-        if before is not None:
-            part, sums, received, works = before
-            for work in works:
-                work.wait()
-            for theirs, (_, share) in zip(received, heard, strict=True):
-                sums.add_(torch.sub(part, theirs, out=theirs), alpha=share)
+    starts = range(0, len(own), size)
+    under_way: deque[tuple[slice, list[Tensor], list[dist.Work]]] = deque()
+    rooms = [
+        [own.new_empty(min(size, len(own))) for _ in heard]
+        for _ in range(min(len(starts), _UNDER_WAY))
+    ]
+
+    def add_next() -> None:
+        some, received, works = under_way.popleft()
+        for work in works:
+            work.wait()
+        for theirs, (_, share) in zip(received, heard, strict=True):
+            into[some].add_(torch.sub(own[some], theirs, out=theirs), alpha=share)
+
+    for index, start in enumerate(starts):
+        if len(under_way) == len(rooms):
+            add_next()
+        some = slice(start, min(start + size, len(own)))
+        received = [room[: some.stop - start] for room in rooms[index % len(rooms)]]
+        sent = [(own[some], peer) for peer in told]
+        peers_heard = [peer for peer, _ in heard]
+        works = peers.start(sent, list(zip(received, peers_heard, strict=True)))
+        under_way.append((some, received, works))
+    while under_way:
+        add_next()
