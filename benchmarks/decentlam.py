@@ -33,10 +33,11 @@ from torch import _dynamo
 
 from noisescale import DecentLaM
 from noisescale.large_batch.across_ranks.peers import Peers
-from noisescale.large_batch.decentlam.mixing import add_differences_, neighbours_of
+from noisescale.large_batch.decentlam.mixing import Rooms, add_differences_, neighbours_of
 from noisescale.large_batch.decentlam.topology import topology_of
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
+import ranks as processes
 from large_batch.decentlam.oracle_of_decentlam import (
     decentlam,
     dmsgd,
@@ -46,12 +47,12 @@ from large_batch.decentlam.oracle_of_decentlam import (
 )
 from ranks import on_ranks
 
+processes.SECONDS = 1800  # others may use the machine
 _ = _dynamo  # Optimizers import it: here once, and not in each rank.
 
 Row = dict[str, Any]
 PARTS = ("cost", "bias")
-ROUNDS = 15
-ELEMENTS = (4 * 2**20, 64 * 2**20)
+ROUNDS = {4 * 2**20: 15, 64 * 2**20: 5}
 TOPOLOGIES = ("ring", "one-peer", "exponential")
 MOMENTA = (0.5, 0.8, 0.9)
 LR, STEPS, WIDTH = 0.002, 20_000, 30
@@ -68,7 +69,7 @@ def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
         if of == "step":
             others = [p.detach().clone().requires_grad_() for p in weights]
             mixing: Any = DecentLaM(torch.optim.SGD(others, **sgd), topology)
-        peers = Peers()
+        peers, rooms = Peers(), Rooms()
         neighbours = neighbours_of(topology_of(topology, ranks).matrix(0), peers.rank)
         gradient = torch.randn(elements)
         into = torch.zeros(elements) if of == "exchange" else gradient
@@ -86,7 +87,7 @@ def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
             if of == "step":
                 mixing.step()
             else:
-                add_differences_(into, gradient, neighbours, peers)
+                add_differences_(into, gradient, neighbours, peers, rooms)
 
         found: dict[str, list[tuple[float, int]]] = {}
         for _ in range(rounds + 1):
@@ -126,6 +127,7 @@ def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
         "bytes_ratio": median([a / b for a, b in both]),
         "bytes_a_rank_averaged": int(statistics.median(bytes_of["mean"]) / ranks),
         "bytes_a_rank_decentlam": int(statistics.median(bytes_of["decentlam"]) / ranks),
+        "rounds": rounds,
         "load": round(psutil.getloadavg()[0], 1),
     }
 
@@ -204,14 +206,14 @@ def main() -> int:
 
     def save() -> None:
         if not given.smoke:
-            write_results("decentlam", rows, rounds=ROUNDS, lr=LR, steps=STEPS, quiet=True)
+            write_results("decentlam", rows, lr=LR, steps=STEPS, quiet=True)
 
     if "cost" in parts:
         rows[:] = [row for row in rows if row["kind"] != "cost"]
-        for elements in (2**16,) if given.smoke else ELEMENTS:
+        for elements in (2**16,) if given.smoke else ROUNDS:
             for topology in TOPOLOGIES[:1] if given.smoke else TOPOLOGIES:
                 for of in ("exchange", "step"):
-                    ranks, rounds = (2, 1) if given.smoke else (4, ROUNDS)
+                    ranks, rounds = (2, 1) if given.smoke else (4, ROUNDS[elements])
                     rows.append(cost(ranks, elements, topology, of, rounds))
                     print(rows[-1], flush=True)
                     save()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from noisescale.large_batch.decentlam.mixing import Rooms
+
 
 @dataclass
 class Flat:
@@ -30,6 +32,7 @@ class Flat:
         """u = lr·m, what is taken from the weights in a step."""
         self.z = torch.empty_like(self.u)
         """z = x - lr·gradient, what neighbours get."""
+        self.rooms = Rooms()
         self.u_views = self.in_shape(self.u)
         self.z_views = self.in_shape(self.z)
         self.parts: list[tuple[int, slice, slice]] = []

@@ -289,6 +289,6 @@ class DecentLaM(WrappedOptimizer):
             parameters = [as_real(trained[i]) for i in flat.indices]
             gradients = [trained[i].grad for i in flat.indices]
             local_step_(flat, parameters, gradients, settings)
-            add_differences_(flat.u, flat.z, neighbours, peers)
+            add_differences_(flat.u, flat.z, neighbours, peers, flat.rooms)
             torch._foreach_sub_(parameters, flat.u_views)
         self._steps_done += 1
