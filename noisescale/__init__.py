@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
     from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
+    from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     )
     from noisescale.lightning.unaveraged.adasum_reduction import (
         AdasumReduction as AdasumReduction,
+    )
+    from noisescale.lightning.unaveraged.decentlam_reduction import (
+        DecentLaMReduction as DecentLaMReduction,
     )
     from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
     from noisescale.plan import Plan as Plan
@@ -59,6 +64,8 @@ _HOME = {
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
     "CarbsSampler": "tuning.carbs.sampler",
+    "DecentLaM": "large_batch.decentlam.optimizer",
+    "DecentLaMReduction": "lightning.unaveraged.decentlam_reduction",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",
@@ -76,6 +83,7 @@ _HOME = {
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
+    "metropolis_weights": "large_batch.decentlam.topology",
     "performance_profile": "time_to_result.profiles",
     "predict": "predictor",
     "steps_to_result": "time_to_result.steps_to_result",

@@ -125,6 +125,15 @@ def test_adasum_loop_combines_four_processes_and_measures(tmp_path: Path) -> Non
     assert 0.25 < float(orthogonality) <= 1.1
 
 
+def test_decentlam_loop_learns_on_four_processes_that_stay_together(tmp_path: Path) -> None:
+    output = shown("decentlam_loop.py", tmp_path, "--epochs", 3)
+
+    found = re.findall(r"loss ([\d.]+), ([\d.]+)% .* distance ([\de.-]+)", output)
+    assert len(found) == 3
+    assert float(found[-1][1]) > 80
+    assert 0 < float(found[-1][2]) < 0.05
+
+
 def test_optimizer_sweep_prints_the_command_that_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -330,6 +330,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("adaptive.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),
         ("endurance.py", ["--smoke"]),
+        ("decentlam.py", ["--smoke"]),
         (
             "halves.py",
             ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],

@@ -58,7 +58,7 @@ def check_supported(trainer: pl.Trainer) -> None:
             "callbacks",
             type(own_steps).__name__,
             "ranks compute gradients at different weights",
-            "Have ranks combined after each step (`local_steps=1`), or leave the monitor out.",
+            f"{own_steps.measurable_if}, or leave the monitor out.",
         )
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -180,6 +180,11 @@ def is_fitting(trainer: pl.Trainer) -> bool:
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
+def was_interrupted(trainer: pl.Trainer) -> bool:
+    """Whether an error or a signal ended the fit, so that other ranks may be elsewhere."""
+    return trainer.state.status == "interrupted"
+
+
 def looks_after_batch(trainer: pl.Trainer, root: str) -> bool:
     """Whether Lightning looks up a metric after the current batch, which ends a step.
 

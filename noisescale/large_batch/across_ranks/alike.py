@@ -79,6 +79,46 @@ def check_same_number(name: str, number: int, tensors: Sequence[Tensor], groups:
         refuse(name, "be the same on all ranks", f"{what}{low} and {high}", remedy)
 
 
+def check_same_settings(settings: dict[str, str], group: dist.ProcessGroup | None) -> None:
+    """Raise a ValueError on all ranks if a setting differs between ranks.
+
+    Args:
+        settings: What each of the settings is on this rank, by the name of the argument.
+        group: All ranks of it must call this function.
+    """
+    everyone = _everyone([settings], [group])
+    if all(theirs == [settings] for theirs in everyone.values()):
+        return
+    one, (here,), rank, (there,) = _two_that_differ(everyone)
+    name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
+    raise ValueError(
+        f"`{name}` must be the same on all ranks, got {here.get(name)} on rank {one} and"
+        f" {there.get(name)} on rank {rank}. Pass the same value on each rank."
+    )
+
+
+def raise_on_all_ranks(error: Exception | None, group: dist.ProcessGroup | None) -> None:
+    """Raise the error of the first rank that has one, on all ranks of a group.
+
+    Args:
+        error: A ValueError or a TypeError of this rank, or none.
+        group: All ranks of it must call this function.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        if error is not None:
+            raise error
+        return
+    said = None if error is None else (isinstance(error, TypeError), str(error))
+    everyone = _everyone([said], [group])
+    failed = [rank for rank, theirs in everyone.items() if theirs != [None]]
+    if not failed:
+        return
+    if error is not None:
+        raise error
+    is_of_type, text = everyone[min(failed)][0]
+    raise (TypeError if is_of_type else ValueError)(f"On rank {min(failed)}: {text}")
+
+
 def check_same_values(tensors: Sequence[Tensor], groups: Groups) -> None:
     """Raise a ValueError on all ranks if parameters differ between ranks in any bit.
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
@@ -48,6 +48,20 @@ class Peers:
     def receive(self, tensor: Tensor, peer: int) -> None:
         """Receive a tensor from a rank of the group, in place."""
         self._do(self._receives(tensor, peer))
+
+    def start(
+        self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
+    ) -> list[dist.Work]:
+        """Send tensors to ranks of the group and receive others from ranks, without waiting.
+
+        Between two ranks tensors arrive in the order in which they are sent.
+
+        Returns:
+            What to wait for, before a tensor that is sent is changed or one that is received read.
+        """
+        ops = [op for tensor, peer in received for op in self._receives(tensor, peer)]
+        ops += [op for tensor, peer in sent for op in self._sends(tensor, peer)]
+        return dist.batch_isend_irecv(ops) if ops else []
 
     def _sends(self, tensor: Tensor, peer: int) -> list[dist.P2POp]:
         return self._ops(dist.isend, tensor, peer)

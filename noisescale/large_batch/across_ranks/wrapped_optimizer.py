@@ -62,6 +62,10 @@ class WrappedOptimizer(Optimizer):
         """The parameters that require a gradient, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
+    def state_between_rounds(self) -> dict[str, Any]:
+        """Return a state in which no local steps are under way."""
+        return self.optimizer.state_dict()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none)

@@ -18,6 +18,7 @@ from noisescale.large_batch.across_ranks.alike import (
     check_same_values,
     on_any_rank,
 )
+from noisescale.large_batch.across_ranks.loss_scale import not_finite_anywhere
 from noisescale.large_batch.across_ranks.peers import Peers
 from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 from noisescale.large_batch.adasum.all_reduce import AdasumStatistics, parts_of, reduce_
@@ -94,7 +95,7 @@ class AdasumOptimizer(WrappedOptimizer):
             return self._local_step(closure)
         with torch.no_grad():
             one = self._round = self._this_round()
-            if self._not_finite_anywhere():
+            if not_finite_anywhere(self, self.trained, self._groups):
                 return None
         loss = self._local_step(closure)
         self._done += 1
@@ -164,21 +165,6 @@ class AdasumOptimizer(WrappedOptimizer):
         }
         for name, number in numbers.items():
             check_same_number(name, number, trained, self._groups)
-
-    def _not_finite_anywhere(self) -> bool:
-        """Whether a loss scaler found a gradient of any rank that is not finite; else unscale."""
-        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if found_inf is None:
-            return False
-        found = found_inf.detach().clone().reshape(1)
-        for group in self._groups:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-        if found.item():
-            return True
-        if scale is not None:
-            gradients = [p.grad for p in self.trained if p.grad is not None]
-            torch._foreach_div_(gradients, float(scale))
-        return False
 
     def _local_step(self, closure: Callable[[], Any] | None) -> Any:
         return self.optimizer.step() if closure is None else self.optimizer.step(closure)

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import checked_count, refuse
-from noisescale.guard import Guard
 from noisescale.large_batch.adasum.optimizer import AdasumOptimizer
 from noisescale.lightning import trainer_access
 from noisescale.lightning.trainer_access import MisconfigurationException
-from noisescale.lightning.unaveraged.averaging_off import AveragingOff
-from noisescale.lightning.unaveraged.mean_states import mean_of_states_
-from noisescale.lightning.unaveraged.rank_states import (
-    RankStates,
-    on_all_ranks,
-    own_state,
-    states_of_former_ranks,
-)
+from noisescale.lightning.unaveraged.own_steps import OwnSteps, copy_weights_
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
 PREFIX = "adasum"
 
 
-class AdasumReduction(AveragingOff):
+class AdasumReduction(OwnSteps[AdasumOptimizer]):
     """Combine the steps of ranks by Adasum, where DDP would average their gradients.
 
     Past the critical batch size the mean of more gradients is hardly better than the mean of fewer.
@@ -79,48 +72,8 @@ class AdasumReduction(AveragingOff):
         self.ranks_per_node = checked_count("ranks_per_node", ranks_per_node, "Pass 1 for none.")
         self.log_layers = log_layers
         self.same_weights_in_each_step = local_steps == 1
-        self._guard = Guard(MisconfigurationException)
-        self._optimizers: list[AdasumOptimizer] = []
-        self._rank_states: RankStates | None = None
-        self._former_ranks = 0
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self._guard = Guard(MisconfigurationException)
-        self._close()
-        groups = self._groups(trainer)
-        self._optimizers = [self._wrapped(each, *groups) for each in trainer.optimizers]
-        for each in self._optimizers:
-            each._step_supports_amp_scaling = False  # Lightning unscales, for clipping.
-        trainer.strategy.optimizers = list(self._optimizers)
-        if trainer.world_size > 1:
-            self._rank_states = RankStates(trainer, self._own_state, self._guard)
-            trainer_access.rank_zero_info(
-                "AdasumReduction combines ranks in place of DDP's mean. The learning rate is not"
-                " scaled with the number of ranks: start with 2 to 2.5 times the best one of a"
-                f" single {'node' if self.ranks_per_node > 1 else 'process'}."
-            )
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        former_ranks, self._former_ranks = self._former_ranks, 0
-        if trainer.ckpt_path is None or not former_ranks:
-            return
-        same = former_ranks == trainer.world_size
-        own = own_state(trainer, self._guard) if same else None
-        if on_all_ranks(trainer, same and (trainer.global_rank == 0 or own is not None)):
-            if own is not None:
-                self._load_own_state(own)
-            return
-        trainer_access.rank_zero_warn(
-            "The optimizer's moments of each rank are not all there:"
-            f" {former_ranks} ranks saved this checkpoint, {trainer.world_size} go on, and"
-            f" `{trainer.ckpt_path}.ranks` may be missing. All ranks go on from the mean of the"
-            " moments that are there. Training goes on, but not as without the interruption."
-        )
-        states = states_of_former_ranks(trainer, former_ranks, self._guard)
-        for index, optimizer in enumerate(self._optimizers):
-            some = [state["optimizers"][index] for state in states]
-            mean_of_states_(optimizer, some, counts_own=trainer.global_rank == 0)
+        super().__init__()
+        self._groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
 
     def on_train_batch_end(
         self,
@@ -136,31 +89,21 @@ class AdasumReduction(AveragingOff):
             with self._guard("The statistics of Adasum were not logged"):
                 self._log(trainer, pl_module)
 
-    def state_dict(self) -> dict[str, Any]:
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        return {"ranks": ranks}
+    def _prepare(self, trainer: pl.Trainer) -> None:
+        self._groups = self._groups_of(trainer)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._former_ranks = state_dict["ranks"]
-
-    def _close(self) -> None:
-        """Begin another fit. Until then `trainer.save_checkpoint` has the states of all ranks."""
-        if self._rank_states is not None:
-            self._rank_states.close()
-        self._rank_states = None
-
-    def _wrapped(
-        self,
-        optimizer: Optimizer,
-        group: dist.ProcessGroup | None,
-        mean_group: dist.ProcessGroup | None,
-    ) -> AdasumOptimizer:
-        if isinstance(optimizer, AdasumOptimizer):
-            remedy = "Leave the wrapper out: the callback is one."
-            refuse("configure_optimizers", "return plain optimizers", "an AdasumOptimizer", remedy)
+    def _wrapped(self, optimizer: Optimizer) -> AdasumOptimizer:
+        group, mean_group = self._groups
         return AdasumOptimizer(optimizer, group, self.local_steps, mean_group=mean_group)
 
-    def _groups(
+    def _advice(self) -> str:
+        return (
+            "AdasumReduction combines ranks in place of DDP's mean. The learning rate is not scaled"
+            " with the number of ranks: start with 2 to 2.5 times the best one of a single"
+            f" {'node' if self.ranks_per_node > 1 else 'process'}."
+        )
+
+    def _groups_of(
         self, trainer: pl.Trainer
     ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
         """Return the ranks that are combined, and those whose mean is taken before."""
@@ -180,24 +123,16 @@ class AdasumReduction(AveragingOff):
         across, _ = dist.new_subgroups_by_enumeration([list(x) for x in zip(*nodes, strict=True)])
         return across, within
 
-    def _own_state(self) -> dict[str, Any]:
-        return {
-            "optimizers": [each.state_dict() for each in self._optimizers],
-            # Between two reductions each rank has weights of its own.
-            "weights": [
-                [p.detach() for p in each.trained] if each.steps_done else []
-                for each in self._optimizers
-            ],
-        }
+    def _own_weights(self) -> list[list[Tensor]]:
+        # Between two reductions each rank has weights of its own.
+        return [
+            [p.detach() for p in each.trained] if each.steps_done else []
+            for each in self._optimizers
+        ]
 
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        for optimizer, saved, weights in zip(
-            self._optimizers, state["optimizers"], state["weights"], strict=True
-        ):
-            optimizer.load_state_dict(saved)
-            with torch.no_grad():
-                for p, value in zip(optimizer.trained, weights, strict=False):
-                    p.copy_(value)
+    def _load_own_weights(self, weights: list[list[Tensor]]) -> None:
+        for optimizer, some in zip(self._optimizers, weights, strict=False):
+            copy_weights_(optimizer.trained, some)
 
     def _log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics: dict[str, float] = {}
@@ -207,15 +142,7 @@ class AdasumReduction(AveragingOff):
             prefix = f"{PREFIX}/{index}" if len(self._optimizers) > 1 else PREFIX
             layers = _layers_of(pl_module, optimizer) if self.log_layers else []
             metrics |= _metrics(prefix, optimizer, layers)
-        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        if not known:
-            return
-        trainer_access.publish(trainer, known)
-        if trainer_access.has_log_steps(trainer):
-            step = trainer_access.log_step(trainer)
-            for logger in trainer.loggers:
-                with self._guard(f"{type(logger).__name__} did not log the statistics of Adasum"):
-                    logger.log_metrics(known, step=step)
+        self._publish(trainer, metrics, "the statistics of Adasum")
 
 
 def _layers_of(module: torch.nn.Module, optimizer: AdasumOptimizer) -> list[str]:

@@ -22,6 +22,9 @@ class AveragingOff(Callback):
     same_weights_in_each_step = True
     """Whether all ranks compute the gradients of a step at the same weights."""
 
+    measurable_if = "Have ranks combined after each step (`local_steps=1`)"
+    """What to do where they do not, to measure a noise scale."""
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Turn DDP's average off."""
         turn_averaging_off(trainer, type(self).__name__)

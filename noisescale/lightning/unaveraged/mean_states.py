@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from noisescale.large_batch.adasum.optimizer import STATE, AdasumOptimizer
+from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 
 
 def mean_of_states_(
-    optimizer: AdasumOptimizer, states: list[dict[str, Any]], *, counts_own: bool
+    optimizer: WrappedOptimizer, states: list[dict[str, Any]], *, counts_own: bool
 ) -> None:
     """Replace the moments of the optimizer by their mean over the states of all ranks.
 
@@ -28,8 +28,7 @@ def mean_of_states_(
         states: More states, read on this rank alone.
         counts_own: Whether the optimizer's present state is one of them: on one rank.
     """
-    base = copy.deepcopy(optimizer.state_dict())
-    base.pop(STATE, None)
+    base = copy.deepcopy(optimizer.state_between_rounds())
     optimizer.load_state_dict(base)
     # On the parameter's device, where its group has a backend: Adam counts steps on the CPU.
     sums = {
@@ -53,7 +52,7 @@ def mean_of_states_(
             value.copy_((sums[key] / counts[key]).view_as(value))
 
 
-def _moments(optimizer: AdasumOptimizer) -> Iterator[tuple[tuple[int, str], Tensor, Tensor]]:
+def _moments(optimizer: WrappedOptimizer) -> Iterator[tuple[tuple[int, str], Tensor, Tensor]]:
     """All floating-point tensors of the state: a key that ranks share, the parameter, the value."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for index, p in enumerate(parameters):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fsspec.core import url_to_fs
 
 from noisescale.guard import Guard
+from noisescale.lightning.trainer_access import was_interrupted
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -30,9 +31,16 @@ class RankStates:
         trainer: Its strategy is set up.
         state_of: Returns what this rank alone has.
         guard: Where a file that cannot be written is told: the checkpoint is whole without it.
+        before_saving: Called on all ranks with each checkpoint before it is written.
     """
 
-    def __init__(self, trainer: pl.Trainer, state_of: Callable[[], State], guard: Guard) -> None:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        state_of: Callable[[], State],
+        guard: Guard,
+        before_saving: Callable[[pl.Trainer, State], None],
+    ) -> None:
         strategy: Any = trainer.strategy
         self._trainer, self._strategy, self._state_of, self._guard = (
             trainer,
@@ -40,6 +48,7 @@ class RankStates:
             state_of,
             guard,
         )
+        self._before_saving = before_saving
         self._save, self._remove = strategy.save_checkpoint, strategy.remove_checkpoint
         strategy.save_checkpoint, strategy.remove_checkpoint = self._saved, self._removed
 
@@ -48,11 +57,13 @@ class RankStates:
         del self._strategy.save_checkpoint, self._strategy.remove_checkpoint
 
     def _saved(self, checkpoint: State, filepath: Any, storage_options: Any = None) -> None:
+        self._before_saving(self._trainer, checkpoint)
         self._save(checkpoint, filepath, storage_options=storage_options)
         if "optimizer_states" not in checkpoint:
             return
-        # Metrics in its name may differ between ranks. It is rank 0's file that is there.
-        filepath = self._strategy.broadcast(str(filepath))
+        if not was_interrupted(self._trainer):  # then this rank may be alone
+            # Metrics in its name may differ between ranks. It is rank 0's file that is there.
+            filepath = self._strategy.broadcast(str(filepath))
         if self._trainer.is_global_zero:
             return
         with self._guard("This rank's state is not in the checkpoint"):

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DecentLaM against averaging gradients: what a step costs, and the bias that it does not have.
+
+    python benchmarks/decentlam.py [--only cost|bias] [--report] [--smoke]
+
+Cost: on gloo ranks over loopback, in turn, with a second plain copy; medians of ratios within one
+round, of the slowest rank, and the bytes that the loopback interface carried. "exchange" is what
+replaces the all-reduce: weights go to neighbours, theirs come back and are mixed. "step" is all of
+`DecentLaM.step`, against an all-reduce, a division and a step of SGD with momentum.
+
+Bias: eight ranks with a regression each, full batches. Squared distance to the common optimum at
+rest, over that of decentralized SGD without momentum. Theory: 1/(1 - momentum)² for decentralized
+momentum SGD (DmSGD), computed here in numpy, and 1 for DecentLaM, trained on gloo ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from _results import saved_rows, write_results
+from rich.console import Console
+from rich.table import Table
+from torch import _dynamo
+
+from noisescale import DecentLaM
+from noisescale.large_batch.across_ranks.peers import Peers
+from noisescale.large_batch.decentlam.mixing import Rooms, add_differences_, neighbours_of
+from noisescale.large_batch.decentlam.topology import topology_of
+
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
+import ranks as processes
+from large_batch.decentlam.oracle_of_decentlam import (
+    decentlam,
+    dmsgd,
+    regressions,
+    relative_distance,
+    ring,
+)
+from ranks import on_ranks
+
+processes.SECONDS = 1800  # others may use the machine
+_ = _dynamo  # Optimizers import it: here once, and not in each rank.
+
+Row = dict[str, Any]
+PARTS = ("cost", "bias")
+ROUNDS = {4 * 2**20: 15, 64 * 2**20: 5}
+TOPOLOGIES = ("ring", "one-peer", "exponential")
+MOMENTA = (0.5, 0.8, 0.9)
+LR, STEPS, WIDTH = 0.002, 20_000, 30
+
+
+def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
+    """Medians over rounds, of the slowest rank in each."""
+
+    def one_rank() -> dict[str, list[tuple[float, int]]]:
+        torch.manual_seed(0)
+        sgd: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
+        weights = [torch.randn(elements // 16).requires_grad_() for _ in range(16)]
+        optimizer: Any = torch.optim.SGD(weights, **sgd)
+        if of == "step":
+            others = [p.detach().clone().requires_grad_() for p in weights]
+            mixing: Any = DecentLaM(torch.optim.SGD(others, **sgd), topology)
+        peers, rooms = Peers(), Rooms()
+        neighbours = neighbours_of(topology_of(topology, ranks).matrix(0), peers.rank)
+        gradient = torch.randn(elements)
+        into = torch.zeros(elements) if of == "exchange" else gradient
+        parts = [part.view_as(p) for part, p in zip(gradient.chunk(16), weights, strict=True)]
+        for p, q, part in zip(weights, others if of == "step" else weights, parts, strict=True):
+            p.grad = q.grad = part
+
+        def averaged() -> None:
+            dist.all_reduce(gradient)
+            if of == "step":
+                gradient.div_(ranks)
+                optimizer.step()
+
+        def decentralized() -> None:
+            if of == "step":
+                mixing.step()
+            else:
+                add_differences_(into, gradient, neighbours, peers, rooms)
+
+        found: dict[str, list[tuple[float, int]]] = {}
+        for _ in range(rounds + 1):
+            for what in ("mean", "decentlam", "mean again"):
+                gradient.normal_()
+                dist.barrier()
+                before, began = carried(), time.perf_counter()
+                (decentralized if what == "decentlam" else averaged)()
+                dist.barrier()
+                took = time.perf_counter() - began
+                found.setdefault(what, []).append((took, carried() - before))
+        return found
+
+    def median(values: list[float]) -> float:
+        return round(statistics.median(values), 4)
+
+    slowest: dict[str, list[float]] = {}
+    bytes_of: dict[str, list[int]] = {}
+    results = on_ranks(ranks, one_rank)
+    for what in results[0]:
+        of_rounds = list(zip(*(found[what] for found in results), strict=True))[1:]
+        slowest[what] = [max(seconds for seconds, _ in ranks_) for ranks_ in of_rounds]
+        bytes_of[what] = [ranks_[0][1] for ranks_ in of_rounds]
+    pairs = zip(slowest["decentlam"], slowest["mean"], strict=True)
+    plain = zip(slowest["mean again"], slowest["mean"], strict=True)
+    both = zip(bytes_of["decentlam"], bytes_of["mean"], strict=True)
+    return {
+        "kind": "cost",
+        "of": of,
+        "topology": topology,
+        "ranks": ranks,
+        "elements": elements,
+        "seconds_averaged": median(slowest["mean"]),
+        "seconds_decentlam": median(slowest["decentlam"]),
+        "ratio": median([a / b for a, b in pairs]),
+        "ratio_of_second_copy": median([a / b for a, b in plain]),
+        "bytes_ratio": median([a / b for a, b in both]),
+        "bytes_a_rank_averaged": int(statistics.median(bytes_of["mean"]) / ranks),
+        "bytes_a_rank_decentlam": int(statistics.median(bytes_of["decentlam"]) / ranks),
+        "rounds": rounds,
+        "load": round(psutil.getloadavg()[0], 1),
+    }
+
+
+def carried() -> int:
+    """Bytes that the loopback interface has sent."""
+    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+
+
+def bias(ranks: int, steps: int) -> list[Row]:
+    """The squared distance to the optimum at rest, over that of decentralized SGD."""
+    gradients, optimum, squares, products = regressions(ranks)
+    zeros = np.zeros((ranks, WIDTH))
+    without = decentlam(gradients, zeros, [ring(ranks)], [LR] * steps, 0.0)
+    unit = relative_distance(without, optimum)
+
+    def one_rank(momentum: float) -> Any:
+        a, b = (torch.tensor(each[dist.get_rank()]) for each in (squares, products))
+        x = torch.zeros(WIDTH, dtype=torch.float64, requires_grad=True)
+        optimizer = DecentLaM(torch.optim.SGD([x], lr=LR, momentum=momentum), "ring")
+        for _ in range(round(0.4 * steps * (1 - momentum)) + steps // 50):
+            x.grad = a @ x.detach() - b
+            optimizer.step()
+        return x.detach().numpy()
+
+    rows = []
+    for momentum in MOMENTA:
+        rival = dmsgd(gradients, zeros, ring(ranks), LR, momentum, steps)
+        own = np.stack(on_ranks(ranks, one_rank, momentum))
+        rows.append(
+            {
+                "kind": "bias",
+                "ranks": ranks,
+                "momentum": momentum,
+                "theory_of_dmsgd": round(1 / (1 - momentum) ** 2, 1),
+                "dmsgd": round(relative_distance(rival, optimum) / unit, 4),
+                "decentlam": round(relative_distance(own, optimum) / unit, 4),
+            }
+        )
+    return rows
+
+
+def report(rows: list[Row], console: Console) -> None:
+    if some := [row for row in rows if row["kind"] == "cost"]:
+        names = ("of", "topology", "ranks", "elements", "averaged", "DecentLaM", "times")
+        table = Table(*names, "2nd copy", "bytes", title="Cost of a step")
+        for row in some:
+            table.add_row(
+                row["of"],
+                row["topology"],
+                f"{row['ranks']}",
+                f"{row['elements'] / 2**20:g} M",
+                f"{1000 * row['seconds_averaged']:.0f} ms",
+                f"{1000 * row['seconds_decentlam']:.0f} ms",
+                f"{row['ratio']:.2f}",
+                f"{row['ratio_of_second_copy']:.2f}",
+                f"{row['bytes_ratio']:.2f}",
+            )
+        console.print(table)
+    if some := [row for row in rows if row["kind"] == "bias"]:
+        table = Table("momentum", "theory", "DmSGD", "DecentLaM", title="Bias, squared")
+        for row in some:
+            cells = (row["momentum"], row["theory_of_dmsgd"], row["dmsgd"], row["decentlam"])
+            table.add_row(*(f"{cell:g}" for cell in cells))
+        console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--report", action="store_true", help="print what is saved, run none")
+    parser.add_argument("--smoke", action="store_true", help="a little of each, unsaved")
+    given = parser.parse_args()
+    rows: list[Row] = [] if given.smoke else saved_rows("decentlam")
+    parts = [] if given.report else [given.only] if given.only else list(PARTS)
+
+    def save() -> None:
+        if not given.smoke:
+            write_results("decentlam", rows, lr=LR, steps=STEPS, quiet=True)
+
+    if "cost" in parts:
+        rows[:] = [row for row in rows if row["kind"] != "cost"]
+        for elements in (2**16,) if given.smoke else ROUNDS:
+            for topology in TOPOLOGIES[:1] if given.smoke else TOPOLOGIES:
+                for of in ("exchange", "step"):
+                    ranks, rounds = (2, 1) if given.smoke else (4, ROUNDS[elements])
+                    rows.append(cost(ranks, elements, topology, of, rounds))
+                    print(rows[-1], flush=True)
+                    save()
+    if "bias" in parts:
+        rows[:] = [row for row in rows if row["kind"] != "bias"]
+        rows += bias(*((2, 200) if given.smoke else (8, STEPS)))
+        save()
+    report(rows, Console(highlight=False, width=120))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
