@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +36,7 @@ class WrappedOptimizer(Optimizer):
         self.__setstate__({"optimizer": optimizer})
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Those of the inner optimizer."""
         return self.optimizer.param_groups
 
@@ -44,13 +45,13 @@ class WrappedOptimizer(Optimizer):
         self.optimizer.param_groups = groups
 
     @property
-    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+    def state(self) -> defaultdict[Tensor, Any]:
         """That of the inner optimizer."""
         return self.optimizer.state
 
     @state.setter
-    def state(self, state: dict[Tensor, Any]) -> None:
-        self.optimizer.state = state  # type: ignore[assignment]
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        self.optimizer.state = state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
