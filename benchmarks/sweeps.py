@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweep digits by `noisescale sweep`: by one worker, by three, by three of which one is killed.
 
-    python benchmarks/sweeps.py [--smoke]
+    python benchmarks/sweeps.py [--only alone|together|killed] [--smoke]
 
-All three have to end with the same sweep.csv. Its critical batch size stands beside that of
+All three have to end with the same steps in sweep.csv. Its critical batch size stands beside that of
 prediction.py, which tunes the same model without any of the package's code for sweeps. In the
 third sweep a worker is killed in mid-trial with SIGKILL, and then a process that holds the
-journal's lock. Last, an idle worker is timed: what it costs to wait. Exits 1 if the tables differ.
+journal's lock. Last, an idle worker is timed: what it costs to wait. Exits 1 if the tables differ. With `--only` the rows of the others are the saved
+ones.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ JournalFileOpenLock(sys.argv[1]).acquire()
 print("held", flush=True)
 time.sleep(600)
 """
+
+SWEEPS = {"alone": 1, "together": 3, "killed": 3}
+"""Workers of each sweep."""
 
 IDLE = 30.0
 """Seconds for which an idle worker is watched."""
@@ -131,12 +135,12 @@ def kill_some(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
     return [*said, "holder of the lock"]
 
 
-def idle(at: Path) -> dict[str, Any]:
+def idle(at: Path, swept: str) -> dict[str, Any]:
     """What a worker costs while there is nothing to train: its one task is taken by another."""
     from noisescale.tuning.known_jobs import job_from
     from noisescale.tuning.ledger import Ledger
 
-    place = at / "alone/sweep.journal"
+    place = at / swept / "sweep.journal"
     done = Ledger.open(str(place))
     job = job_from(done.job)
     other = Ledger.begin(str(at / "idle.journal"), "sweep", job)
@@ -192,15 +196,17 @@ def environment(at: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="two batch sizes; nothing is saved")
+    parser.add_argument("--only", choices=SWEEPS, help="sweep this one anew, keep the saved others")
     arguments = parser.parse_args()
+    chosen = [arguments.only] if arguments.only else list(SWEEPS)
+    kept = {row["sweep"]: row for row in saved_rows("sweeps")} if arguments.only else {}
     with tempfile.TemporaryDirectory() as made:
         at = Path(made)
         (at / "train.py").write_text(TRAIN)
-        rows = [swept("alone", at, 1, arguments)]
-        rows += [swept(name, at, 3, arguments) for name in ("together", "killed")]
-        tables = {(at / row["sweep"] / "sweep.csv").read_text() for row in rows}
-        rows.append(idle(at))
-        same = len(tables) == 1
+        found = kept | {name: swept(name, at, SWEEPS[name], arguments) for name in chosen}
+        rows = [found[name] for name in SWEEPS]
+        same = all(row["steps"] == rows[0]["steps"] for row in rows)
+        rows.append(idle(at, chosen[0]))
         if not arguments.smoke:
             write_results("sweeps", rows, same_table=same, of_prediction=tuned())
     print("The tables are the same." if same else "The tables differ.")
