@@ -3,11 +3,11 @@
 
     python benchmarks/sweeps.py [--only alone|together|killed] [--smoke]
 
-All three have to end with the same steps in sweep.csv. Its critical batch size stands beside that of
-prediction.py, which tunes the same model without any of the package's code for sweeps. In the
+All three have to end with the same steps in sweep.csv. Its critical batch size stands beside that
+of prediction.py, which tunes the same model without any of the package's code for sweeps. In the
 third sweep a worker is killed in mid-trial with SIGKILL, and then a process that holds the
-journal's lock. Last, an idle worker is timed: what it costs to wait. Exits 1 if the tables differ. With `--only` the rows of the others are the saved
-ones.
+journal's lock. Last, an idle worker is timed: what it costs to wait. Exits 1 if the steps differ.
+With `--only` the rows of the other sweeps are the saved ones.
 """
 
 from __future__ import annotations
