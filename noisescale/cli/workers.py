@@ -18,7 +18,7 @@ import typer
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
-    from noisescale.tuning.jobs import Job, Task
+    from noisescale.tuning.jobs import Job
     from noisescale.tuning.launchers import Workers
     from noisescale.tuning.ledger import Entry, Ledger
 
@@ -171,15 +171,15 @@ def trained_by_workers(
     command += ["--lease", f"{ledger.lease:g}"]
     started: Workers | None = None
     known: set[str] | None = None
-    wanted: Sequence[Task] = ()
+    finished = False
     try:
         while True:
             entries = patiently(ledger.entries)
             results = results_of(entries)
             if known != results.keys():  # else nothing else is wanted
-                known, wanted = set(results), job.wanted(results)
+                known, finished = set(results), job.finished(results, entries)
             show(entries)
-            if not wanted:
+            if finished:
                 break
             if started is None and workers:
                 folder = output / "workers"
@@ -209,9 +209,11 @@ def _until_they_end(started: Workers, *, patiently: bool) -> None:
 
 
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
+    from noisescale.tuning.ledger import results_of
     from noisescale.tuning.storage import patiently
 
-    if not job.wanted(patiently(ledger.results)):
+    entries = patiently(ledger.entries)
+    if job.finished(results_of(entries), entries):
         return
     printed = [line for line in started.printed().splitlines() if line.strip()]
     ours = [line for line in printed if "noisescale: " in line]
