@@ -41,8 +41,8 @@ def set_values(
 
     Args:
         optimizers: Of the fit.
-        values: From names of `SEARCHABLE` to values. Weight decay is set where there is some,
-            or everywhere if there is none.
+        values: From names of `SEARCHABLE` to values; what is left out stays the module's own.
+            Weight decay is set where there is some, or everywhere if there is none.
         beta2: Of an Adam.
 
     Raises:
@@ -68,7 +68,7 @@ def set_values(
             " multiplies it."
         )
     scaled = ScaledSteps(optimizers)
-    scaled.factors = Factors(learning_rate=values[LEARNING_RATE] / own)
+    scaled.factors = Factors(learning_rate=values.get(LEARNING_RATE, own) / own)
     return scaled
 
 

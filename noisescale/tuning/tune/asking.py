@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask the sampler for the parameters of the next training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from noisescale.tuning.jobs import FAILED, Record
+from noisescale.tuning.ledger import LOST
+from noisescale.tuning.tune.parameters import Value
+from noisescale.tuning.tune.prior_cost import prior_cost
+from noisescale.tuning.tune.tune_job import DONE, TuneJob
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+    from noisescale.tuning.ledger import Entry
+
+COST = "cost"
+"""The user attribute of a trial that has its cost."""
+
+Prior = Callable[[Mapping[str, Any]], float | None]
+
+
+def suggested(
+    job: TuneJob, results: Mapping[str, Record], entries: Mapping[str, Entry]
+) -> dict[str, Value]:
+    """Return the parameters of the next training.
+
+    The first has the module's own settings: it is what the others are compared with. After that
+    the sampler is asked. It sees a study that is made anew from the results, so that any worker
+    asks the same question. Trainings under way are trials that run.
+    """
+    if not entries:
+        return job.center
+    import optuna
+
+    by_cost = prior_cost(job, results, entries)
+
+    def prior(places: Mapping[str, Any]) -> float | None:
+        return None if by_cost is None else by_cost(values_of(job, places))
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(
+            direction="maximize" if job.maximize else "minimize",
+            sampler=sampler_of(job, prior if by_cost else None),
+        )
+        for key, entry in entries.items():
+            study.add_trial(_trial(job, entry, results.get(key)))
+        trial = study.ask({each.name: each.distribution() for each in job.parameters})
+    finally:
+        optuna.logging.set_verbosity(before)
+    return values_of(job, trial.params)
+
+
+def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
+    """Return the sampler of a search."""
+    from optuna.samplers import TPESampler
+
+    return TPESampler(seed=job.seed)
+
+
+def values_of(job: TuneJob, places: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the values of parameters from their places in the spaces."""
+    return {each.name: each.value(places[each.name]) for each in job.parameters}
+
+
+def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    values = entry.spec["parameters"]
+    of_study: dict[str, Any] = {
+        "params": {each.name: each.place(values[each.name]) for each in job.parameters},
+        "distributions": {each.name: each.distribution() for each in job.parameters},
+    }
+    if result is None:
+        return create_trial(state=TrialState.RUNNING, **of_study)
+    if result.get("ended") == DONE:
+        attributes = {COST: cost_of(result)}
+        value = float(result["value"])
+        return create_trial(
+            state=TrialState.COMPLETE, value=value, user_attrs=attributes, **of_study
+        )
+    # A training whose workers were lost says nothing about its parameters.
+    attributes = {"not the parameters' fault": True} if result.get(FAILED) == LOST else {}
+    return create_trial(state=TrialState.FAIL, user_attrs=attributes, **of_study)
+
+
+def cost_of(result: Record) -> float:
+    """Return the device-seconds of training, without the start of the process; NaN if unknown."""
+    return float(result.get("seconds", math.nan)) * int(result.get("devices", 1))

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parameter that is searched: its range, the kind of its space, and where the search begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from noisescale.checks import checked_positive, is_real, refuse
+from noisescale.printable import printable
+from noisescale.tuning.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+LOG, LINEAR, LOGIT, POW2, CHOICE = "log", "linear", "logit", "pow2", "choice"
+NUMERIC = (LOG, LINEAR, LOGIT, POW2)
+"""Kinds of spaces of numbers."""
+
+BATCH_SIZE, EPOCHS, STEPS = "batch_size", "epochs", "steps"
+FITTED = (LEARNING_RATE, BATCH_SIZE, WEIGHT_DECAY, MOMENTUM, EPOCHS, STEPS)
+"""Parameters of the training. All others are arguments of the function that makes the module."""
+
+_WHOLE = (BATCH_SIZE, STEPS)
+_REAL = (LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, EPOCHS)
+
+Value = float | int | str | bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter, and the values that it may take.
+
+    The search goes by places: the logarithm of a value in a logarithmic space, log(x/(1 - x)) in a
+    logit space, the exponent for powers of two, the value itself in a linear space.
+
+    Examples:
+        >>> width = Parameter("width", "log", 16, 512, whole=True)
+        >>> width.value(width.place(100)), width.middle
+        (100, 91)
+    """
+
+    name: str
+    kind: str
+    low: float = math.nan
+    high: float = math.nan
+    choices: tuple[Value, ...] = ()
+    whole: bool = False
+    center: Value | None = None
+    """Where the search begins; None before it is known."""
+    scale: float = 1.0
+    """How far the search looks around a good value, relative to the usual distance."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.kind == CHOICE:
+            if len(set(self.choices)) < 2 or self.name in FITTED:
+                refuse(
+                    "search",
+                    f"have two choices or more for {printable(self.name)}"
+                    if self.name not in FITTED
+                    else f"have a range for {self.name}",
+                    repr(list(self.choices)),
+                    "Write, for example, optimizer=sgd,adam or learning_rate=0.001..1.",
+                )
+        else:
+            self._check_range()
+        checked_positive("scale", self.scale, f"Leave the scale of {printable(self.name)} out.")
+        if self.center is not None and not self.has(self.center):
+            refuse(
+                "center",
+                f"be among the values of {printable(self.name)}, {self.text()}",
+                printable(repr(self.center)),
+                "Give another one, or another range.",
+            )
+
+    def _check_range(self) -> None:
+        if self.kind not in NUMERIC:
+            refuse(
+                "search",
+                f"have one of the kinds {', '.join(NUMERIC)} or int for {printable(self.name)}",
+                printable(repr(self.kind)),
+                f"Write, for example, {printable(self.name)}=0.001..1:log.",
+            )
+        fine = is_real(self.low) and is_real(self.high) and -math.inf < self.low < self.high
+        positive = self.kind in (LOG, POW2) or self.name in (*_WHOLE, EPOCHS, LEARNING_RATE)
+        least = 0.0 if positive or self.kind == LOGIT else -math.inf
+        most = 1.0 if self.kind == LOGIT else math.inf
+        if not (fine and least < self.low and self.high < most):
+            of = {0.0: "of positive numbers", -math.inf: "of finite numbers"}[least]
+            of = "within 0 to 1" if self.kind == LOGIT else of
+            refuse(
+                "search",
+                f"have a {self.kind} range {of}, the smaller one first, for {printable(self.name)}",
+                f"{self.low} to {self.high}",
+                "Give another range, or another kind: linear takes all numbers.",
+            )
+        if self.kind == POW2:
+            ends = self.low, self.high
+            if any(end < 1 or not (math.log2(end)).is_integer() for end in ends):
+                refuse(
+                    "search",
+                    f"have powers of two as ends of {printable(self.name)}",
+                    f"{self.low:g} to {self.high:g}",
+                    f"Write, for example, {printable(self.name)}=16..1024, or add :log.",
+                )
+        elif self.whole and any(not float(end).is_integer() for end in (self.low, self.high)):
+            refuse(
+                "search",
+                f"have whole numbers as ends of {printable(self.name)}",
+                f"{self.low:g} to {self.high:g}",
+                "Round them.",
+            )
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number, and no choice."""
+        return self.kind != CHOICE
+
+    @property
+    def middle(self) -> Value:
+        """The middle of its space."""
+        if not self.is_number:
+            return self.choices[0]
+        return self.value((self.place(self.low) + self.place(self.high)) / 2)
+
+    def place(self, value: Any) -> Any:
+        """Return where a value is in the space."""
+        if self.kind == LOG:
+            return math.log(value)
+        if self.kind == LOGIT:
+            return math.log(value / (1 - value))
+        return round(math.log2(value)) if self.kind == POW2 else value
+
+    def value(self, place: Any) -> Value:
+        """Return the value at a place: a whole number if it is one, else with six digits."""
+        if self.kind == CHOICE:
+            return self.choices[self.choices.index(place)]
+        if self.kind == POW2:
+            return int(2 ** round(place))
+        found = place
+        if self.kind == LOG:
+            found = math.exp(place)
+        elif self.kind == LOGIT:
+            found = 1 / (1 + math.exp(-place))
+        if self.whole:
+            return int(min(max(round(found), self.low), self.high))
+        return min(max(float(f"{found:.6g}"), self.low), self.high)
+
+    def has(self, value: Any) -> bool:
+        """Whether a value is among its own."""
+        if self.kind == CHOICE:
+            return value in self.choices
+        return is_real(value) and self.low <= value <= self.high
+
+    def beginning_at(self, own: Any) -> Parameter:
+        """Return the parameter with a centre: the one it has, else the nearest one to `own`."""
+        if self.center is not None:
+            return self
+        if self.kind == CHOICE:
+            return replace(self, center=own if own in self.choices else self.middle)
+        if not is_real(own) or not math.isfinite(own):
+            return replace(self, center=self.middle)
+        nearest = min(max(own, self.low), self.high)
+        return replace(self, center=self.value(self.place(nearest)))
+
+    def distribution(self) -> BaseDistribution:
+        """Return the space as samplers of Optuna take it."""
+        from optuna.distributions import (
+            CategoricalDistribution,
+            FloatDistribution,
+            IntDistribution,
+        )
+
+        if self.kind == CHOICE:
+            return CategoricalDistribution(self.choices)
+        low, high = self.place(self.low), self.place(self.high)
+        if self.kind == POW2:
+            return IntDistribution(low, high)
+        return FloatDistribution(low, high)
+
+    def text(self) -> str:
+        """Return its values for messages.
+
+        Examples:
+            >>> Parameter("width", "log", 16, 512).text()
+            '16 to 512'
+        """
+        if self.kind == CHOICE:
+            return ", ".join(map(str, self.choices))
+        return f"{self.low:g} to {self.high:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the parameter as JSON can hold it."""
+        found = asdict(self)
+        return {k: None if v != v else v for k, v in found.items()}
+
+    @classmethod
+    def from_dict(cls, read: Mapping[str, Any]) -> Parameter:
+        """Return what `as_dict` was called on."""
+        ends = {k: math.nan if read[k] is None else read[k] for k in ("low", "high")}
+        return cls(**{**read, **ends, "choices": tuple(read["choices"])})
+
+
+def made_parameter(
+    name: str,
+    low: float,
+    high: float,
+    kind: str | None = None,
+    *,
+    whole: bool = False,
+    center: Value | None = None,
+    scale: float = 1.0,
+) -> Parameter:
+    """Return the parameter of a range, with the kind of space that suits it.
+
+    Batch sizes are powers of two if both ends are. A range of positive numbers over a factor of 10
+    or more is searched in logarithms, others as they are.
+
+    Args:
+        name: Of the parameter.
+        low: The smallest value.
+        high: The largest value.
+        kind: One of the kinds, or "int" for whole numbers; None for the one that suits.
+        whole: Whether the ends were written as whole numbers.
+        center: Where the search begins.
+        scale: See `Parameter`.
+    """
+    whole = (whole and name not in _REAL) or name in _WHOLE or kind in ("int", POW2)
+    if kind in (None, "int"):
+        powers = all(end >= 1 and math.log2(end).is_integer() for end in (low, high))
+        if name == BATCH_SIZE and powers and kind is None:
+            kind = POW2
+        else:
+            kind = LOG if low > 0 and high / low >= 10 else LINEAR
+    return Parameter(name, str(kind), low, high, (), whole, center, scale)
