@@ -224,6 +224,28 @@ def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
     )
 
 
+def made_folder(output: Path) -> None:
+    """Make the folder of the results.
+
+    Raises:
+        ValueError: If it cannot be made.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"`output` must be a folder that can be written, got {printable(output)}:"
+            f" {error.strerror}. Name another folder."
+        ) from error
+
+
+def work_command(place: str, name: str) -> list[str]:
+    """Return the command by which further workers join."""
+    from noisescale.tuning.storage import shown
+
+    return ["noisescale", "work", "--storage", printable(shown(place)), "--name", printable(name)]
+
+
 @contextmanager
 def stopped(place: str) -> Iterator[None]:
     """Take SIGTERM for Ctrl-C, and say after either how to go on."""

@@ -50,6 +50,10 @@ class Own:
     """Whether the function that makes module and data sets a seed itself."""
     fixed_batch_size: int | None = None
     """`batch_size` among the hyperparameters of the module. It stays as it is."""
+    momentum: float | None = None
+    """Of an SGD, or the first beta of an Adam."""
+    weight_decay: float | None = None
+    """Where there is some, else 0."""
 
 
 @dataclass(frozen=True)

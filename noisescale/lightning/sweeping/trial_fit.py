@@ -28,6 +28,8 @@ from noisescale.lightning.resized_loaders import (
 from noisescale.lightning.sweeping.hyperparameters import (
     own_beta2,
     own_learning_rate,
+    own_momentum,
+    own_weight_decay,
     refuse_overridden,
     refuse_unsearchable,
 )
@@ -178,6 +180,8 @@ class _Describe(Callback):
             own_beta2(trainer.optimizers),
             tuple(type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
+            momentum=own_momentum(trainer.optimizers),
+            weight_decay=own_weight_decay(trainer.optimizers),
         )
         # Only a factor shows whether the module sets the learning rate itself.
         self._scaled = ScaledSteps(trainer.optimizers)

@@ -38,24 +38,19 @@ def suggested(
         return job.center
     import optuna
 
-    by_cost = prior_cost(job, results, entries)
-
-    def prior(places: Mapping[str, Any]) -> float | None:
-        return None if by_cost is None else by_cost(values_of(job, places))
-
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.create_study(
             direction="maximize" if job.maximize else "minimize",
-            sampler=sampler_of(job, prior if by_cost else None),
+            sampler=sampler_of(job, prior_cost(job, results, entries)),
         )
         for key, entry in entries.items():
             study.add_trial(_trial(job, entry, results.get(key)))
         trial = study.ask({each.name: each.distribution() for each in job.parameters})
     finally:
         optuna.logging.set_verbosity(before)
-    return values_of(job, trial.params)
+    return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
 
 
 def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
@@ -65,17 +60,12 @@ def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     return TPESampler(seed=job.seed)
 
 
-def values_of(job: TuneJob, places: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the values of parameters from their places in the spaces."""
-    return {each.name: each.value(places[each.name]) for each in job.parameters}
-
-
 def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     values = entry.spec["parameters"]
     of_study: dict[str, Any] = {
-        "params": {each.name: each.place(values[each.name]) for each in job.parameters},
+        "params": {each.name: values[each.name] for each in job.parameters},
         "distributions": {each.name: each.distribution() for each in job.parameters},
     }
     if result is None:

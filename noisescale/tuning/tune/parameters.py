@@ -33,13 +33,9 @@ Value = float | int | str | bool
 class Parameter:
     """A parameter, and the values that it may take.
 
-    The search goes by places: the logarithm of a value in a logarithmic space, log(x/(1 - x)) in a
-    logit space, the exponent for powers of two, the value itself in a linear space.
-
     Examples:
-        >>> width = Parameter("width", "log", 16, 512, whole=True)
-        >>> width.value(width.place(100)), width.middle
-        (100, 91)
+        >>> Parameter("width", "log", 16, 512, whole=True).middle
+        91
     """
 
     name: str
@@ -124,29 +120,28 @@ class Parameter:
         """The middle of its space."""
         if not self.is_number:
             return self.choices[0]
-        return self.value((self.place(self.low) + self.place(self.high)) / 2)
-
-    def place(self, value: Any) -> Any:
-        """Return where a value is in the space."""
-        if self.kind == LOG:
-            return math.log(value)
+        low, high = self.low, self.high
+        if self.kind in (LOG, POW2):
+            return self.nearest(math.sqrt(low * high))
         if self.kind == LOGIT:
-            return math.log(value / (1 - value))
-        return round(math.log2(value)) if self.kind == POW2 else value
+            odds = math.sqrt(low / (1 - low) * high / (1 - high))
+            return self.nearest(odds / (1 + odds))
+        return self.nearest((low + high) / 2)
 
-    def value(self, place: Any) -> Value:
-        """Return the value at a place: a whole number if it is one, else with six digits."""
+    def nearest(self, value: Any) -> Value:
+        """Return its value that is nearest to another one. Numbers have six digits.
+
+        Examples:
+            >>> Parameter("batch_size", "pow2", 16, 512, whole=True).nearest(100)
+            128
+        """
         if self.kind == CHOICE:
-            return self.choices[self.choices.index(place)]
+            return self.choices[self.choices.index(value)]
+        found = min(max(value, self.low), self.high)
         if self.kind == POW2:
-            return int(2 ** round(place))
-        found = place
-        if self.kind == LOG:
-            found = math.exp(place)
-        elif self.kind == LOGIT:
-            found = 1 / (1 + math.exp(-place))
+            return int(2 ** round(math.log2(found)))
         if self.whole:
-            return int(min(max(round(found), self.low), self.high))
+            return round(found)
         return min(max(float(f"{found:.6g}"), self.low), self.high)
 
     def has(self, value: Any) -> bool:
@@ -163,8 +158,7 @@ class Parameter:
             return replace(self, center=own if own in self.choices else self.middle)
         if not is_real(own) or not math.isfinite(own):
             return replace(self, center=self.middle)
-        nearest = min(max(own, self.low), self.high)
-        return replace(self, center=self.value(self.place(nearest)))
+        return replace(self, center=self.nearest(own))
 
     def distribution(self) -> BaseDistribution:
         """Return the space as samplers of Optuna take it."""
@@ -176,10 +170,10 @@ class Parameter:
 
         if self.kind == CHOICE:
             return CategoricalDistribution(self.choices)
-        low, high = self.place(self.low), self.place(self.high)
-        if self.kind == POW2:
-            return IntDistribution(low, high)
-        return FloatDistribution(low, high)
+        log = self.kind in (LOG, POW2)
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), log=log)
+        return FloatDistribution(self.low, self.high, log=log)
 
     def text(self) -> str:
         """Return its values for messages.

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
@@ -150,15 +150,11 @@ class TuneJob:
 
     @property
     def center(self) -> dict[str, Value]:
-        """The parameters with which the search begins: the module's own, as far as it has them."""
-        own = {LEARNING_RATE: self.own.learning_rate, BATCH_SIZE: self.base}
-        own |= {EPOCHS: self.length.epochs or math.nan, STEPS: self.length.steps or math.nan}
-        found = {}
-        for each in self.parameters:
-            center = each.beginning_at(own.get(each.name, math.nan)).center
-            assert center is not None
-            found[each.name] = center
-        return found
+        """The parameters with which the search begins."""
+        return {
+            each.name: each.middle if each.center is None else each.center
+            for each in self.parameters
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
@@ -262,6 +258,34 @@ class TuneJob:
         if self.own.beta2 is not None:  # as in a sweep: the same half-life in examples
             found["beta2"] = self.own.beta2 ** (size / self.base)
         return found
+
+
+def centered(
+    parameters: Iterable[Parameter], own: Own, length: Length, arguments: Mapping[str, Any]
+) -> tuple[Parameter, ...]:
+    """Return parameters that begin at the module's own settings, as far as it has them.
+
+    Args:
+        parameters: As they were given. A centre that was given stays.
+        own: Of module and data.
+        length: Of a training.
+        arguments: Defaults of the function that makes the module.
+    """
+    begin: dict[str, Any] = {
+        **arguments,
+        LEARNING_RATE: own.learning_rate,
+        MOMENTUM: own.momentum,
+        WEIGHT_DECAY: own.weight_decay,
+        BATCH_SIZE: own.batch_size,
+        EPOCHS: length.epochs,
+        STEPS: length.steps,
+    }
+    found = []
+    for each in parameters:
+        value = begin.get(each.name)
+        real = isinstance(value, float) and each.name not in FITTED
+        found.append((replace(each, whole=False) if real else each).beginning_at(value))
+    return tuple(found)
 
 
 def device_hours(results: Mapping[str, Record]) -> float:
