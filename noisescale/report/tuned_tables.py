@@ -17,7 +17,7 @@ OWN = "your own settings"
 def front_tables(found: CostFront) -> list[Table]:
     """Return the tables of the front and of the scaling laws, and that of the failures."""
     tables = [front_table(found)] if found.front else []
-    if found.laws and found.front:
+    if found.laws and len(found.front) >= LEAST:
         tables.append(laws_table(found))
     if found.failed:
         tables.append(failures_table(found))
@@ -46,6 +46,8 @@ def front_table(found: CostFront, most: int | None = None) -> Table:
     left = len(found.front) - len(shown)
     notes = ["Each line has the best result of all trainings that cost as much or less."]
     notes += [f"{plural(left, 'cheaper line')} left out."] if left else []
+    if most is None and found.laws and len(found.front) < LEAST:
+        notes.append(f"With fewer than {LEAST} lines no scaling law can be had. Search longer.")
     return Table("The front of cost and result", headings, lines, notes)
 
 
@@ -59,8 +61,8 @@ def laws_table(found: CostFront) -> Table:
         lines.append(Line(cells, []))
     headings = ["parameter", "power of the cost", "95 % interval", "so it"]
     notes = [
-        "By least squares on logarithms, along the front. Its points were chosen for their results,"
-        " so the interval is the narrowest that is honest."
+        "By least squares on logarithms, along the front. Its points were chosen for their results:"
+        " the intervals are rather too narrow than too wide."
     ]
     return Table("Scaling laws", headings, lines, notes)
 
@@ -85,8 +87,6 @@ def failures_table(found: CostFront) -> Table:
 def reading(found: CostFront, name: str, law: PowerLaw | None) -> str:
     """Say what a law means, in a few words."""
     values = found.along_front(name)
-    if len(values) < LEAST:
-        return f"is not known: fewer than {LEAST} points"
     if law is None:
         return "has no law: a value is not positive" if min(values) <= 0 else "has no law"
     if max(values) == min(values):

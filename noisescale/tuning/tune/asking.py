@@ -43,7 +43,7 @@ def suggested(
     try:
         study = optuna.create_study(
             direction="maximize" if job.maximize else "minimize",
-            sampler=sampler_of(job, prior_cost(job, results, entries)),
+            sampler=sampler_of(job, len(entries), prior_cost(job, results, entries)),
         )
         for key, entry in entries.items():
             study.add_trial(_trial(job, entry, results.get(key)))
@@ -53,11 +53,11 @@ def suggested(
     return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
 
 
-def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
+def sampler_of(job: TuneJob, number: int, prior: Prior | None) -> BaseSampler:
     """Return the sampler of a search."""
     from optuna.samplers import TPESampler
 
-    return TPESampler(seed=job.seed)
+    return TPESampler(seed=job.seed + number)
 
 
 def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:

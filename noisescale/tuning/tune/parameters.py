@@ -137,7 +137,7 @@ class Parameter:
         """
         if self.kind == CHOICE:
             return self.choices[self.choices.index(value)]
-        found = min(max(value, self.low), self.high)
+        found = min(max(float(value), self.low), self.high)
         if self.kind == POW2:
             return int(2 ** round(math.log2(found)))
         if self.whole:
