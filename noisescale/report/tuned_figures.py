@@ -17,6 +17,7 @@ from noisescale.report.drawing import (
     figure,
     log_axis,
     shown_name,
+    size_axis,
     spread,
     with_legend,
 )
@@ -34,6 +35,9 @@ from noisescale.time_to_result.cost_front import CostFront, Searched, Setting
 
 _WIDE = 20.0
 """The ratio of results above which their axis is logarithmic."""
+
+_TICKS = 11
+"""Whole numbers that have a tick each."""
 
 _LINE = 25
 """Points of a law's line."""
@@ -189,14 +193,16 @@ def _cost_axis(found: CostFront) -> dict[str, Any]:
 
 
 def _result_axis(found: CostFront, values: Sequence[float]) -> tuple[float, float, dict[str, Any]]:
-    """Return the ends of the axis of results, and the axis."""
+    """Return where failures stand at either end of the axis of results, and the axis."""
     title = shown_name(found.metric)
     if min(values) > 0 and max(values) / min(values) > _WIDE:
         low, high = spread(values)
-        return low, high, log_axis(title, low, high)
-    room = 0.08 * (max(values) - min(values)) or 0.1 * abs(max(values)) or 1.0
+        inside = (high / low) ** 0.02
+        return low * inside, high / inside, log_axis(title, low, high)
+    room = 0.1 * (max(values) - min(values)) or 0.1 * abs(max(values)) or 1.0
     low, high = min(values) - room, max(values) + room
-    return low, high, {"title": {"text": title}, "range": [low, high]}
+    axis = {"title": {"text": title}, "range": [low, high]}
+    return low + 0.3 * room, high - 0.3 * room, axis
 
 
 def _parameter_axis(searched: Searched, values: Sequence[Any]) -> dict[str, Any]:
@@ -206,7 +212,10 @@ def _parameter_axis(searched: Searched, values: Sequence[Any]) -> dict[str, Any]
     low, high = searched.low, searched.high
     if searched.log:
         margin = max((high / low) ** 0.04, 1.05)
-        return log_axis(title, low / margin, high * margin)
+        low, high = low / margin, high * margin
+        if all(isinstance(each, int) for each in values) and len(set(values)) <= _TICKS:
+            return size_axis(title, values, low, high)
+        return log_axis(title, low, high)
     room = 0.05 * (high - low)
     return {"title": {"text": title}, "range": [low - room, high + room]}
 

@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from noisescale.tuning.jobs import FAILED, Record
-from noisescale.tuning.ledger import LOST
+from noisescale.tuning.jobs import Record
 from noisescale.tuning.tune.parameters import Value
 from noisescale.tuning.tune.prior_cost import prior_cost
 from noisescale.tuning.tune.tune_job import DONE, TuneJob
@@ -22,7 +21,10 @@ if TYPE_CHECKING:
 COST = "cost"
 """The user attribute of a trial that has its cost."""
 
-Prior = Callable[[Mapping[str, Any]], float | None]
+_LEAST = 1e-4
+"""Device-seconds of a training that took no time that a clock would show."""
+
+Prior = Callable[[Mapping[str, Any]], float]
 
 
 def suggested(
@@ -43,7 +45,7 @@ def suggested(
     try:
         study = optuna.create_study(
             direction="maximize" if job.maximize else "minimize",
-            sampler=sampler_of(job, len(entries), prior_cost(job, results, entries)),
+            sampler=sampler_of(job, prior_cost(job, results, entries)),
         )
         for key, entry in entries.items():
             study.add_trial(_trial(job, entry, results.get(key)))
@@ -53,11 +55,19 @@ def suggested(
     return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
 
 
-def sampler_of(job: TuneJob, number: int, prior: Prior | None) -> BaseSampler:
+def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     """Return the sampler of a search."""
-    from optuna.samplers import TPESampler
+    from noisescale import CarbsSampler
 
-    return TPESampler(seed=job.seed + number)
+    spaces = {each.name: space for each in job.parameters if (space := each.space()) is not None}
+    return CarbsSampler(
+        seed=job.seed,
+        centers=job.center,
+        spaces=spaces,
+        max_cost=job.max_cost,
+        cost=COST,
+        cost_prior=prior,
+    )
 
 
 def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:
@@ -71,14 +81,13 @@ def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:
     if result is None:
         return create_trial(state=TrialState.RUNNING, **of_study)
     if result.get("ended") == DONE:
-        attributes = {COST: cost_of(result)}
+        attributes = {COST: max(cost_of(result), _LEAST)}
         value = float(result["value"])
         return create_trial(
             state=TrialState.COMPLETE, value=value, user_attrs=attributes, **of_study
         )
-    # A training whose workers were lost says nothing about its parameters.
-    attributes = {"not the parameters' fault": True} if result.get(FAILED) == LOST else {}
-    return create_trial(state=TrialState.FAIL, user_attrs=attributes, **of_study)
+    # Also one that was given up: it failed twice, or was lost with three workers.
+    return create_trial(state=TrialState.FAIL, **of_study)
 
 
 def cost_of(result: Record) -> float:

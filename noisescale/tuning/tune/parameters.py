@@ -15,6 +15,8 @@ from noisescale.tuning.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
+    from noisescale.tuning.carbs.spaces import Space
+
 LOG, LINEAR, LOGIT, POW2, CHOICE = "log", "linear", "logit", "pow2", "choice"
 NUMERIC = (LOG, LINEAR, LOGIT, POW2)
 """Kinds of spaces of numbers."""
@@ -175,6 +177,27 @@ class Parameter:
             return IntDistribution(int(self.low), int(self.high), log=log)
         return FloatDistribution(self.low, self.high, log=log)
 
+    def space(self) -> Space | None:
+        """Return what the sampler has to know beyond the distribution; None for nothing."""
+        from noisescale.tuning.carbs.spaces import (
+            LinearSpace,
+            LogitSpace,
+            LogSpace,
+            PowerOfTwoSpace,
+        )
+
+        if self.kind == CHOICE or (self.kind not in (POW2, LOGIT) and self.scale == 1.0):
+            return None
+        kind, width = LinearSpace, self.high - self.low
+        if self.kind in (LOG, POW2):
+            kind = PowerOfTwoSpace if self.kind == POW2 else LogSpace
+            width = math.log10(self.high / self.low)
+        elif self.kind == LOGIT:
+            kind = LogitSpace
+            width = math.log10(self.high / (1 - self.high)) - math.log10(self.low / (1 - self.low))
+        usual = width / 2 if self.kind == LINEAR else min(1.0, width / 2)
+        return kind(self.low, self.high, self.scale * usual, self.whole)
+
     def text(self) -> str:
         """Return its values for messages.
 
@@ -211,7 +234,7 @@ def made_parameter(
     """Return the parameter of a range, with the kind of space that suits it.
 
     Batch sizes are powers of two if both ends are. A range of positive numbers over a factor of 10
-    or more is searched in logarithms, others as they are.
+    or more is searched in logarithms, a momentum by its odds, others as they are.
 
     Args:
         name: Of the parameter.
@@ -227,6 +250,8 @@ def made_parameter(
         powers = all(end >= 1 and math.log2(end).is_integer() for end in (low, high))
         if name == BATCH_SIZE and powers and kind is None:
             kind = POW2
+        elif name == MOMENTUM and 0 < low < high < 1:
+            kind = LOGIT  # it averages over 1/(1 - momentum) steps
         else:
             kind = LOG if low > 0 and high / low >= 10 else LINEAR
     return Parameter(name, str(kind), low, high, (), whole, center, scale)
