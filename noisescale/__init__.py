@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
+    from noisescale.tuning.carbs.sampler import CarbsSampler as CarbsSampler
 
 __version__ = "0.2.0.dev0"
 
@@ -57,6 +58,7 @@ _HOME = {
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
+    "CarbsSampler": "tuning.carbs.sampler",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",

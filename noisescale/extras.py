@@ -11,6 +11,7 @@ _EXTRAS = {
     "pandas": "pandas",
     "plotly": "report",
     "ray": "ray",
+    "sklearn": "tune",
     "submitit": "slurm",
     "tensorboard": "tensorboard",
 }
@@ -26,21 +27,22 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def need(package: str, user: str) -> None:
+def need(package: str, user: str, *, extra: str | None = None) -> None:
     """Raise a `MissingExtraError` with the pip command if a package is not installed.
 
     Args:
         package: The package, one of the extras.
         user: The function, option or feature that needs it.
+        extra: The extra to install, where several have the package.
 
     Examples:
         >>> need("numpy", "`Prediction.to_html`")
     """
     if not is_installed(package):
-        raise MissingExtraError(how_to_install(package, user), name=package)
+        raise MissingExtraError(how_to_install(package, user, extra), name=package)
 
 
-def how_to_install(package: str, user: str) -> str:
+def how_to_install(package: str, user: str, extra: str | None = None) -> str:
     """Return what needs a package, and the pip command.
 
     Examples:
@@ -50,5 +52,5 @@ def how_to_install(package: str, user: str) -> str:
     """
     return (
         f"{user} needs {package}, which is not installed."
-        f' Run: pip install "noisescale[{_EXTRAS[package]}]"'
+        f' Run: pip install "noisescale[{extra or _EXTRAS[package]}]"'
     )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One suggestion of the search: a pure function of observations, settings and random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from noisescale.tuning.carbs.acquisition import (
+    CANDIDATES,
+    log_expected_improvement,
+    log_near,
+    steps_from,
+)
+from noisescale.tuning.carbs.dimensions import Dimension
+from noisescale.tuning.carbs.observations import Key, Observations, key_of
+from noisescale.tuning.carbs.pareto import Group, front_of, grouped
+from noisescale.tuning.carbs.spaces import Array
+from noisescale.tuning.carbs.surrogates import (
+    fitted,
+    fitted_front,
+    log_success,
+    normal_scores,
+)
+
+LogPrior = Callable[[Array], Array]
+"""From points to the logs of the costs that the user predicts."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A point, and why."""
+
+    point: Array
+    why: str
+    """"startup", "retry", "resample" or "search"."""
+    cost: float = math.nan
+    """As the model predicts it."""
+
+
+def suggest(
+    seen: Observations,
+    dimensions: Sequence[Dimension],
+    *,
+    center: Array,
+    startup: int,
+    resample: bool,
+    max_cost: float | None,
+    log_prior: LogPrior,
+    rng: np.random.Generator,
+) -> Suggestion:
+    """Suggest the next point.
+
+    Args:
+        seen: Observations so far.
+        dimensions: Of the search.
+        center: Where the search begins.
+        startup: Number of successes before the surrogates are used.
+        resample: Whether to repeat a member of the Pareto set.
+        max_cost: Largest predicted cost.
+        log_prior: The user's prediction of log costs; zeros if there is none.
+        rng: Random numbers of this suggestion.
+    """
+    if len(seen.retries):
+        return Suggestion(seen.retries[0], "retry")
+    if seen.successes < startup:
+        drawn = steps_from(center[None], dimensions, CANDIDATES, rng)
+        prior = log_prior(drawn)
+        # Zeros all over are no prediction.
+        if max_cost is not None and prior.any():
+            allowed = prior <= math.log(max_cost)
+            drawn = drawn[allowed] if allowed.any() else drawn[[prior.argmin()]]
+        return Suggestion(_new(drawn, seen.running)[0], "startup")
+    keys = [key_of(point) for point in seen.points]
+    if resample and (found := _to_resample(seen, keys, max_cost)) is not None:
+        return found
+    return _searched(seen, keys, dimensions, max_cost, log_prior, rng)
+
+
+def _to_resample(
+    seen: Observations, keys: Sequence[Key], max_cost: float | None
+) -> Suggestion | None:
+    """Return the cheapest member of the (plain) Pareto set among those with the fewest samples."""
+    whole = {key for key, complete in zip(keys, seen.whole, strict=True) if complete}
+    running: list[Hashable] = [key_of(point) for point in seen.running]
+    members = [
+        group
+        for group in front_of(_groups(seen, keys, seen.outputs), conservative=False)
+        if group.key in whole and (max_cost is None or group.cost <= max_cost)
+    ]
+    if not members:
+        return None
+    least = min(members, key=lambda group: len(group.costs) + running.count(group.key))
+    return Suggestion(seen.points[keys.index(least.key)], "resample", least.cost)
+
+
+def _searched(
+    seen: Observations,
+    keys: Sequence[Key],
+    dimensions: Sequence[Dimension],
+    max_cost: float | None,
+    log_prior: LogPrior,
+    rng: np.random.Generator,
+) -> Suggestion:
+    """Return the candidate with the largest acquisition.
+
+    It is EI(mean, deviation; the front at the predicted cost, at least the front at a random
+    cost) times the density of a step times the probability of success, in logs.
+    """
+    scores = normal_scores(seen.outputs)
+    members = front_of(_groups(seen, keys, scores))
+    origins = np.array([seen.points[keys.index(group.key)] for group in members])
+    output = fitted(seen.points, scores, rng).imagining(seen.running, rng)
+    cost = fitted(seen.points, np.log(seen.costs) - log_prior(seen.points), rng)
+    front = fitted_front(members, rng)
+
+    width = sum(dimension.width for dimension in dimensions)
+    candidates = _new(
+        steps_from(origins, dimensions, CANDIDATES * width, rng),
+        np.vstack([seen.running, seen.points]),
+    )
+    log_cost = log_prior(candidates) + cost.predict(candidates)[0]
+    limit = math.inf if max_cost is None else math.log(max_cost)
+    low, high = math.log(members[0].cost), min(math.log(members[-1].cost), limit)
+    threshold = front.at(rng.uniform(min(low, high), high))
+    mean, deviation = output.predict(candidates)
+    value = (
+        log_expected_improvement(mean, deviation, np.maximum(front.at(log_cost), threshold))
+        + log_near(candidates, origins)
+        + log_success(candidates, seen.points, seen.failures, rng)
+    )
+    allowed = log_cost < limit
+    # Where all are too dear, the cheapest one leads back.
+    best = np.where(allowed, value, -np.inf).argmax() if allowed.any() else log_cost.argmin()
+    return Suggestion(candidates[best], "search", math.exp(log_cost[best]))
+
+
+def _groups(seen: Observations, keys: Sequence[Key], outputs: Array) -> list[Group]:
+    return grouped(keys, seen.costs.tolist(), outputs.tolist())
+
+
+def _new(candidates: Array, known: Array) -> Array:
+    """Return the candidates that are not known yet, or all of them if there are none."""
+    taken = {key_of(point) for point in known}
+    new = [key_of(point) not in taken for point in candidates]
+    return candidates[new] if any(new) else candidates
