@@ -165,7 +165,8 @@ def tune_parameters(
     from rich.console import Console, Group
     from rich.text import Text
 
-    need("optuna", "`noisescale tune`")
+    for package in ("optuna", "sklearn"):
+        need(package, "`noisescale tune`", extra="tune")
     if html is not None:
         need("plotly", "`--html`")
     from noisescale.cli import tune_shown

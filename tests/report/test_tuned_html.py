@@ -77,7 +77,9 @@ def test_the_figure_of_the_front_has_all_trainings() -> None:
     drawn = front_figure(search())
 
     by_name = {trace.name: trace for trace in drawn.data}
-    assert list(by_name) == ["on the front", "your own settings", "without a result"]
+    others = ["on the front", "your own settings", "without a result"]
+    assert list(by_name) == ["not on the front", *others]
+    assert list(by_name["not on the front"].x) == [64]
     assert list(by_name["on the front"].x) == [1, 4, 16, 50, 256, 1024]
     assert by_name["on the front"].line.shape == "hv"
     assert list(by_name["your own settings"].y) == [0.65]

@@ -99,6 +99,8 @@ class _Tuned(TimedRun):
         return step >= int(self._spec["most_steps"])
 
     def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+        if self._spent is not None:  # Lightning validates once more when a training stops
+            return self._ended
         if not math.isfinite(value) or self._lost_its_loss(trainer):
             return DIVERGED
         return OUT_OF_STEPS

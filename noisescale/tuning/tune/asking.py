@@ -28,13 +28,23 @@ Prior = Callable[[Mapping[str, Any]], float]
 
 
 def suggested(
-    job: TuneJob, results: Mapping[str, Record], entries: Mapping[str, Entry]
+    job: TuneJob,
+    results: Mapping[str, Record],
+    entries: Mapping[str, Entry],
+    *,
+    with_prior: bool = True,
 ) -> dict[str, Value]:
     """Return the parameters of the next training.
 
     The first has the module's own settings: it is what the others are compared with. After that
     the sampler is asked. It sees a study that is made anew from the results, so that any worker
     asks the same question. Trainings under way are trials that run.
+
+    Args:
+        job: The search.
+        results: The result of each training that has ended.
+        entries: All trainings.
+        with_prior: Whether the sampler gets the cost from `prior_cost`, or learns it from nothing.
     """
     if not entries:
         return job.center
@@ -45,7 +55,7 @@ def suggested(
     try:
         study = optuna.create_study(
             direction="maximize" if job.maximize else "minimize",
-            sampler=sampler_of(job, prior_cost(job, results, entries)),
+            sampler=sampler_of(job, prior_cost(job, results, entries) if with_prior else None),
         )
         for key, entry in entries.items():
             study.add_trial(_trial(job, entry, results.get(key)))

@@ -188,7 +188,8 @@ class Parameter:
 
         if self.kind == CHOICE or (self.kind not in (POW2, LOGIT) and self.scale == 1.0):
             return None
-        kind, width = LinearSpace, self.high - self.low
+        kind: type[Space] = LinearSpace
+        width = self.high - self.low
         if self.kind in (LOG, POW2):
             kind = PowerOfTwoSpace if self.kind == POW2 else LogSpace
             width = math.log10(self.high / self.low)
