@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a known noise scale is worth to a search of learning rate and batch size, on digits.
 
-Three ways to search the same network at equal cost: five epochs at each batch size, the cost
-learned from nothing; the same with the prior of the cost; and equal progress at each batch size by
-a measured noise scale, with the prior. A training's cost is its steps times 1 ms + 10 us an
+Three ways to search learning rate, batch size and epochs of the same network at equal cost: the
+same epochs at each batch size, the cost learned from nothing; the same with the prior of the cost;
+and epochs of equal progress at each batch size by a measured noise scale, with the prior. A training's cost is its steps times 1 ms + 10 us an
 example: the clock of a shared machine would add noise that the question does not have.
 
 Reported: the best validation loss, and the area under the front of loss against the logarithm of
 the cost, relative to the loss of the own settings (larger is better).
 
-python benchmarks/tune_prior.py --seeds 4
+python benchmarks/tune_prior.py --seeds 0 1 2 3
 """
 
 import argparse
@@ -35,7 +35,7 @@ from noisescale.tuning.tune.reading import read_parameters
 from noisescale.tuning.tune.standing import front_of
 from noisescale.tuning.tune.tune_job import Length, TuneJob, centered
 
-SEARCH = ("learning_rate=0.003..3", "batch_size=8..512")
+SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
 EPOCHS, TRAININGS = 5.0, 16
 """A search may cost this many trainings with the own settings."""
@@ -121,7 +121,7 @@ def searched(seed: int, noise_scale: float | None, *, with_prior: bool) -> tuple
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--seeds", type=int, default=4)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -133,7 +133,7 @@ def main() -> None:
         "prior of the cost": (None, True),
         "equal progress": (noise_scale, True),
     }
-    for seed in range(arguments.parse_args().seeds):
+    for seed in arguments.parse_args().seeds:
         for way, (known, with_prior) in ways.items():
             best, area, count = searched(seed, known, with_prior=with_prior)
             line = {"way": way, "seed": seed, "best": best, "area": area, "trainings": count}

@@ -157,8 +157,8 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
         (
             ("--search", "depth=1..4"),
             "`--search` must name arguments of train.py:make, or what a training has"
-            " (learning_rate, batch_size, weight_decay, momentum, epochs, steps), got depth. Its arguments: width,"
-            " bias. Add the argument, or correct the name.",
+            " (learning_rate, batch_size, weight_decay, momentum, epochs, steps), got depth. Its"
+            " arguments: width, bias. Add the argument, or correct the name.",
         ),
         (
             (*SEARCH, "--budget", "0h"),
