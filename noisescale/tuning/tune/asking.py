@@ -67,7 +67,7 @@ def suggested(
 
 def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     """Return the sampler of a search."""
-    from noisescale import CarbsSampler
+    from noisescale.tuning.carbs.sampler import CarbsSampler
 
     spaces = {each.name: space for each in job.parameters if (space := each.space()) is not None}
     return CarbsSampler(
