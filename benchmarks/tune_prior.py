@@ -37,7 +37,7 @@ from noisescale.tuning.tune.tune_job import Length, TuneJob, centered
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)
-EPOCHS, TRAININGS = 5.0, 16
+EPOCHS, TRAININGS = 5.0, 40
 """A search may cost this many trainings with the own settings."""
 
 digits = load_digits()

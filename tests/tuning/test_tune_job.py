@@ -137,8 +137,11 @@ def test_the_suggestion_depends_on_what_is_under_way(searched: Ledger) -> None:
 
     (second,) = begun.wanted(results_of(entries), {**entries, "7": under_way})
 
-    assert second.key == "8"
-    assert second.spec["parameters"] != first.spec["parameters"]
+    lost = replace(under_way, state=State.GIVEN_UP, result={FAILED: "no such luck"})
+    all_known = {**entries, "7": lost}
+    (after_failure,) = begun.wanted(results_of(all_known), all_known)
+    assert second.key == after_failure.key == "8"
+    assert second.spec["parameters"] != after_failure.spec["parameters"]
 
 
 def test_what_waits_comes_before_anything_new() -> None:

@@ -128,7 +128,7 @@ class TuneJob:
                 "search",
                 f"have batch sizes that {devices} devices share, powers of two",
                 f"{searched.text()} ({searched.kind})",
-                "Give powers of two, and so many devices.",
+                "Give powers of two, for a number of devices that is one.",
             )
         if searched.low < devices:
             refuse(
