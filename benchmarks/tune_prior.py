@@ -3,8 +3,9 @@
 
 Three ways to search learning rate, batch size and epochs of the same network at equal cost: the
 same epochs at each batch size, the cost learned from nothing; the same with the prior of the cost;
-and epochs of equal progress at each batch size by a measured noise scale, with the prior. A training's cost is its steps times 1 ms + 10 us an
-example: the clock of a shared machine would add noise that the question does not have.
+and epochs of equal progress at each batch size by a measured noise scale, with the prior. A
+training's cost is its steps times 1 ms + 10 us an example: the clock of a shared machine would add
+noise that the question does not have.
 
 Reported: the best validation loss, and the area under the front of loss against the logarithm of
 the cost, relative to the loss of the own settings (larger is better).

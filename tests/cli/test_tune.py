@@ -201,7 +201,7 @@ def test_the_own_settings_of_optimizer_loader_and_function_are_the_centre(here: 
         ),
         (
             ("--search", "batch_size=8..512"),
-            "`--search` must have batch sizes of at most the numbe",
+            "`--search` must have batch sizes of at most the ",
         ),
         (
             (*SEARCH, "--space", "none.toml"),
