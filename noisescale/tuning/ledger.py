@@ -119,8 +119,9 @@ class Ledger:
             pass
         ledger = cls(storage, name, lease)
         known, now = json.loads(ledger._job_text()), json.loads(_job_text(job))
-        for name in job.adjustable:
-            known[name] = now[name]
+        adjusted = {name: now[name] for name in job.adjustable}
+        goes_on = {**known, **adjusted} != known
+        known |= adjusted
         if differing := ", ".join(_differences(known, now)):
             raise StorageError(
                 f"`storage` must have a job with the same settings, got {printable(shown(place))}"
@@ -128,7 +129,7 @@ class Ledger:
                 " the settings from before. For a new job give another `--output`, and another"
                 " `--name` or storage if you gave one."
             )
-        if ledger._job_text() != _job_text(job):
+        if goes_on:
             storage.set_study_user_attr(ledger._study, _JOB, _job_text(job))
         ledger._forget_failures()
         return ledger
