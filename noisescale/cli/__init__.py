@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `noisescale predict`, `watch`, `compare`, `sweep`, `branch`, `fit`, ...
+"""The command line: `noisescale predict`, `watch`, `compare`, `sweep`, `tune`, `branch`, ...
 
 A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from noisescale import __version__
-from noisescale.cli import branch, compare, fit, predict, profile, sweep, watch, work
+from noisescale.cli import branch, compare, fit, predict, profile, sweep, tune, watch, work
 from noisescale.extras import MissingExtraError
 from noisescale.printable import printable
 
@@ -29,6 +29,7 @@ for name, command, example in (
     ("watch", watch.watch_run, watch.EXAMPLE),
     ("compare", compare.compare_runs, compare.EXAMPLE),
     ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
+    ("tune", tune.tune_parameters, tune.EXAMPLE),
     ("work", work.work_on, work.EXAMPLE),
     ("status", work.show_status, work.STATUS_EXAMPLE),
     ("branch", branch.branch_run, branch.EXAMPLE),

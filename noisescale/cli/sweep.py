@@ -24,9 +24,11 @@ from noisescale.cli.workers import (
     Lease,
     WorkerCount,
     check_workers,
+    made_folder,
     options_of,
     stopped,
     trained_by_workers,
+    work_command,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
@@ -196,15 +198,10 @@ def sweep_batch_sizes(
             epochs=epochs,
             max_device_batch_size=max_device_batch_size,
         )
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                f"`output` must be a folder that can be written, got {printable(output)}:"
-                f" {error.strerror}. Name another folder."
-            ) from error
+        made_folder(output)
         ledger = Ledger.begin(place, name, job, lease)
-        err.print(_further(place, name), markup=False, soft_wrap=True)
+        further = shlex.join(work_command(place, name))
+        err.print(f"Further workers join with: {further}", markup=False, soft_wrap=True)
         for text in (doubts := doubts_before(job)):
             err.print(text, markup=False)
         said, written = time.monotonic(), set[str]()
@@ -304,13 +301,6 @@ def _job(
     found = Search(dimensions, trials, repeats, seed)
     own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
-
-
-def _further(place: str, name: str) -> str:
-    from noisescale.tuning.storage import shown
-
-    words = ["noisescale", "work", "--storage", printable(shown(place)), "--name", printable(name)]
-    return f"Further workers join with: {shlex.join(words)}"
 
 
 def _next(output: Path, goal: str, *, fits: bool) -> list[list[str]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def progress_line(found: SweepProgress) -> str:
     """Return how far a sweep is."""
     running = plural(len(found.running), "training")
-    spent = f"{_hours(found.device_hours)} device-hours spent"
+    spent = f"{hours(found.device_hours)} device-hours spent"
     if found.finished:
         return f"{plural(found.done, 'training')} done, {spent}."
     left = "" if math.isnan(found.seconds_left) else f", about {_span(found.seconds_left)} left"
@@ -93,9 +93,12 @@ def status_as_dict(name: str, job: Job, entries: Mapping[str, Entry]) -> dict[st
     """Return the state of a job as JSON can hold it."""
     from dataclasses import asdict
 
+    from noisescale.cli.tune_shown import tuned_as_dict
     from noisescale.tuning.ledger import results_of
     from noisescale.tuning.settings import SweepJob
     from noisescale.tuning.table import failures_in, sweep_progress
+    from noisescale.tuning.tune.standing import tune_progress
+    from noisescale.tuning.tune.tune_job import TuneJob
     from noisescale.tuning.worker import workers_of
 
     results = results_of(entries)
@@ -122,6 +125,8 @@ def status_as_dict(name: str, job: Job, entries: Mapping[str, Entry]) -> dict[st
                 for size in progress.sizes
             ],
         }
+    if isinstance(job, TuneJob):
+        found |= tuned_as_dict(job, tune_progress(job, entries))
     return found
 
 
@@ -135,7 +140,8 @@ def _worker(entry: Entry) -> str:
     return f"{worker.get('host', 'starting')}:{worker.get('process', '')}{named}"
 
 
-def _hours(hours: float) -> str:
+def hours(hours: float) -> str:
+    """Write device-hours."""
     return f"{hours:.2g}" if hours < 10 else count(hours)
 
 

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -65,11 +65,16 @@ def refuse_if_not_here(target: str) -> None:
         )
 
 
-def made(target: str, found: Any) -> Any:
+def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of `found` if it is a function or class; else return `found`.
 
+    Args:
+        target: The name of `found`.
+        found: What was loaded.
+        arguments: Keyword arguments.
+
     Raises:
-        ValueError: If the function or class needs arguments.
+        ValueError: If the function or class needs other arguments.
 
     Examples:
         >>> made("collections:Counter", load("collections:Counter"))
@@ -78,22 +83,57 @@ def made(target: str, found: Any) -> Any:
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         return found
     try:
-        inspect.signature(found).bind()
+        inspect.signature(found).bind(**(arguments or {}))
     except TypeError as error:
         raise ValueError(
             f"`{printable(target)}` must be callable without arguments, got: {error}."
             " Name a function that calls it with its arguments."
         ) from error
-    return found()
+    return found(**(arguments or {}))
 
 
-def module_and_data(target: str, data: str | None) -> tuple[Any, Any]:
+def own_arguments(target: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of arguments of a function or class, as far as they have any.
+
+    Raises:
+        ValueError: If it does not take one of the arguments.
+    """
+    found = load(target)
+    takes: Mapping[str, inspect.Parameter] = {}
+    if inspect.isclass(found) or inspect.isroutine(found):
+        takes = inspect.signature(found).parameters
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    every = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+    defaults = {}
+    for name in names:
+        argument = takes.get(name)
+        if argument is not None and argument.kind in by_name:
+            if argument.default is not inspect.Parameter.empty:
+                defaults[name] = argument.default
+        elif not every:
+            known = ", ".join(n for n, each in takes.items() if each.kind in by_name) or "none"
+            raise ValueError(
+                f"`search` must name arguments of {printable(target)}, or what a training has"
+                f" (learning_rate, batch_size, weight_decay, momentum, epochs, steps), got {name}."
+                f" Its arguments: {known}. Add the argument, or correct the name."
+            )
+    return defaults
+
+
+def module_and_data(
+    target: str, data: str | None, arguments: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
     """Return a LightningModule and its data, from one target or from two.
+
+    Args:
+        target: Of the module.
+        data: Of the data, if they do not come with the module.
+        arguments: Keyword arguments of the first.
 
     Raises:
         ValueError: If a target is something else.
     """
-    module, examples = made(target, load(target)), None
+    module, examples = made(target, load(target), arguments), None
     if isinstance(module, tuple) and len(module) == 2:
         module, examples = module
     if data is not None:

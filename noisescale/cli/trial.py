@@ -31,14 +31,16 @@ def train_trial(folder: Path) -> None:
             train_branch_task(module, examples, spec, folder)
         return
     from noisescale.lightning.sweeping.trial_fit import Made, train_task
+    from noisescale.lightning.sweeping.tuned_fit import train_tuned
 
     seed_all(spec["seed"])  # also what the user's function draws: the weights
-    module, examples = module_and_data(target, data)
+    module, examples = module_and_data(target, data, spec.get("arguments"))
     # The function may have set a seed of its own, the same for all repetitions.
     seed_all(spec["seed"])
     os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
     with told_in_a_line(TOO_LARGE):
-        train_task(Made(module, examples), spec, folder)
+        train = train_tuned if spec["kind"] == "tune" else train_task
+        train(Made(module, examples), spec, folder)
 
 
 def main() -> None:

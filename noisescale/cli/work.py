@@ -27,7 +27,7 @@ def work_on(
     ),
     lease: Lease = 60.0,
 ) -> None:
-    """Train for a sweep, or for branches, until all is done. Start it on any machine.
+    """Train for a sweep, a search or branches until all is done. Start it on any machine.
 
     Start it in the folder in which the command was started, or in a copy of it: the function that
     makes module and data must be there.
@@ -59,7 +59,7 @@ def show_status(
     name: JobName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show how far a sweep is, and who is training what."""
+    """Show how far a sweep or a search is, and who is training what."""
     from rich.console import Console
 
     from noisescale.report.text import Section
@@ -67,11 +67,14 @@ def show_status(
     from noisescale.tuning.ledger import Ledger
     from noisescale.tuning.settings import SweepJob
     from noisescale.tuning.table import sweep_progress
+    from noisescale.tuning.tune.standing import tune_progress
+    from noisescale.tuning.tune.tune_job import TuneJob
 
     with renamed(flags_of(show_status) | {"storage": "--storage"}):
         ledger = Ledger.open(storage, name)
         job, entries = job_from(ledger.job), ledger.entries()
-    from noisescale.cli import sweep_shown
+    from noisescale.cli import sweep_shown, tune_shown
+    from noisescale.report.tuned_tables import front_tables
 
     if as_json:
         record = sweep_shown.status_as_dict(ledger.name, job, entries)
@@ -82,4 +85,8 @@ def show_status(
         progress = sweep_progress(job, entries)
         console.print(sweep_shown.progress_line(progress), markup=False)
         console.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
+    if isinstance(job, TuneJob):
+        tuned = tune_progress(job, entries)
+        console.print(tune_shown.progress_line(tuned), markup=False)
+        console.print(*map(Section, front_tables(tuned.front)), sep="\n")
     console.print(Section(sweep_shown.workers_table(entries)))

@@ -18,7 +18,7 @@ import typer
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
-    from noisescale.tuning.jobs import Job, Task
+    from noisescale.tuning.jobs import Job
     from noisescale.tuning.launchers import Workers
     from noisescale.tuning.ledger import Entry, Ledger
 
@@ -171,15 +171,15 @@ def trained_by_workers(
     command += ["--lease", f"{ledger.lease:g}"]
     started: Workers | None = None
     known: set[str] | None = None
-    wanted: Sequence[Task] = ()
+    finished = False
     try:
         while True:
             entries = patiently(ledger.entries)
             results = results_of(entries)
             if known != results.keys():  # else nothing else is wanted
-                known, wanted = set(results), job.wanted(results)
+                known, finished = set(results), job.finished(results, entries)
             show(entries)
-            if not wanted:
+            if finished:
                 break
             if started is None and workers:
                 folder = output / "workers"
@@ -209,9 +209,11 @@ def _until_they_end(started: Workers, *, patiently: bool) -> None:
 
 
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
+    from noisescale.tuning.ledger import results_of
     from noisescale.tuning.storage import patiently
 
-    if not job.wanted(patiently(ledger.results)):
+    entries = patiently(ledger.entries)
+    if job.finished(results_of(entries), entries):
         return
     printed = [line for line in started.printed().splitlines() if line.strip()]
     ours = [line for line in printed if "noisescale: " in line]
@@ -220,6 +222,28 @@ def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
         f"{printable(said)} All workers have stopped. Finished trainings are kept: the same command"
         " goes on."
     )
+
+
+def made_folder(output: Path) -> None:
+    """Make the folder of the results.
+
+    Raises:
+        ValueError: If it cannot be made.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"`output` must be a folder that can be written, got {printable(output)}:"
+            f" {error.strerror}. Name another folder."
+        ) from error
+
+
+def work_command(place: str, name: str) -> list[str]:
+    """Return the command by which further workers join."""
+    from noisescale.tuning.storage import shown
+
+    return ["noisescale", "work", "--storage", printable(shown(place)), "--name", printable(name)]
 
 
 @contextmanager

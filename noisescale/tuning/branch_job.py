@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from noisescale.tuning.jobs import FAILED, Record, Task, Training
+from noisescale.tuning.jobs import FAILED, NOTHING, Record, Task, Training
+
+if TYPE_CHECKING:
+    from noisescale.tuning.ledger import Entry
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class BranchJob:
     loss_examples: int
 
     kind: ClassVar[str] = "branch"
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     @property
     def devices(self) -> int:
@@ -45,7 +49,9 @@ class BranchJob:
         fields = {**read, "training": Training(**read["training"])}
         return cls(**{**fields, "sizes": tuple(fields["sizes"])})
 
-    def wanted(self, results: Mapping[str, Record]) -> list[Task]:
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
         """Return the branches that can be trained now, see `Job`."""
         tasks = []
         for order in range(self.orders):
@@ -57,6 +63,12 @@ class BranchJob:
                 known = first if order > 0 and first is not None and FAILED not in first else None
                 tasks.append(Task(key, self._spec(number, order, known)))
         return tasks
+
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        """Return whether nothing is left to train."""
+        return not self.wanted(results)
 
     def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
         """Branches end by themselves."""

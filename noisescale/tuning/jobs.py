@@ -5,13 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from noisescale.tuning.ledger import Entry
 
 Record = Mapping[str, Any]
 """What JSON can hold."""
 
 FAILED = "failed"
 """The key of a result that says why a task was given up."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,19 +61,32 @@ class Job(Protocol):
     def devices(self) -> int:
         """Devices of each training."""
 
+    @property
+    def adjustable(self) -> tuple[str, ...]:
+        """Settings that the command may change when it goes on, such as a budget."""
+
     def as_dict(self) -> dict[str, Any]:
         """Return the job as JSON can hold it."""
 
-    def wanted(self, results: Mapping[str, Record]) -> list[Task]:
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
         """Return the tasks that can be trained now and have no result. None left: the job is done.
 
-        The answer depends on the results alone, not on their order. So one worker and many train
-        the same tasks.
+        The answer of a sweep depends on the results alone, not on their order. So one worker and
+        many train the same tasks. A search that learns from each training also looks at what is
+        under way.
 
         Args:
             results: The result of each finished task, by its key. A task that was given up has the
                 key `FAILED` in its result.
+            entries: All tasks of the ledger, with their states.
         """
+
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        """Return whether nothing is left to train. It costs less than `wanted`."""
 
     def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
         """Return the steps after which a training cannot win any more; infinite for no limit."""

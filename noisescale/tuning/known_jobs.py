@@ -8,8 +8,9 @@ from typing import Any
 from noisescale.tuning.branch_job import BranchJob
 from noisescale.tuning.jobs import Job, Record
 from noisescale.tuning.settings import SweepJob
+from noisescale.tuning.tune.tune_job import TuneJob
 
-_KINDS: dict[str, Any] = {kind.kind: kind for kind in (SweepJob, BranchJob)}
+_KINDS: dict[str, Any] = {kind.kind: kind for kind in (SweepJob, BranchJob, TuneJob)}
 
 
 def job_from(record: Record) -> Job:

@@ -62,6 +62,8 @@ class State(Enum):
     RUNNING = "running"
     DONE = "done"
     GIVEN_UP = "given up"
+    FAILED = "failed"
+    """Its last attempt failed, and another one is to be added."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ class Ledger:
             pass
         ledger = cls(storage, name, lease)
         known, now = json.loads(ledger._job_text()), json.loads(_job_text(job))
+        adjusted = {name: now[name] for name in job.adjustable}
+        goes_on = {**known, **adjusted} != known
+        known |= adjusted
         if differing := ", ".join(_differences(known, now)):
             raise StorageError(
                 f"`storage` must have a job with the same settings, got {printable(shown(place))}"
@@ -124,6 +129,8 @@ class Ledger:
                 " the settings from before. For a new job give another `--output`, and another"
                 " `--name` or storage if you gave one."
             )
+        if goes_on:
+            storage.set_study_user_attr(ledger._study, _JOB, _job_text(job))
         ledger._forget_failures()
         return ledger
 
@@ -171,9 +178,7 @@ class Ledger:
         forgotten = set(self._storage.get_study_user_attrs(self._study).get(_FORGOTTEN, ()))
         found = {}
         for key, trials in of_key.items():
-            entry = _entry(key, [t for t in trials if t.number not in forgotten])
-            if entry is not None:
-                found[key] = entry
+            found[key] = _entry(key, trials, [t for t in trials if t.number not in forgotten])
         return found
 
     def results(self) -> dict[str, Record]:
@@ -186,7 +191,7 @@ class Ledger:
 
         known = self.entries()
         for task in tasks:
-            if task.key in known:
+            if task.key in known and known[task.key].state is not State.FAILED:
                 continue
             attributes = {_KEY: task.key, _SPEC: json.dumps(dict(task.spec))}
             template = create_trial(state=TrialState.WAITING, user_attrs=attributes)
@@ -198,7 +203,7 @@ class Ledger:
 
         known = self.entries()
         for key, result in results.items():
-            if key in known:
+            if key in known and known[key].state is not State.FAILED:
                 continue
             attributes = {_KEY: key, _SPEC: "{}", _RESULT: json.dumps(dict(result))}
             template = create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs=attributes)
@@ -346,11 +351,16 @@ def results_of(entries: Mapping[str, Entry]) -> dict[str, Record]:
     return {key: each.result for key, each in entries.items() if each.result}
 
 
-def _entry(key: str, trials: list[FrozenTrial]) -> Entry | None:
-    """Return the state of a task from its attempts; None if it is to be attempted anew.
+def _entry(key: str, every: list[FrozenTrial], trials: list[FrozenTrial]) -> Entry:
+    """Return the state of a task from its attempts.
 
     Two workers may add the same task at once. Of several attempts that have not failed, the first
     counts.
+
+    Args:
+        key: Of the task.
+        every: All attempts.
+        trials: Those that count: without the forgotten ones.
     """
     from optuna.trial import TrialState
 
@@ -370,7 +380,7 @@ def _entry(key: str, trials: list[FrozenTrial]) -> Entry | None:
         trial, state = failed[-1], State.GIVEN_UP
         result = {FAILED: (own or [LOST])[-1]}
     else:
-        return None
+        trial, state, result = every[-1], State.FAILED, {}
     worker = trial.user_attrs.get(_WORKER, {})
     return Entry(
         key,

@@ -6,16 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.history.metrics import Goal
 from noisescale.plan import Plan, plan_for
 from noisescale.printable import printable
-from noisescale.tuning.jobs import Record, Task, Training
+from noisescale.tuning.jobs import NOTHING, Record, Task, Training
 from noisescale.tuning.results import TrialResult, trial_name
 from noisescale.tuning.search import Progress, Search, limit_of, progress_of
 from noisescale.tuning.space import LEARNING_RATE, Dimension
+
+if TYPE_CHECKING:
+    from noisescale.tuning.ledger import Entry
 
 AROUND = 8.0
 """The learning rate is searched between the module's own divided by this, and times this."""
@@ -47,6 +50,10 @@ class Own:
     """Whether the function that makes module and data sets a seed itself."""
     fixed_batch_size: int | None = None
     """`batch_size` among the hyperparameters of the module. It stays as it is."""
+    momentum: float | None = None
+    """Of an SGD, or the first beta of an Adam."""
+    weight_decay: float | None = None
+    """Where there is some, else 0."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class SweepJob:
     max_device_batch_size: int | None = None
 
     kind: ClassVar[str] = "sweep"
+    adjustable: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check that each batch size can be trained."""
@@ -93,22 +101,7 @@ class SweepJob:
         Raises:
             ValueError: If the devices cannot share it equally.
         """
-        most = self.max_device_batch_size or size
-        devices = self.training.devices
-        plan = plan_for(size, devices=devices, max_device_batch_size=most)
-        if plan.batch_size != size:
-            count = math.ceil(size / (devices * most))
-            while size % (devices * count) and count < size:
-                count += 1
-            if size % (devices * count):
-                refuse(
-                    "batch_sizes",
-                    f"be multiples of the number of devices, {devices}",
-                    f"{size}",
-                    "Give other batch sizes.",
-                )
-            plan = Plan(size // (devices * count), count, devices)
-        return plan
+        return equal_shares(size, self.training.devices, self.max_device_batch_size or size)
 
     def most_steps(self, size: int) -> int:
         """Return the steps after which a training ends without its goal.
@@ -202,7 +195,9 @@ class SweepJob:
         found = self.results_of(size, results, {key: read_spec(key) for key in results})
         return progress_of(self.search, self.dimensions(size), found, self.goal)
 
-    def wanted(self, results: Mapping[str, Record]) -> list[Task]:
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
         """Return the tasks that can be trained now, see `Job`.
 
         Small batch sizes come first: their trainings have the most steps and take longest. Shorter
@@ -214,6 +209,12 @@ class SweepJob:
             for point, seed in self.progress(size, results).missing
         ]
 
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        """Return whether nothing is left to train."""
+        return not self.wanted(results)
+
     def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
         """Return the steps after which a training cannot win any more."""
         spec = read_spec(key)
@@ -223,6 +224,28 @@ class SweepJob:
             spec["batch_size"], results, {key: read_spec(key) for key in results}
         )
         return limit_of(found, self.goal)
+
+
+def equal_shares(size: int, devices: int, most: int) -> Plan:
+    """Return how a batch is made up, of equal micro-batches of at most `most` examples.
+
+    Raises:
+        ValueError: If the devices cannot share it equally.
+    """
+    plan = plan_for(size, devices=devices, max_device_batch_size=most)
+    if plan.batch_size != size:
+        count = math.ceil(size / (devices * most))
+        while size % (devices * count) and count < size:
+            count += 1
+        if size % (devices * count):
+            refuse(
+                "batch_sizes",
+                f"be multiples of the number of devices, {devices}",
+                f"{size}",
+                "Give other batch sizes.",
+            )
+        plan = Plan(size // (devices * count), count, devices)
+    return plan
 
 
 def read_spec(key: str) -> dict[str, Any]:

@@ -75,12 +75,14 @@ class Worker:
                 succeeded. The failures are forgotten: others train these tasks.
             StorageError: If the storage is out of reach for long.
         """
-        known: set[str] | None = None
+        known: dict[str, State] | None = None
         while True:
-            results = patiently(self._ledger.results)
-            if known != results.keys():  # else nothing else is wanted
+            entries = patiently(self._ledger.entries)
+            states = {key: entry.state for key, entry in entries.items()}
+            if known != states:  # else nothing else is wanted
+                results = results_of(entries)
                 _refuse_if_all_failed(results)
-                known, wanted = set(results), self._job.wanted(results)
+                known, wanted = states, self._job.wanted(results, entries)
             if not wanted:
                 return
             for key in patiently(self._ledger.put_back_lost):

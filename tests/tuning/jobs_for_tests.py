@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noisescale.tuning.jobs import Record, Task
+from noisescale.tuning.jobs import NOTHING, Record, Task
+from noisescale.tuning.ledger import Entry
 
 SCRIPT = """
 import json, sys, time
@@ -27,11 +28,19 @@ class Squares:
     count: int = 3
     devices: int = 1
     kind: str = "squares"
+    adjustable: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
-    def wanted(self, results: Mapping[str, Record]) -> list[Task]:
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        return not self.wanted(results)
+
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
         first = [Task(f"n={n}", {"n": n}) for n in range(self.count)]
         missing = [task for task in first if task.key not in results]
         if missing:

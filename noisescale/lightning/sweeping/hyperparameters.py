@@ -31,6 +31,19 @@ def own_beta2(optimizers: Sequence[Optimizer]) -> float | None:
     return next((float(pair[1]) for pair in betas if len(pair) == 2), None)
 
 
+def own_momentum(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the momentum, or the first beta of an Adam; None if no optimizer has one."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    betas = [float(g["betas"][0]) for g in groups if "betas" in g]
+    return next(iter([*betas, *(float(g["momentum"]) for g in groups if "momentum" in g)]), None)
+
+
+def own_weight_decay(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the largest weight decay; None if no optimizer has any."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(g["weight_decay"]) for g in groups if "weight_decay" in g), default=None)
+
+
 def set_values(
     optimizers: Sequence[Optimizer], values: Mapping[str, float], beta2: float | None = None
 ) -> ScaledSteps:
@@ -41,8 +54,8 @@ def set_values(
 
     Args:
         optimizers: Of the fit.
-        values: From names of `SEARCHABLE` to values. Weight decay is set where there is some,
-            or everywhere if there is none.
+        values: From names of `SEARCHABLE` to values; what is left out stays the module's own.
+            Weight decay is set where there is some, or everywhere if there is none.
         beta2: Of an Adam.
 
     Raises:
@@ -68,7 +81,7 @@ def set_values(
             " multiplies it."
         )
     scaled = ScaledSteps(optimizers)
-    scaled.factors = Factors(learning_rate=values[LEARNING_RATE] / own)
+    scaled.factors = Factors(learning_rate=values.get(LEARNING_RATE, own) / own)
     return scaled
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,24 +28,21 @@ from noisescale.lightning.resized_loaders import (
 from noisescale.lightning.sweeping.hyperparameters import (
     own_beta2,
     own_learning_rate,
+    own_momentum,
+    own_weight_decay,
     refuse_overridden,
     refuse_unsearchable,
-    set_values,
 )
+from noisescale.lightning.sweeping.timed_run import TimedRun, metric_of
 from noisescale.lightning.trainer_access import (
     VALIDATES_NEVER,
     Callback,
     first_loader,
-    has_plateau,
     has_validation,
-    is_last_batch,
-    looks_after_batch,
     schedules_of,
     validate_next,
-    validate_no_more,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer
-from noisescale.printable import printable
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
 from noisescale.tuning.jobs import Record, Training
@@ -112,7 +108,7 @@ def describe(
                 "callbacks": [look],
             },
         )
-        with _loaders(made.data, None, batch_size, 1) as loaders:
+        with loaders_of(made.data, None, batch_size, 1) as loaders:
             trainer.fit(module, **loaders)
     own = look.own
     if own is None:
@@ -148,11 +144,16 @@ def train_task(made: Made, spec: Record, folder: Path) -> None:
             },
         )
         size = spec["device_batch_size"]
-        with _loaders(made.data, size, size, training.devices) as loaders:
+        with loaders_of(made.data, size, size, training.devices) as loaders:
             trainer.fit(module, **loaders)
+    write_result(trainer, run.result(), folder)
+
+
+def write_result(trainer: pl.Trainer, result: Record, folder: Path) -> None:
+    """Write the result of a task into its folder, by rank 0, whole or not at all."""
     if trainer.is_global_zero:
         written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps(run.result()))
+        written.write_text(json.dumps(dict(result)))
         written.replace(folder / RESULT)
 
 
@@ -179,6 +180,8 @@ class _Describe(Callback):
             own_beta2(trainer.optimizers),
             tuple(type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
+            momentum=own_momentum(trainer.optimizers),
+            weight_decay=own_weight_decay(trainer.optimizers),
         )
         # Only a factor shows whether the module sets the learning rate itself.
         self._scaled = ScaledSteps(trainer.optimizers)
@@ -208,7 +211,7 @@ class _Describe(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._scaled.close()
         refuse_overridden(self._scaled)
-        _metric(trainer, self._goal)
+        metric_of(trainer, self._goal.metric)
         if not self._looked:
             raise ValueError(
                 "`goal` must be about a metric of the validation, or of each training step, got"
@@ -217,127 +220,25 @@ class _Describe(Callback):
             )
 
 
-class _Run(Callback):
-    """Set the hyperparameters, evaluate at rarer and rarer steps, and stop in time."""
+class _Run(TimedRun):
+    """Evaluate at rarer and rarer steps, and stop in time."""
 
     def __init__(self, spec: Record, folder: Path) -> None:
-        self._spec, self._folder, self._goal = spec, folder, Goal(**spec["goal"])
+        super().__init__(spec, Goal(**spec["goal"]).metric)
+        self._folder, self._goal = folder, Goal(**spec["goal"])
         self._next = 1
-        self._began = self._paused = 0.0
-        self._steps: list[int] = []
-        self._values: list[float | None] = []
-        self._seconds: list[float] = []
-        self._ended = OUT_OF_STEPS
-        self._loss: torch.Tensor | None = None
-        self._asked = self._plateau = False
-        self._batches_of_epoch = 0
 
-    def result(self) -> dict[str, Any]:
-        """Return the evaluations, and how the training ended."""
-        return {
-            "steps": self._steps,
-            "values": self._values,
-            "seconds": self._seconds,
-            "ended": self._ended,
-        }
+    def _is_due(self, step: int) -> bool:
+        return step >= min(self._next, int(self._spec["most_steps"]))
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        values, beta2 = self._spec["hyperparameters"], self._spec["beta2"]
-        refuse_unsearchable(trainer.optimizers, schedules_of(trainer), tuple(values))
-        self._plateau = has_plateau(trainer)
-        self._scaled = set_values(trainer.optimizers, values, beta2)
-        self._began = time.perf_counter()
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._batches_of_epoch = 0
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._batches_of_epoch:  # Lightning would begin one epoch after the other for ever
-            raise ValueError(
-                "`batch_sizes` must be at most the number of examples of an epoch, got"
-                f" {self._spec['batch_size']}: the stream ended before one batch was full. Leave"
-                " larger ones out."
-            )
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self._batches_of_epoch += 1
-        refuse_overridden(self._scaled)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self._loss = loss if isinstance(loss, torch.Tensor) else None
-        step = trainer.global_step
-        new = step > (self._steps[-1] if self._steps else 0)
-        due = step >= min(self._next, self._spec["most_steps"])
-        # A schedule that waits for a plateau would count the last value again and again.
-        steers = self._plateau and (is_last_batch(trainer) or looks_after_batch(trainer, ""))
-        if not new or not (due or steers):
-            return
-        self._pause(trainer)
-        if has_validation(trainer):
-            self._asked = True
-            validate_next(trainer)
-        else:
-            self._look(trainer)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._asked:  # the module itself stops the training
-            self._pause(trainer)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            asked, self._asked = self._asked, False
-            validate_no_more(trainer)
-            if asked or trainer.global_step > (self._steps[-1] if self._steps else 0):
-                self._look(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._scaled.close()
-
-    def _pause(self, trainer: pl.Trainer) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()  # steps that are still under way count
-        self._paused = time.perf_counter()
-
-    def _look(self, trainer: pl.Trainer) -> None:
-        step = trainer.global_step
-        mean = trainer.strategy.reduce(_metric(trainer, self._goal).detach(), reduce_op="mean")
-        value = float(mean)
-        seconds, limit = trainer.strategy.broadcast(
-            (self._paused - self._began, read_limit(self._folder))
-        )
-        self._steps.append(step)
-        self._values.append(value if math.isfinite(value) else None)
-        self._seconds.append(round(seconds, 4))
+    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+        limit = trainer.strategy.broadcast(read_limit(self._folder))
         self._next = look_after(step)
         if self._goal.reached_by(np.array([value]))[0]:
-            self._ended = REACHED
-        elif not math.isfinite(value) or self._lost_its_loss(trainer):
-            self._ended = DIVERGED
-        elif step >= limit:
-            self._ended = PRUNED
-        if self._ended != OUT_OF_STEPS:
-            trainer.should_stop = True
-        self._began += time.perf_counter() - self._paused
-
-    def _lost_its_loss(self, trainer: pl.Trainer) -> bool:
-        """Whether the last loss of any rank is no number. An accuracy would not show that."""
-        if self._loss is None:
-            return False
-        bad = (~torch.isfinite(self._loss.detach())).any().float()
-        return float(trainer.strategy.reduce(bad, reduce_op="sum")) > 0
-
-
-def _metric(trainer: pl.Trainer, goal: Goal) -> torch.Tensor:
-    found = trainer.callback_metrics.get(goal.metric)
-    if found is None:
-        names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-        unheld = "" if has_validation(trainer) else " There is no data to validate on."
-        raise ValueError(
-            f"`goal` must be about a metric that the module logs, got {goal.metric!r}. It logs"
-            f" {printable(names)}.{unheld}"
-        )
-    return found
+            return REACHED
+        if not math.isfinite(value) or self._lost_its_loss(trainer):
+            return DIVERGED
+        return PRUNED if step >= limit else OUT_OF_STEPS
 
 
 def read_limit(folder: Path) -> float:
@@ -349,7 +250,7 @@ def read_limit(folder: Path) -> float:
 
 
 @contextmanager
-def _loaders(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[dict[str, Any]]:
+def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `Trainer.fit`, with training batches of `size` examples.
 
     Args:

@@ -178,7 +178,8 @@ def test_all_kinds_of_data_are_trained_and_described(tmp_path: Path, on: Any) ->
     own = describe(Made(Line(0.03), on), CPU, GOAL, 16)
     found = trained(tmp_path, task(), on=on)
 
-    assert own == Own(64.0, 16 if isinstance(on, tuple) and on[0] is ONES else 4, 0.03)
+    size = 16 if isinstance(on, tuple) and on[0] is ONES else 4
+    assert own == Own(64.0, size, 0.03, momentum=0.0, weight_decay=0.0)
     assert found["steps"][-1] == trained(tmp_path, task())["steps"][-1]
 
 

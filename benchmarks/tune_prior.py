@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a known noise scale is worth to a search of learning rate and batch size, on digits.
+
+Three ways to search learning rate, batch size and epochs of the same network at equal cost: the
+same epochs at each batch size, the cost learned from nothing; the same with the prior of the cost;
+and epochs of equal progress at each batch size by a measured noise scale, with the prior. A
+training's cost is its steps times 1 ms + 10 us an example: the clock of a shared machine would add
+noise that the question does not have.
+
+Reported: the best validation loss, and the area under the front of loss against the logarithm of
+the cost, relative to the loss of the own settings (larger is better).
+
+python benchmarks/tune_prior.py --seeds 0 1 2 3
+"""
+
+import argparse
+import json
+import logging
+import math
+import warnings
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisescale import NoiseScaleMonitor, predict
+from noisescale.tuning.jobs import Training
+from noisescale.tuning.ledger import Entry, State, results_of
+from noisescale.tuning.settings import Own
+from noisescale.tuning.tune.asking import suggested
+from noisescale.tuning.tune.reading import read_parameters
+from noisescale.tuning.tune.standing import front_of
+from noisescale.tuning.tune.tune_job import Length, TuneJob, centered
+
+SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
+OWN = Own(1400, 32, 0.05)
+EPOCHS, TRAININGS = 5.0, 40
+"""A search may cost this many trainings with the own settings."""
+
+digits = load_digits()
+order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
+labels = torch.tensor(digits.target)[order]
+train, held = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def trained(spec: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(spec["seed"])
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=spec["parameters"]["learning_rate"])
+    size, steps = spec["batch_size"], spec["most_steps"]
+    places = torch.cat([torch.randperm(1400) for _ in range(math.ceil(steps * size / 1400))])
+    for step in range(steps):
+        batch = places[step * size : (step + 1) * size]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(train[0][batch]), train[1][batch]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        value = float(nn.functional.cross_entropy(net(held[0]), held[1]))
+    seconds = steps * (1e-3 + 1e-5 * size)
+    fine = math.isfinite(value)
+    return {
+        "value": value if fine else None,
+        "steps": steps,
+        "seconds": seconds,
+        "ended": "done" if fine else "diverged",
+    }
+
+
+def measured_noise_scale() -> float:
+    class Digits(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    L.seed_everything(0)
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+    trainer = L.Trainer(
+        max_epochs=int(EPOCHS), callbacks=[monitor], logger=False, accelerator="cpu",
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Digits(), DataLoader(TensorDataset(*train), batch_size=32, shuffle=True))
+    return predict(monitor.history).critical_batch_size.value
+
+
+def searched(seed: int, noise_scale: float | None, *, with_prior: bool) -> tuple[float, float, int]:
+    """The best loss, the area under the front, and the number of trainings."""
+    length = Length(epochs=EPOCHS, noise_scale=noise_scale)
+    parameters = centered(read_parameters(SEARCH), OWN, length, {})
+    job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, trials=999, seed=seed)
+    entries: dict[str, Entry] = {}
+    spent, allowed = 0.0, math.inf
+    while spent < allowed:
+        asked = suggested(job, results_of(entries), entries, with_prior=with_prior)
+        spec = job.spec(len(entries), asked) | {"seed": 1000 * seed + len(entries)}
+        result = trained(spec)
+        key = str(len(entries))
+        entries[key] = Entry(key, State.DONE, len(entries), 1, spec, {}, 0.0, result)
+        spent += result["seconds"]
+        if len(entries) == 1:
+            allowed = TRAININGS * result["seconds"]
+    front = front_of(job, entries).front
+    costs = np.log([*(each.cost for each in front), 4.0])
+    losses = np.minimum([each.value for each in front], 2.0)
+    gains = (2.0 - losses) * np.diff(np.maximum(np.minimum(costs, math.log(4.0)), math.log(0.02)))
+    return front[-1].value, float(gains.sum()), len(entries)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    noise_scale = measured_noise_scale()
+    print(f"critical batch size {noise_scale:.0f}", flush=True)
+    ways = {
+        "learned": (None, False),
+        "prior of the cost": (None, True),
+        "equal progress": (noise_scale, True),
+    }
+    for seed in arguments.parse_args().seeds:
+        for way, (known, with_prior) in ways.items():
+            best, area, count = searched(seed, known, with_prior=with_prior)
+            line = {"way": way, "seed": seed, "best": best, "area": area, "trainings": count}
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

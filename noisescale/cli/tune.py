@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale tune TARGET --search learning_rate=0.001..1 --metric val_loss --budget 1h`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from noisescale.cli.training import TRAINER, Accelerator, Data, Precision, Strategy, Target
+from noisescale.cli.values import flags_of
+from noisescale.cli.workers import (
+    WORKERS,
+    Launcher,
+    LauncherOptions,
+    Lease,
+    WorkerCount,
+    check_workers,
+    made_folder,
+    options_of,
+    stopped,
+    trained_by_workers,
+    work_command,
+)
+from noisescale.extras import need
+from noisescale.printable import printable, printable_json
+from noisescale.renamed import renamed
+
+if TYPE_CHECKING:
+    from noisescale.tuning.ledger import Entry
+
+EXAMPLE = (
+    "noisescale tune train.py:make --search learning_rate=0.001..1 --search batch_size=16..1024"
+    " --metric val_loss --budget 1h"
+)
+
+LINE_EVERY = 300.0
+"""Seconds between two lines of progress, where they go to a file."""
+
+LIVE = 12
+"""Lines of the front that are shown while the search goes on."""
+
+LENGTH, PRIOR = "How long a training is", "What a noise scale knows of it"
+
+
+def tune_parameters(
+    target: Target,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="The result, for example val_loss: a metric that the module logs. Its value at the"
+            " end of a training counts. It is minimised."
+        ),
+    ],
+    data: Data = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VALUES",
+            help="A parameter to search, and its values, for example learning_rate=0.001..1,"
+            " batch_size=16..1024, dropout=0..0.5:linear or act=relu,tanh. learning_rate,"
+            " batch_size, weight_decay, momentum, epochs and steps are those of the training. All"
+            " others are arguments of TARGET. Kinds: log, linear, logit, int, pow2. May be"
+            " repeated.",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(help="TOML file of parameters, with a table for each: low, high, kind, ..."),
+    ] = None,
+    maximize: Annotated[
+        bool, typer.Option("--maximize", help="The metric is to rise, as an accuracy is.")
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Device-hours for all trainings, such as 2h or 30m. Those under way may end."
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="The most trainings.")] = None,
+    max_cost: Annotated[
+        str | None,
+        typer.Option(help="The most device-time of one training, such as 10m. It then stops."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search and of its trainings.")] = 0,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Epochs of each training. Default: 10. The search begins there if it searches"
+            " them.",
+            rich_help_panel=LENGTH,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of each training, instead of epochs.", rich_help_panel=LENGTH),
+    ] = None,
+    noise_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="The critical batch size, in examples. Epochs and steps are then those at the"
+            " batch size of your loader; others are trained until they have made the same"
+            " progress.",
+            rich_help_panel=PRIOR,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run with a NoiseScaleMonitor, which has the noise scale and step times.",
+            rich_help_panel=PRIOR,
+        ),
+    ] = None,
+    max_device_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Most examples that fit on a device. Larger batches are accumulated.",
+            rich_help_panel=TRAINER,
+        ),
+    ] = None,
+    gradient_clip_val: Annotated[
+        float | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = None,
+    gradient_clip_algorithm: Annotated[
+        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+    ] = None,
+    devices: Annotated[
+        int,
+        typer.Option(help="Devices of each training, on one machine.", rich_help_panel=TRAINER),
+    ] = 1,
+    accelerator: Accelerator = "auto",
+    strategy: Strategy = "auto",
+    precision: Precision = None,
+    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("tune"),
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where the state is kept, as for `noisescale sweep`. Default: tune.journal in the"
+            " folder of the results.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Name of the search in the storage.", rich_help_panel=WORKERS)
+    ] = "tune",
+    workers: WorkerCount = 1,
+    launcher: Launcher = "local",
+    launcher_option: LauncherOptions = None,
+    lease: Lease = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with figures to this file.")
+    ] = None,
+) -> None:
+    """Search parameters for the best result at each cost, by CARBS.
+
+    The same command goes on where it was stopped, also with a larger budget.
+    """
+    from rich.console import Console, Group
+    from rich.text import Text
+
+    for package in ("optuna", "sklearn"):
+        need(package, "`noisescale tune`", extra="tune")
+    if html is not None:
+        need("plotly", "`--html`")
+    from noisescale.cli import tune_shown
+    from noisescale.cli.tune_job_made import made_job
+    from noisescale.report.text import Section, listed, pairs
+    from noisescale.report.tuned_tables import front_answers, front_table, front_tables
+    from noisescale.tuning.jobs import Training
+    from noisescale.tuning.ledger import Ledger
+    from noisescale.tuning.storage import patiently
+    from noisescale.tuning.tune.standing import tune_progress, write_tuned
+
+    place = storage or str(output / "tune.journal")
+    err = Console(stderr=True, highlight=False)
+    training = Training(
+        *(target, data, devices, accelerator, strategy, precision),
+        *(gradient_clip_val, gradient_clip_algorithm),
+    )
+    flags = flags_of(tune_parameters) | {"metric": "--metric", "goal": "--metric"}
+    with renamed(flags | {"center": "center"}), stopped(place):
+        options = options_of(launcher_option)
+        check_workers(workers, lease)
+        if html is not None and not html.absolute().parent.is_dir():
+            raise ValueError(
+                f"`html` must be in a folder that exists, got {printable(html)}. Create the folder"
+                " first."
+            )
+        job = made_job(
+            training,
+            metric,
+            search or (),
+            space,
+            maximize=maximize,
+            budget=budget,
+            trials=trials,
+            max_cost=max_cost,
+            seed=seed,
+            epochs=epochs,
+            steps=steps,
+            noise_scale=noise_scale,
+            run=run,
+            max_device_batch_size=max_device_batch_size,
+        )
+        made_folder(output)
+        ledger = Ledger.begin(place, name, job, lease)
+        further = shlex.join(work_command(place, name))
+        err.print(f"Further workers join with: {further}", markup=False, soft_wrap=True)
+        for text in (doubts := tune_shown.doubts_before(job)):
+            err.print(text, markup=False)
+        said, written = time.monotonic(), -1
+        with err.status("Starting...") as status:
+
+            def show(entries: Mapping[str, Entry]) -> None:
+                nonlocal said, written
+                progress = tune_progress(job, entries)
+                line = tune_shown.progress_line(progress)
+                if written != (ended := len(progress.front.trials)):
+                    write_tuned(progress.front, output)
+                    written = ended
+                if err.is_terminal:
+                    parts = [Section(front_table(progress.front, LIVE))] if written > 0 else []
+                    status.update(Group(Text(line), *parts))
+                elif time.monotonic() - said > LINE_EVERY:
+                    err.print(line, markup=False, soft_wrap=True)
+                    said = time.monotonic()
+
+            trained_by_workers(
+                ledger,
+                job,
+                place,
+                output,
+                workers=workers,
+                launcher=launcher,
+                options=options,
+                accelerator=accelerator,
+                show=show,
+            )
+        progress = tune_progress(job, patiently(ledger.entries))
+        write_tuned(progress.front, output)
+        if html is not None:
+            from noisescale.report.tuned_html import write_tuned_html
+
+            write_tuned_html(progress.front, html, warnings=doubts)
+    if as_json:
+        record = tune_shown.tuned_as_dict(job, progress)
+        print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
+    else:
+        out = Console(highlight=False)
+        out.print(tune_shown.progress_line(progress), markup=False)
+        out.print(pairs(front_answers(progress.front)))
+        out.print(*map(Section, front_tables(progress.front)), sep="\n")
+        if doubts:
+            out.print(*listed("Warnings", doubts, "! ", "bold"), sep="\n")
+        if html is not None:
+            print(f"Report: {printable(html)}")
+    if progress.front.best is None:
+        raise typer.Exit(1)

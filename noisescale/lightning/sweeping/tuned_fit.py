@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training of a search along the front of cost and result: its metric at its end, its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noisescale.lightning.branching.planning import look_after
+from noisescale.lightning.profiling.timed_fit import quiet
+from noisescale.lightning.sweeping.timed_run import TimedRun
+from noisescale.lightning.sweeping.trial_fit import Made, loaders_of, write_result
+from noisescale.lightning.trainer_access import VALIDATES_NEVER
+from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.tuning.jobs import Record, Training
+from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS
+from noisescale.tuning.tune.tune_job import DONE, TOO_DEAR
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+def train_tuned(made: Made, spec: Record, folder: Path) -> None:
+    """Train a task of a search, and write its result into its folder.
+
+    Args:
+        made: Module and data, newly made after the seed of the task was set.
+        spec: From `TuneJob.spec`.
+        folder: Of the training.
+    """
+    training = Training(**spec["training"])
+    run = _Tuned(spec, spec["metric"])
+    with quiet():
+        trainer = plain_trainer(
+            copied := copy_to_train(made.module),
+            {
+                **training.trainer_options,
+                **VALIDATES_NEVER,
+                "limit_val_batches": 1.0,
+                "use_distributed_sampler": True,
+                "max_epochs": spec["most_epochs"],
+                "max_steps": spec["most_steps"],
+                "limit_train_batches": spec["batches_of_epoch"] or 1.0,
+                "accumulate_grad_batches": spec["accumulation"],
+                "callbacks": [run],
+            },
+        )
+        size = spec["device_batch_size"]
+        with loaders_of(made.data, size, size, training.devices) as loaders:
+            trainer.fit(copied, **loaders)
+    write_result(trainer, run.result(), folder)
+
+
+class _Tuned(TimedRun):
+    """Evaluate the metric after the last step. Before, look for a lost loss and a spent time."""
+
+    def __init__(self, spec: Record, metric: str) -> None:
+        super().__init__(spec, metric)
+        self._next = 1
+        self._spent: tuple[int, float] | None = None
+
+    def result(self) -> dict[str, Any]:
+        """Return the metric at the end, the steps, and the seconds of training."""
+        if self._spent is not None:
+            steps, seconds = self._spent
+            return {"value": None, "steps": steps, "seconds": seconds, "ended": self._ended}
+        if not self._steps:
+            raise ValueError(
+                "`module` must train to the end, got one that stops the training before it was"
+                " evaluated. Let it train."
+            )
+        value = self._values[-1]
+        return {
+            "value": value,
+            "steps": self._steps[-1],
+            "seconds": self._seconds[-1],
+            "ended": DIVERGED if value is None or self._ended == DIVERGED else DONE,
+        }
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, *rest)
+        step = trainer.global_step
+        if self._next <= step < self._spec["most_steps"]:
+            self._next = look_after(step)
+            seconds = trainer.strategy.broadcast(time.perf_counter() - self._began)
+            if self._lost_its_loss(trainer):
+                self._ended = DIVERGED
+            elif seconds > (self._spec["most_seconds"] or math.inf):
+                self._ended = TOO_DEAR
+            if self._ended != OUT_OF_STEPS:
+                self._spent = step, round(seconds, 4)
+                trainer.should_stop = True
+
+    def _is_due(self, step: int) -> bool:
+        return step >= int(self._spec["most_steps"])
+
+    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+        if self._spent is not None:  # Lightning validates once more when a training stops
+            return self._ended
+        if not math.isfinite(value) or self._lost_its_loss(trainer):
+            return DIVERGED
+        return OUT_OF_STEPS
