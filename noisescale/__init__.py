@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
     from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.large_batch.conadv.adversary import ConcurrentAdversary as ConcurrentAdversary
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
+    from noisescale.large_batch.repeated_augmentation import (
+        RepeatedAugmentationSampler as RepeatedAugmentationSampler,
+    )
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
     )
@@ -57,6 +61,7 @@ _HOME = {
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
+    "ConcurrentAdversary": "large_batch.conadv.adversary",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",
@@ -66,6 +71,7 @@ _HOME = {
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
     "Prediction": "predictor",
+    "RepeatedAugmentationSampler": "large_batch.repeated_augmentation",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
     "adasum": "large_batch.adasum.rule",
