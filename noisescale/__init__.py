@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
     from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
     from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
+    from noisescale.large_batch.conadv.adversary import ConcurrentAdversary as ConcurrentAdversary
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
+    from noisescale.large_batch.repeated_augmentation import (
+        RepeatedAugmentationSampler as RepeatedAugmentationSampler,
+    )
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
     )
@@ -66,6 +70,7 @@ _HOME = {
     "CarbsSampler": "tuning.carbs.sampler",
     "DecentLaM": "large_batch.decentlam.optimizer",
     "DecentLaMReduction": "lightning.unaveraged.decentlam_reduction",
+    "ConcurrentAdversary": "large_batch.conadv.adversary",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",
@@ -75,6 +80,7 @@ _HOME = {
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
     "Prediction": "predictor",
+    "RepeatedAugmentationSampler": "large_batch.repeated_augmentation",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
     "adasum": "large_batch.adasum.rule",

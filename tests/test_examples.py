@@ -153,3 +153,10 @@ def assert_measured(output: str, least_steps: int = 50) -> None:
     estimates = re.findall(r"epoch (\d): .* examples \(.*95 %.* (\d+) steps\)", output)
     assert [epoch for epoch, _ in estimates] == ["1", "2"]
     assert float(estimates[1][1]) > least_steps
+
+
+def test_repeated_augmentation_counts_distinct_digits(tmp_path: Path) -> None:
+    output = shown("repeated_augmentation.py", tmp_path, "--steps", 40)
+
+    for repeats in (1, 4):
+        assert re.search(rf"^{repeats} x: .* batch size 32 distinct digits, noise", output, re.M)

@@ -238,6 +238,21 @@ def test_the_code_on_scheduling_runs() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)  # the cosine's end
 
 
+def test_the_code_on_copies_of_examples_runs() -> None:
+    page = (ROOT / "docs/copies-of-examples.md").read_text()
+    _, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+
+    exec(loop, names)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    before = model.weight.clone()
+    data = TensorDataset(torch.rand(64, 4), torch.randint(3, (64,)))
+    names["train"](model, DataLoader(data, batch_size=16))
+    assert not torch.equal(model.weight, before)
+
+
 def test_the_callback_of_transformers_logs_the_same_keys() -> None:
     both = (noisescale.NoiseScaleMonitor.__doc__ or "", NoiseScaleCallback.__doc__ or "")
 
@@ -331,6 +346,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("scheduler_overhead.py", ["--smoke"]),
         ("endurance.py", ["--smoke"]),
         ("decentlam.py", ["--smoke"]),
+        ("inner_product.py", ["--smoke"]),
         (
             "halves.py",
             ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],

@@ -23,6 +23,7 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
+from noisescale.large_batch.repeated_augmentation import repeated_by
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
 from noisescale.lightning.monitor.reporting import report_run, warn_if_text_alone
@@ -54,6 +55,8 @@ class _Fit:
     """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False
     """Whether an optimizer has stepped since the batch began."""
+    count_distinct: Callable[[Any], float] | None = None
+    """Counts the distinct examples of a batch, if the loader repeats each example."""
 
 
 class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
@@ -250,9 +253,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     def examples_in(self, batch: Any) -> float:
         """Return the number of examples in a batch, by `batch_size_fn`."""
-        size = (self._batch_size_fn or self._fit.counter)(batch)
+        size = (self._count or self._fit.counter)(batch)
         check_batch_size(size, "What `batch_size_fn` returns")
         return float(size)
+
+    @property
+    def _count(self) -> Callable[[Any], float] | None:
+        """What counts a batch, if it is not its rows."""
+        return self._batch_size_fn or self._fit.count_distinct
 
     @property
     def histories(self) -> list[History]:
@@ -305,6 +313,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if sampler := repeated_by(trainer_access.first_loader(trainer)):
+            self._fit.count_distinct = sampler.distinct_in
         self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:
@@ -469,7 +479,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         fit = self._fit
         fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, None, False
-        if self._batch_size_fn is not None:
+        if self._count is not None:
             fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
         for logged in self._meters:
             logged.meter.resume()

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from fits import FEATURES, classifier, data, fit, loss_of, network
+from ranks import on_ranks
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from noisescale import NoiseScaleMeter, NoiseScaleMonitor, RepeatedAugmentationSampler
+
+EXAMPLES, REPEATS, RANKS, DISTINCT = 400, 4, 4, 4
+
+
+class Augmented(Dataset[Any]):
+    """Examples with noise that is drawn anew each time one is read."""
+
+    def __init__(self) -> None:
+        self._clean = data(EXAMPLES)
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def clean(self, index: int) -> Tensor:
+        return self._clean[index][0]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self._clean[index]
+        return x + 0.5 * torch.randn(FEATURES), y
+
+
+def test_each_example_is_drawn_repeats_times_in_a_row() -> None:
+    sampler = RepeatedAugmentationSampler(range(10), repeats=3)
+
+    rows = list(sampler)
+
+    assert len(rows) == len(sampler) == 30
+    assert sorted(rows[::3]) == list(range(10))
+    assert rows == [i for i in rows[::3] for _ in range(3)]
+    assert rows[::3] != list(range(10))
+
+
+def test_the_order_follows_epoch_and_seed() -> None:
+    sampler = RepeatedAugmentationSampler(range(50), repeats=2)
+    other = RepeatedAugmentationSampler(range(50), repeats=2, seed=7)
+    first = list(sampler)
+
+    sampler.set_epoch(1)
+    second = list(sampler)
+    sampler.set_epoch(0)
+
+    assert second != first
+    assert list(sampler) == first
+    assert list(other) != first
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "each", "examples"), [(False, 4, list(range(10))), (True, 3, list(range(9)))]
+)
+def test_ranks_have_as_many_examples_each_and_no_copy_of_one_is_elsewhere(
+    drop_last: bool, each: int, examples: list[int]
+) -> None:
+    samplers = [
+        RepeatedAugmentationSampler(
+            range(10), 2, shuffle=False, drop_last=drop_last, num_replicas=3, rank=rank
+        )
+        for rank in range(3)
+    ]
+
+    of_ranks = [list(sampler) for sampler in samplers]
+
+    assert [len(rows) for rows in of_ranks] == [2 * each] * 3 == [len(s) for s in samplers]
+    assert sorted({i for rows in of_ranks for i in rows}) == examples
+    same_step = list(zip(*of_ranks, strict=True))
+    assert all(len(set(rows)) == 3 for rows in same_step)
+
+
+def test_ranks_are_asked_for_when_an_epoch_begins() -> None:
+    sampler = RepeatedAugmentationSampler(range(8), 2)  # no process group yet
+
+    of_ranks = on_ranks(2, lambda: (len(sampler), list(sampler)))
+
+    assert [length for length, _ in of_ranks] == [8, 8]
+    assert not set(of_ranks[0][1]) & set(of_ranks[1][1])
+    assert len(sampler) == 16
+
+
+def test_a_batch_sampler_gives_whole_examples() -> None:
+    sampler = RepeatedAugmentationSampler(range(5), 2, shuffle=False)
+    loader = DataLoader(range(5), batch_sampler=sampler.batches(4))  # type: ignore[arg-type]
+
+    batches = [batch.tolist() for batch in loader]
+
+    assert batches == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4]]
+    assert [sampler.distinct_in(torch.tensor(batch)) for batch in batches] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: RepeatedAugmentationSampler(range(4), 0),
+            "`repeats` must be a positive whole number, got 0. Pass 1 for no copies.",
+        ),
+        (
+            lambda: RepeatedAugmentationSampler(iter([]), 2),  # type: ignore[arg-type]
+            "`dataset` must have a length, got list_iterator. Repeat the examples of a stream in"
+            " the stream.",
+        ),
+        (
+            lambda: RepeatedAugmentationSampler(range(4), 2, rank=1),
+            "`rank` must be given with `num_replicas`, got num_replicas=None, rank=1. Leave both"
+            " out for those of torch.",
+        ),
+        (
+            lambda: RepeatedAugmentationSampler(range(4), 2, num_replicas=2, rank=2),
+            "`rank` must lie between 0 and 1, got 2. Leave it out for torch's.",
+        ),
+        (
+            lambda: RepeatedAugmentationSampler(range(4), 4).batches(6),
+            "`batch_size` must be a multiple of `repeats`, 4, got 6. Pass 8. Otherwise copies of an"
+            " example are in two batches.",
+        ),
+        (
+            lambda: RepeatedAugmentationSampler(range(4), 4).distinct_in(torch.zeros(6)),
+            "`batch_size` must be a multiple of `repeats`, 4, got a batch of 6 rows. Give the"
+            " DataLoader another `batch_size`, or a `batch_size_fn` to the monitor.",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call()
+
+    assert str(raised.value) == message
+
+
+def true_noise_scale(copies: int = 32) -> float:
+    """tr(Cov h)/|G|² by brute force, h the mean gradient over `REPEATS` copies of an example.
+
+    Of a finite data set from which examples are drawn without replacement: see McCandlish.
+    """
+    net, augmented = network(), Augmented()
+    torch.manual_seed(5)
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        out = torch.func.functional_call(net, weights, (x[None],))
+        return torch.nn.functional.cross_entropy(out, y[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    means, within = [], 0.0
+    for i in range(EXAMPLES):
+        _, y = augmented[i]
+        noise = 0.5 * torch.randn(copies, FEATURES)
+        of_copies = each(weights, augmented.clean(i) + noise, y.expand(copies))
+        gradients = torch.cat([g.flatten(1) for g in of_copies.values()], 1).double()
+        means.append(gradients.mean(0))
+        within += float(gradients.var(0).sum()) / EXAMPLES
+    of_examples = torch.stack(means)
+    between = float(of_examples.var(0).sum()) - within / copies
+    trace = between + within / REPEATS
+    signal = float(of_examples.mean(0).square().sum()) - within / copies / EXAMPLES
+    return trace / (signal - between / EXAMPLES)
+
+
+def measured(batches: Iterable[Any], examples_in: Any) -> Any:
+    """Of frozen weights; each `RANKS` batches are the parts of a step."""
+    net = network()
+    meter = NoiseScaleMeter(net, small_batch="micro_batch", every_n_steps=1, window=2**14)
+    step = []
+    for batch in batches:
+        step.append(batch)
+        if len(step) == RANKS:
+            for part in step:
+                meter.backward(loss_of(net, part) / RANKS, examples_in(part))
+            meter.step()
+            net.zero_grad()
+            step = []
+    return meter.noise_scale
+
+
+class Dealt(RepeatedAugmentationSampler):
+    """The same rows, dealt out to the parts of a step as samplers for ranks deal them."""
+
+    def __iter__(self) -> Any:
+        rows = list(super().__iter__())
+        size = RANKS * REPEATS * DISTINCT
+        for i in range(0, len(rows), size):
+            for part in range(RANKS):
+                yield from rows[i + part : i + size : RANKS]
+
+
+def epochs(sampler: RepeatedAugmentationSampler, count: int) -> Iterable[Any]:
+    loader = DataLoader(Augmented(), batch_size=REPEATS * DISTINCT, sampler=sampler)
+    for epoch in range(count):
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def test_noise_scale_counts_distinct_examples_as_brute_force_does() -> None:
+    truth = true_noise_scale()
+
+    torch.manual_seed(1)
+    sampler = RepeatedAugmentationSampler(Augmented(), REPEATS)
+    right = measured(epochs(sampler, 10), sampler.distinct_in)
+    dealt = Dealt(Augmented(), REPEATS)
+    wrong = measured(epochs(dealt, 4), len_of_batch)
+
+    assert right.low < truth < right.high, (truth, str(right))
+    assert right.high / right.low < 1.8
+    # Each part has a copy of the same 16 examples: parts differ by their augmentations alone.
+    assert wrong.high < truth / 2, (truth, str(wrong))
+
+
+def len_of_batch(batch: Any) -> int:
+    return len(batch[0])
+
+
+def test_a_monitor_counts_the_distinct_examples_of_the_sampler_on_two_ranks() -> None:
+    sampler = RepeatedAugmentationSampler(data(96), 4)
+    loader = DataLoader(data(96), batch_size=16, sampler=sampler)
+    monitor = NoiseScaleMonitor(every_n_steps=1)
+
+    (first, _) = fit(monitor, train_loader=loader, results=counted, max_epochs=2)
+
+    assert first == (8.0, 2 * 96.0, "RepeatedAugmentationSampler")
+
+
+def counted(trainer: Any, module: Any) -> tuple[float, float, str]:
+    (monitor,) = (c for c in trainer.callbacks if isinstance(c, NoiseScaleMonitor))
+    assert math.isfinite(monitor.noise_scale.low)
+    history = monitor.history
+    sampler = trainer.train_dataloader.sampler
+    return history["batch_size"][-1], history["examples"][-1], type(sampler).__name__
+
+
+def test_a_batch_sampler_that_lightning_would_replace_is_refused() -> None:
+    sampler = RepeatedAugmentationSampler(data(96), 4)
+    loader = DataLoader(data(96), batch_sampler=sampler.batches(16))
+
+    with pytest.raises(Exception, match="`sampler` must be a `RepeatedAugmentationSampler`, got"):
+        fit(train_loader=loader, results=lambda trainer, module: None)
+
+
+def test_copies_that_are_cut_apart_are_refused_beside_a_monitor() -> None:
+    sampler = RepeatedAugmentationSampler(data(96), 4)
+    loader = DataLoader(data(96), batch_size=18, sampler=sampler)
+
+    with pytest.raises(Exception, match="multiple of `repeats`, 4, got a batch of 18 rows"):
+        fit(NoiseScaleMonitor(), ranks=1, strategy="auto", model=classifier(), train_loader=loader)
