@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
     from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.large_batch.conadv.adversary import ConcurrentAdversary as ConcurrentAdversary
     from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
     from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
-    from noisescale.large_batch.conadv.adversary import ConcurrentAdversary as ConcurrentAdversary
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
     from noisescale.large_batch.repeated_augmentation import (
         RepeatedAugmentationSampler as RepeatedAugmentationSampler,
