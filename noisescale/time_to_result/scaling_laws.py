@@ -62,7 +62,7 @@ def power_law(costs: Sequence[float], values: Sequence[float]) -> PowerLaw | Non
     Examples:
         >>> law = power_law([1, 10, 100, 1000], [2, 6.5, 19, 64])
         >>> f"{law.power:.2f} ({law.low:.2f} to {law.high:.2f})"
-        '0.50 (0.47 to 0.52)'
+        '0.50 (0.46 to 0.53)'
     """
     if len(costs) < LEAST or not min(values) > 0 or not min(costs) > 0:
         return None
