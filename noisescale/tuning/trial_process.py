@@ -76,7 +76,7 @@ class TrialProcess:
             return None
         found: dict[str, Any] = json.loads(path.read_text())
         spent = self._devices * (time.monotonic() - self._started)
-        return {**found, "devices": self._devices, "device_seconds": round(spent, 1)}
+        return {**found, "devices": self._devices, "device_seconds": round(spent, 3)}
 
     def reason(self) -> str:
         """Return why the training failed: its own last line, or the signal that ended it."""
