@@ -7,8 +7,8 @@ Cost: `adasum_all_reduce_` and `all_reduce` of the same buffers on gloo ranks ov
 turn, with a second plain copy; medians of ratios within one round, and the bytes that the loopback
 interface carried. Polynomials: Horovod's demonstration in its spirit, y = x² and y = x³ from rows
 of 1, x, x², ... by SGD, at the same learning rate and at the best one of each. Steps to the goal:
-8 ranks share each batch, at batch sizes from a third to 42 times the critical one, and the learning
-rate is tuned at each of them for both (see sweeping.py).
+8 ranks share each batch, at batch sizes from 0.6 to 36 or 72 times the critical one, and the
+learning rate is tuned at each of them for both (see sweeping.py).
 
 Results are saved after every learning rate, and a later call goes on from there.
 """
