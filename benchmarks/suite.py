@@ -4,7 +4,7 @@
     python benchmarks/suite.py [--budget MINUTES] [--only digits ...] [--report] [--smoke]
 
 Four workloads and three variants of each (_suite_workloads.py). First each gets its target: three
-algorithms have 8 quasi-random trials each, for 3/4 of the workload's budget; the best of all 24
+algorithms have 8 quasi-random trials each, for 1/4 of the workload's budget; the best of all 24
 is trained with 7 other seeds, and the median of their lowest losses is the target. It is set once
 and saved. Then the submissions are trained to it (_suite_submissions.py), on a modelled clock
 (_suite_trials.py), and scored by `algoperf_score` and `compare` (_suite_scores.py).
@@ -61,9 +61,8 @@ class Suite:
 
     def run(self, workloads: Sequence[str], deadline: float) -> bool:
         """Train what is missing; return whether nothing is left."""
-        start = "spawn" if self.saved else "fork"  # a fork is there at once
         busy: dict[Future[Row], Key] = {}
-        with ProcessPoolExecutor(self.processes, mp_context=get_context(start)) as pool:
+        with ProcessPoolExecutor(self.processes, mp_context=get_context("fork")) as pool:
             while True:
                 self._set_targets(workloads)
                 tasks = missing(self.rows, workloads, self.size, set(busy.values()))
