@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -46,11 +47,6 @@ SMOKE = Size(
     reruns=2,
     budget=0.05,
 )
-
-
-def order() -> list[str]:
-    """The quick workloads first, each with its variants."""
-    return list(PROBLEMS)
 
 
 class Suite:
@@ -96,15 +92,16 @@ class Suite:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget", type=float, default=math.inf, help="minutes")
-    parser.add_argument("--only", nargs="+", choices=order(), metavar="WORKLOAD")
+    parser.add_argument("--only", nargs="+", choices=list(PROBLEMS), metavar="WORKLOAD")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="print what is saved, run none")
     parser.add_argument("--smoke", action="store_true", help="a little of each, unsaved")
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.budget
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes, too
     rows: list[Row] = [] if given.smoke else saved_rows("suite")
     size = SMOKE if given.smoke else Size()
-    workloads = ["regression", "regression_init"] if given.smoke else given.only or order()
+    workloads = ["regression", "regression_init"] if given.smoke else given.only or list(PROBLEMS)
     suite = Suite(rows, size, saved=not given.smoke, processes=given.processes)
     with threadpool_limits(1):
         done = True if given.report else suite.run(workloads, deadline)
