@@ -13,6 +13,7 @@ import numpy as np
 from _suite_submissions import EXTERNAL, EXTERNALS, SELF, SELVES, TUNERS, Size, Submission
 from _suite_trials import CLOCK, DEVICES, Row
 from _suite_workloads import PROBLEMS, VARIANTS
+from scipy.special import stdtrit
 
 from noisescale import algoperf_score, performance_profile
 from noisescale.history.metrics import Goal
@@ -20,7 +21,7 @@ from noisescale.time_to_result import Measurements, Trial, compare
 from noisescale.time_to_result.algoperf import Ruleset, TrialTime, times_to_result
 from noisescale.time_to_result.profiles import speed_up
 
-DRAWS = 2000
+DRAWS = 300
 Times = dict[str, dict[str, float]]
 
 
@@ -124,19 +125,30 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def mean_factor(factors: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean, and Student's 95 % interval. One factor alone says nothing of others."""
+    logs = np.log(factors)
+    middle, width = float(np.mean(logs)), math.inf
+    if len(logs) > 1:
+        spread = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+        width = float(stdtrit(len(logs) - 1, 0.975)) * spread
+    return math.exp(middle), math.exp(middle - width), math.exp(min(middle + width, 700.0))
+
+
+def between(mean: float, low: float, high: float) -> str:
+    """One workload alone has no interval."""
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low > 0 else f"{mean:.2f} (?)"
+
+
 def overall(
     ours: Mapping[str, float], theirs: Mapping[str, float], budget: float = 1.0
 ) -> tuple[float, float, float]:
-    """The geometric mean of speed-ups, and its interval as workloads are drawn anew.
+    """The geometric mean over workloads of speed-ups, with its interval, for workloads like these.
 
     Where both missed the goal the ratio is 1: nothing is known of it.
     """
-    names, rng = list(ours), np.random.default_rng(0)
-    budgets = {name: budget * PROBLEMS[name].budget for name in names}
-    single = [math.log(speed_up({n: ours[n]}, {n: theirs[n]}, budgets)) for n in names]
-    means = np.mean(rng.choice(single, (DRAWS, len(single))), axis=1)
-    low, high = interval(means.tolist())
-    return math.exp(float(np.mean(single))), math.exp(low), math.exp(high)
+    budgets = {name: budget * PROBLEMS[name].budget for name in ours}
+    return mean_factor([speed_up({n: ours[n]}, {n: theirs[n]}, budgets) for n in ours])
 
 
 def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:
@@ -213,7 +225,7 @@ def _print_scores(trials: Sequence[Row], names: Sequence[str], ruleset: Ruleset)
     times = times_of(trials, ruleset)
     clocks = [*map(str, DEVICES), "steps"]
     other = {clock: scored(times_of(trials, ruleset, clock)) for clock in clocks}
-    scores, again = scored(times), [scored(times_of(t, ruleset)) for t in drawn(trials, 300)]
+    scores, again = scored(times), [scored(times_of(t, ruleset)) for t in drawn(trials)]
     within = performance_profile(times)
     ones, twos = within.at(1.25), within.at(2)
     reached = {
@@ -249,7 +261,7 @@ def _print_speed_ups(
         (counts,) = verdicts(pair, {w: goals[w] for w in times[name]}, control)
         mean, low, high = overall(times[name], times[control], group.ruleset.budget)
         said = "helped" if low > 1 else "was slower" if high < 1 else "not shown"
-        print(f"| {name} | {control} | {mean:.2f} ({low:.2f} to {high:.2f}) | {counts} | {said} |")
+        print(f"| {name} | {control} | {between(mean, low, high)} | {counts} | {said} |")
 
 
 def _print_times(trials: Sequence[Row], names: Sequence[str], ruleset: Ruleset) -> None:
@@ -275,7 +287,6 @@ def _print_tuners(rows: Sequence[Row], size: Size) -> None:
         f"\n## CARBS over quasi-random search, {len(whole)} studies\n"
         "\n| trials | speed-up (95 %) | studies at the goal: CARBS, quasi-random |\n|---|---|---|"
     )
-    rng = np.random.default_rng(0)
     for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
         best = {
             name: [min(clock_of(r) for r in of[name][key] if r["trial"] < count) for key in whole]
@@ -283,13 +294,13 @@ def _print_tuners(rows: Sequence[Row], size: Size) -> None:
         }
         ours, theirs = best["sgd, CARBS"], best["sgd"]
         budgets = [PROBLEMS[w].budget for w, _ in whole]
-        logs = [
-            math.log(speed_up({"": a}, {"": b}, {"": c}))
-            for a, b, c in zip(ours, theirs, budgets, strict=True)
-        ]
-        low, high = interval(np.mean(rng.choice(logs, (DRAWS, len(logs))), axis=1).tolist())
+        mean, low, high = mean_factor(
+            [
+                speed_up({"": a}, {"": b}, {"": c})
+                for a, b, c in zip(ours, theirs, budgets, strict=True)
+            ]
+        )
         reached = [sum(map(math.isfinite, each)) for each in (ours, theirs)]
         print(
-            f"| {count} | {math.exp(np.mean(logs)):.2f} ({math.exp(low):.2f} to"
-            f" {math.exp(high):.2f}) | {reached[0]}, {reached[1]} of {len(whole)} |"
+            f"| {count} | {between(mean, low, high)} | {reached[0]}, {reached[1]} of {len(whole)} |"
         )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from _suite_scores import overall, scored, times_of, verdicts
+from _suite_scores import mean_factor, overall, scored, times_of, verdicts
 from _suite_submissions import EXTERNAL, Size, key_of, missing, target_of
 from _suite_trials import Method, Task, step_seconds, train
 from _suite_workloads import PROBLEMS, VARIANTS
@@ -200,6 +201,18 @@ def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
     ours, theirs = {"digits": 2.0, "mnist": 3.0}, {"digits": 4.0, "mnist": 6.0}
 
     assert overall(ours, theirs) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_the_interval_of_a_speed_up_is_students_over_workloads() -> None:
+    """It is scipy's interval of the mean of logarithms; one workload has none."""
+    factors = [1.2, 0.9, 2.0, 1.1]
+
+    mean, *bounds = mean_factor(factors)
+
+    by_scipy = ttest_1samp(np.log(factors), 0.0).confidence_interval(0.95)
+    assert mean == pytest.approx(np.prod(factors) ** 0.25)
+    assert np.log(bounds) == pytest.approx([by_scipy.low, by_scipy.high])
+    assert mean_factor([2.0])[1] == 0.0
 
 
 def test_a_workload_counts_as_faster_only_beyond_the_scatter_of_the_studies() -> None:
