@@ -178,16 +178,26 @@ def goals_of(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def verdicts(rows: Sequence[Row], goals: Mapping[str, float], control: str) -> list[str]:
-    """On how many workloads each submission was faster, slower, or neither for sure."""
+    """On how many workloads each submission was faster, slower, or neither for sure.
+
+    Where some studies reached the goal and others did not, nothing is sure: `compare` then takes
+    the scatter of seeds, and studies differ by more than their seeds.
+    """
     wanted = {name: Goal("loss", goal, "<") for name, goal in goals.items()}
     compared = compare(as_trials(rows, goals), wanted, clock="seconds", reference=control)
+    mixed = {
+        (each.submission, each.workload)
+        for each in compared.standings
+        if len({outcome.reached is None for outcome in each.counting}) > 1
+    }
     found: dict[str, list[str]] = defaultdict(list)
     for standing in compared.standings:
         if standing.submission == control:
             continue
-        s = standing.speed_up
+        s, pair = standing.speed_up, {standing.submission, control}
+        unsure = any((name, standing.workload) in mixed for name in pair)
         found[standing.submission].append(
-            "faster" if s.low > 1 else "slower" if s.high < 1 else "open"
+            "open" if unsure else "faster" if s.low > 1 else "slower" if s.high < 1 else "open"
         )
     return [
         f"{of.count('faster')} / {of.count('slower')} / {of.count('open')}" for of in found.values()

@@ -9,8 +9,8 @@ is trained with 7 other seeds, and the median of their lowest losses is the targ
 and saved. Then the submissions are trained to it (_suite_submissions.py), on a modelled clock
 (_suite_trials.py), and scored by `algoperf_score` and `compare` (_suite_scores.py).
 
-All is estimated to take three hours on two idle cores. Results are saved after every training, so that an
-interruption loses those under way, one a process. A later call goes on from there.
+All is estimated to take three hours on two idle cores. Results are saved after every training, so
+that an interruption loses those under way, one a process. A later call goes on from there.
 """
 
 from __future__ import annotations

@@ -219,6 +219,8 @@ def test_a_workload_counts_as_faster_only_beyond_the_scatter_of_the_studies() ->
     control = rows_of("sgd", "digits", [[8.0], [8.1], [7.9]])
     fast, near = rows_of("x", "digits", [[2.0], [2.1], [1.9]]), rows_of("x", "digits", [[7.8]] * 3)
 
-    found = [verdicts(control + each, {"digits": 1.0}, "sgd") for each in (fast, near)]
+    mixed = rows_of("x", "digits", [[2.0], [2.1], [math.inf]])
 
-    assert found == [["1 / 0 / 0"], ["0 / 0 / 1"]]
+    found = [verdicts(control + each, {"digits": 1.0}, "sgd") for each in (fast, near, mixed)]
+
+    assert found == [["1 / 0 / 0"], ["0 / 0 / 1"], ["0 / 0 / 1"]]
