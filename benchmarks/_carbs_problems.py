@@ -15,7 +15,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -51,26 +50,32 @@ class Problem:
             self.cost({name: each[end] for name, each in self.space.items()}) for end in (1, 2)
         )
 
-    def area(self, costs: list[float], losses: list[float]) -> float:
-        """The hypervolume that points dominate, in log cost and loss, as a share of the whole."""
+    def area(self, costs: list[float], losses: list[float], *, from_center: bool = False) -> float:
+        """The hypervolume that points dominate, in log cost and loss, as a share of the whole.
+
+        From the smallest cost up, or from that of the first settings.
+        """
         low, high = map(math.log, self.costs)
+        low = math.log(self.cost(self.center)) if from_center else low
         total, best, at = 0.0, GUESS, low
         for cost, loss in sorted(zip(map(math.log, costs), losses, strict=True)):
-            total += (GUESS - best) * (cost - at)
-            at, best = cost, min(best, loss)
+            total += (GUESS - best) * (max(cost, low) - at)
+            at, best = max(cost, low), min(best, loss)
         return (total + (GUESS - best) * (high - at)) / (GUESS * (high - low))
 
-    def largest_area(self) -> float:
+    def largest_area(self, *, from_center: bool = False) -> float:
         """The area of the front."""
         if self.front is None:
             return 1.0
         costs = np.geomspace(*self.costs, 2001)
-        return self.area(costs.tolist(), [min(self.front(float(c)), GUESS) for c in costs])
+        losses = [min(self.front(float(cost)), GUESS) for cost in costs]
+        return self.area(costs.tolist(), losses, from_center=from_center)
 
 
-def two_terms(
-    cost: float, a: float, p: float, b: float, q: float, x: tuple[float, float], y: tuple[float, float]
-) -> float:  # fmt: skip
+Ends = tuple[float, float]
+
+
+def two_terms(cost: float, a: float, p: float, b: float, q: float, x: Ends, y: Ends) -> float:
     """The minimum of a/x^p + b/y^q where x·y = cost, x and y within their ends.
 
     It is convex in log x. Without ends, p·a/x^p = q·b/y^q.

@@ -24,9 +24,6 @@ from _carbs_problems import Params, Problem
 
 from noisescale import CarbsSampler
 
-FIRST_DRAWN = 10
-"""Settings that Optuna's samplers draw at random before they model (its default)."""
-
 
 class Search(Protocol):
     def ask(self) -> Params: ...
@@ -146,19 +143,22 @@ def _carbs(problem: Problem, seed: int) -> Search:
     return OfOptuna(problem, sampler, two_objectives=False)
 
 
-def _optuna(make: Callable[..., Any], *, two_objectives: bool, **settings: Any) -> Callable[..., Search]:  # fmt: skip
-    return lambda problem, seed: OfOptuna(
-        problem, make(seed=seed, **settings), two_objectives=two_objectives
-    )
+def _optuna(
+    make: Callable[..., Any], *, two_objectives: bool = False, **settings: Any
+) -> Callable[[Problem, int], Search]:
+    def made(problem: Problem, seed: int) -> Search:
+        return OfOptuna(problem, make(seed=seed, **settings), two_objectives=two_objectives)
+
+    return made
 
 
 _samplers = optuna.samplers
 SEARCHES: dict[str, Callable[[Problem, int], Search]] = {
     "CARBS": _carbs,
-    "random": _optuna(_samplers.RandomSampler, two_objectives=False),
-    "TPE": _optuna(_samplers.TPESampler, two_objectives=False, multivariate=True),
+    "random": _optuna(_samplers.RandomSampler),
+    "TPE": _optuna(_samplers.TPESampler, multivariate=True),
     "TPE, two objectives": _optuna(_samplers.TPESampler, two_objectives=True, multivariate=True),
-    "GP": _optuna(_samplers.GPSampler, two_objectives=False),
+    "GP": _optuna(_samplers.GPSampler),
     "GP, two objectives": _optuna(_samplers.GPSampler, two_objectives=True),
     "HEBO": Hebo,
     "Protein": Protein,

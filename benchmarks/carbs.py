@@ -2,7 +2,7 @@
 """`CarbsSampler` beside other samplers at equal cost: the front that each has found.
 
 Each search tunes the settings of one of four problems (`_carbs_problems.py`) until it has spent
-100 times the cost of its first settings, or has tried 60. Its front is what it would choose by
+100 times the cost of its first settings, or has tried 150. Its front is what it would choose by
 its own noisy measurements at each cost, with the means of repeated trials. Reported is the
 hypervolume that these points dominate by their losses without noise, in log cost and loss, as a
 share of the known front's (of the largest that any search found, for the digits).
@@ -30,7 +30,7 @@ from _carbs_problems import PROBLEMS, Problem, six_problem
 from _carbs_samplers import SEARCHES, installed
 from _results import saved_rows, write_results
 
-COST, TRIALS = 100.0, 60
+COST, TRIALS = 100.0, 150
 """What a search may spend, in costs of the first settings, and its largest number of trials."""
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -45,10 +45,11 @@ def chosen(tried: Sequence[Tried]) -> list[tuple[dict[str, float], float]]:
     groups: dict[tuple[float, ...], list[Tried]] = {}
     for one in tried:
         groups.setdefault(tuple(one[0].values()), []).append(one)
-    means = sorted(
-        ((same[0][1], float(np.mean([one[2] for one in same])), same[0][0]) for same in groups.values()),
-        key=lambda mean: mean[:2],
-    )  # fmt: skip
+    means = [
+        (same[0][1], float(np.mean([loss for _, _, loss in same])), same[0][0])
+        for same in groups.values()
+    ]
+    means.sort(key=lambda mean: mean[:2])
     front: list[tuple[dict[str, float], float]] = []
     best = float("inf")
     for cost, loss, params in means:
@@ -74,18 +75,22 @@ def searched(problem: Problem, sampler: str, seed: int, trials: int = TRIALS) ->
         search.tell(params, loss, cost)
         tried.append((params, cost, loss))
         spent.append(spent[-1] + cost)
-    areas = []
+    areas: dict[bool, list[float]] = {False: [], True: []}
+    largest = {each: problem.largest_area(from_center=each) for each in areas}
     for share in SHARES:
         front = chosen(tried[: int(np.searchsorted(spent[1:], share * allowed, side="right"))])
         losses = [problem.loss(params) for params, _ in front]
-        areas.append(problem.area([cost for _, cost in front], losses) / problem.largest_area())
+        costs = [cost for _, cost in front]
+        for each, found in areas.items():
+            found.append(round(problem.area(costs, losses, from_center=each) / largest[each], 4))
     return {
         "problem": problem.name,
         "sampler": sampler,
         "seed": seed,
         "trials": len(tried),
         "spent": round(spent[-1] / allowed, 3),
-        "areas": [round(area, 4) for area in areas],
+        "areas": areas[False],
+        "areas_from_center": areas[True],
         "cpu_seconds": round(float(np.median(seconds)), 4),
     }
 
@@ -98,7 +103,11 @@ def timed(sampler: str, trials: int = 100, repetitions: int = 3) -> dict[str, An
     for _ in range(trials):
         params = {}
         for name, (kind, low, high) in ends.items():
-            value = random.uniform(low, high) if kind == "linear" else low * (high / low) ** random.random()
+            value = (
+                random.uniform(low, high)
+                if kind == "linear"
+                else low * (high / low) ** random.random()
+            )
             params[name] = round(value) if kind == "int" else float(value)
         told(search, params, problem.measured(params, random), problem.cost(params))
     wall, cpu = [], []
@@ -130,27 +139,30 @@ def told(search: Any, params: dict[str, float], loss: float, cost: float) -> Non
 
 
 def report(rows: Sequence[dict[str, Any]]) -> None:
-    """Print medians and quartiles over the seeds that all of a problem's samplers have."""
-    for name in dict.fromkeys(row["problem"] for row in rows if "areas" in row):
+    """Print medians and quartiles over the seeds."""
+    names = dict.fromkeys(row["problem"] for row in rows if "areas" in row)
+    for name, area in ((name, area) for name in names for area in ("areas", "areas_from_center")):
         of = [row for row in rows if row["problem"] == name]
-        scale = max(row["areas"][-1] for row in of) if name == "digits" else 1.0
-        print(f"\n{name}, % of the front's area at 10, 30 and 100 % of the cost")
+        scale = max(row[area][-1] for row in of) if name == "digits" else 1.0
+        whole = " from the first settings' cost" if area != "areas" else ""
+        print(f"\n{name}, % of the front's area{whole} at 10, 30 and 100 % of the budget")
         for sampler in SEARCHES:
             mine = [row for row in of if row["sampler"] == sampler]
             if not mine:
                 continue
-            areas = 100 * np.array([row["areas"] for row in mine])[:, [0, 2, 5]] / scale
+            areas = 100 * np.array([row[area] for row in mine])[:, [0, 2, 5]] / scale
             low, median, high = np.quantile(areas, (0.25, 0.5, 0.75), axis=0)
             bands = "  ".join(
-                f"{b:5.1f} ({a:5.1f} to {c:5.1f})" for a, b, c in zip(low, median, high, strict=True)
+                f"{b:5.1f} ({a:5.1f} to {c:5.1f})"
+                for a, b, c in zip(low, median, high, strict=True)
             )
             trials = np.median([row["trials"] for row in mine])
             capped = sum(row["trials"] == TRIALS for row in mine)
             print(f"{sampler:20} {bands}  {len(mine)} seeds, {trials:.0f} trials, {capped} capped")
     for row in rows:
         if "wall_seconds" in row:
-            print(f"{row['sampler']:20} {row['wall_seconds']:.3f} s, CPU {row['cpu_seconds']:.3f} s,"
-                  f" load {row['load']}")  # fmt: skip
+            wall, cpu = row["wall_seconds"], row["cpu_seconds"]
+            print(f"{row['sampler']:20} {wall:.3f} s, CPU {cpu:.3f} s, load {row['load']}")
 
 
 def main() -> None:
@@ -197,7 +209,8 @@ def main() -> None:
         row = timed(sampler) if arguments.times else searched(problems[name], sampler, seed)
         rows = [one for one in saved_rows("carbs") if one not in saved] + [row]
         print(row, flush=True)
-        write_results("carbs", rows, quiet=True, samplers=versions, cost=COST, trials=TRIALS, shares=SHARES)
+        facts: dict[str, Any] = {"samplers": versions, "cost": COST, "trials": TRIALS}
+        write_results("carbs", rows, quiet=True, shares=SHARES, **facts)
     report(rows)
 
 

@@ -22,9 +22,8 @@ from noisescale.tuning.carbs.spaces import LinearSpace, LogSpace, PowerOfTwoSpac
 
 
 def why(trial: Any) -> str:
-    return str(
-        trial.study._storage.get_trial(trial._trial_id).system_attrs["carbs:suggestion"]["why"]
-    )
+    found = trial.study._storage.get_trial(trial._trial_id) if hasattr(trial, "study") else trial
+    return str(found.system_attrs["carbs:suggestion"]["why"])
 
 
 def after(trials: int, **settings: Any) -> optuna.Study:
@@ -143,6 +142,29 @@ def test_every_fifth_suggestion_repeats_the_cheapest_of_the_front() -> None:
     fewest = min(len(point.trials) for point in front)
     cheapest = next(point for point in front if len(point.trials) == fewest)
     assert trial.params == cheapest.params
+
+
+def test_a_front_of_one_member_is_not_repeated_for_ever() -> None:
+    """At equal cost one trial is the whole front."""
+    made = study(CarbsSampler(seed=0, centers=CENTER))
+    for number in range(25):
+        trial = made.ask(SPACE)
+        trial.set_user_attr("cost", 1.0)
+        made.tell(trial, float(number))  # the first one stays the best
+
+    assert [why(made.trials[i]) for i in (4, 9)] == ["resample"] * 2
+    assert [params for params in params_of(made) if params == CENTER] == [CENTER] * 3
+    assert len({repr(params) for params in params_of(made)}) == 23
+
+
+def test_the_search_goes_on_below_the_cost_of_its_centre() -> None:
+    made = study(CarbsSampler(seed=0, centers=CENTER | {"width": 128}))
+    train(made, 40)
+
+    front = pareto_front(made)
+
+    assert front[0].cost < 128 / 4
+    assert front[-1].cost > 128
 
 
 def test_nothing_is_repeated_without_resampling() -> None:
