@@ -208,7 +208,7 @@ def digits_problem() -> Problem:
     return Problem(
         "digits",
         {
-            "batch_size": ("int", 8, 256),
+            "batch_size": ("int", 16, 256),
             "lr": ("log", 1e-4, 1.0),
             "width": ("int", 8, 128),
             "examples": ("int", 350, 14000),
