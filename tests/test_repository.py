@@ -348,6 +348,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("endurance.py", ["--smoke"]),
         ("decentlam.py", ["--smoke"]),
         ("inner_product.py", ["--smoke"]),
+        ("carbs.py", ["--smoke"]),
         (
             "halves.py",
             ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],

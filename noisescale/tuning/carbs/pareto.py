@@ -67,7 +67,9 @@ def grouped(
     ]
 
 
-def front_of(groups: Sequence[Group], *, conservative: bool = True) -> list[Group]:
+def front_of(
+    groups: Sequence[Group], *, conservative: bool = True, cheapest: float = CHEAPEST
+) -> list[Group]:
     """Return the groups of the Pareto set, by rising cost.
 
     The first is the best among the cheapest 20 % of the observations. Each further one, by rising
@@ -79,6 +81,8 @@ def front_of(groups: Sequence[Group], *, conservative: bool = True) -> list[Grou
     Args:
         groups: The observations; none gives an empty set.
         conservative: Whether to return the conservative set.
+        cheapest: The share of the observations that the first member is the best of. At 0 the first
+            member is the cheapest one.
 
     Examples:
         Four groups at costs of 1, 2, 3 and 4. The second is better than the mean of the first, but
@@ -100,7 +104,7 @@ def front_of(groups: Sequence[Group], *, conservative: bool = True) -> list[Grou
     """
     if not groups:
         return []
-    limit = np.quantile([cost for group in groups for cost in group.costs], CHEAPEST)
+    limit = np.quantile([cost for group in groups for cost in group.costs], cheapest)
     # A group's mean may lie above the costs that it has below the limit.
     limit = max(float(limit), min(group.cost for group in groups))
     cheap = [group for group in groups if group.cost <= limit]

@@ -101,7 +101,12 @@ class CarbsSampler(BaseSampler):
     # 5. Where all candidates cost too much, the cheapest one is suggested. Theirs fails.
     # 6. Categorical parameters, as coordinates one for each choice. Theirs has none.
     # 7. Half of the candidates take shorter steps (`steps_from`).
-    # 8. Outputs are scored by rank (`normal_scores`), and see surrogates.py.
+    # 8. The set of the search begins with its cheapest observation, not with the best of the
+    #    cheapest 20 %, and improvements are also looked for below its cost, down to a quarter
+    #    (`search.BELOW`). Theirs never goes below the costs that it began with.
+    # 9. A member with three samples is not repeated. Theirs repeats the only member of a set
+    #    again and again.
+    # 10. Outputs are scored by rank (`normal_scores`), and see surrogates.py.
 
     def __init__(
         self,

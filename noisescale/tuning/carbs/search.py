@@ -26,6 +26,12 @@ from noisescale.tuning.carbs.surrogates import (
     normal_scores,
 )
 
+BELOW = math.log(4.0)
+"""How far below the cheapest member of the Pareto set improvements are looked for, in log cost."""
+
+REPEATS = 3
+"""A member of the Pareto set is repeated until it has so many samples."""
+
 LogPrior = Callable[[Array], Array]
 """From points to the logs of the costs that the user predicts."""
 
@@ -88,12 +94,13 @@ def _to_resample(
     running: list[Hashable] = [key_of(point) for point in seen.running]
     members = [
         group
-        for group in front_of(_groups(seen, keys, seen.outputs), conservative=False)
+        for group in front_of(_groups(seen, keys, seen.outputs), conservative=False, cheapest=0.0)
         if group.key in whole and (max_cost is None or group.cost <= max_cost)
     ]
-    if not members:
+    samples = [len(group.costs) + running.count(group.key) for group in members]
+    if not members or min(samples) >= REPEATS:
         return None
-    least = min(members, key=lambda group: len(group.costs) + running.count(group.key))
+    least = members[samples.index(min(samples))]
     return Suggestion(seen.points[keys.index(least.key)], "resample", least.cost)
 
 
@@ -111,11 +118,11 @@ def _searched(
     cost) times the density of a step times the probability of success, in logs.
     """
     scores = normal_scores(seen.outputs)
-    members = front_of(_groups(seen, keys, scores))
+    members = front_of(_groups(seen, keys, scores), cheapest=0.0)
     origins = np.array([seen.points[keys.index(group.key)] for group in members])
     output = fitted(seen.points, scores, rng).imagining(seen.running, rng)
     cost = fitted(seen.points, np.log(seen.costs) - log_prior(seen.points), rng)
-    front = fitted_front(members, rng)
+    front = fitted_front(members, rng).falling_to(float(scores.min()), BELOW)
 
     width = sum(dimension.width for dimension in dimensions)
     candidates = _new(
@@ -124,7 +131,7 @@ def _searched(
     )
     log_cost = log_prior(candidates) + cost.predict(candidates)[0]
     limit = math.inf if max_cost is None else math.log(max_cost)
-    low, high = math.log(members[0].cost), min(math.log(members[-1].cost), limit)
+    low, high = math.log(members[0].cost) - BELOW, min(math.log(members[-1].cost), limit)
     threshold = front.at(rng.uniform(min(low, high), high))
     mean, deviation = output.predict(candidates)
     value = (

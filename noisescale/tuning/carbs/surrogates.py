@@ -114,6 +114,17 @@ class Front:
         """Return the outputs at logs of costs; beyond the ends of the set those of its ends."""
         return np.asarray(np.interp(log_costs, self.log_costs, self.outputs))
 
+    def falling_to(self, worst: float, within: float) -> Front:
+        """Return the front that falls to the worst output below its cheapest member.
+
+        Whatever is cheaper than all members is on the front. A search that asks it to beat the
+        cheapest member never finds it.
+        """
+        first = self.log_costs[0] - within
+        return Front(
+            np.concatenate([[first], self.log_costs]), np.concatenate([[worst], self.outputs])
+        )
+
 
 def fitted_front(groups: Sequence[Group], rng: np.random.Generator) -> Front:
     """Fit a one-dimensional process with an RBF kernel to the members of the Pareto set.

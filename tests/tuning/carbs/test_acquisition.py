@@ -44,6 +44,19 @@ def test_expected_improvement_keeps_its_order_where_it_underflows() -> None:
     assert far == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("z", [-999.0, -1001.0, -1e4, -1e6])
+def test_expected_improvement_far_below_the_front_is_the_first_term_of_its_series(z: float) -> None:
+    """h(z) = φ(z)/z²·(1 - 3/z² + ...), on both sides of where the bracket is given up."""
+    deviation = 0.5
+
+    (found,) = log_expected_improvement(
+        np.array([z * deviation]), np.array([deviation]), np.array([-EXPLORATION])
+    )
+
+    expected = math.log(deviation) + norm.logpdf(z) - 2 * math.log(-z) - 3 / z**2
+    assert found - norm.logpdf(z) == pytest.approx(expected - norm.logpdf(z), abs=1e-3)
+
+
 def test_density_is_that_of_the_nearest_origin() -> None:
     origins = np.array([[0.0, 0.0], [3.0, 0.0]])
 

@@ -53,6 +53,15 @@ def test_the_first_member_is_the_best_of_the_cheapest_fifth() -> None:
     assert keys(front_of(groups, conservative=False)) == "1"
 
 
+def test_without_a_share_the_first_member_is_the_cheapest() -> None:
+    groups = [Group(cost, (cost,), (output,)) for cost, output in [(1, 0.1), (2, 0.5), (3, 0.3)]]
+
+    found = [group.key for group in front_of(groups, cheapest=0.0)]
+
+    assert found == [1, 2]
+    assert [group.key for group in front_of(groups, cheapest=0.5)] == [2]
+
+
 def test_a_group_dearer_than_the_cheapest_observations_is_no_gap() -> None:
     """The cheapest observation is in a group whose mean lies above the 20 % quantile."""
     groups = [Group("A", (1, 9), (1, 1)), Group("B", (6, 6, 6), (2, 2, 2))]

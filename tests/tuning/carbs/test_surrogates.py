@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,19 @@ def test_the_front_passes_its_members_and_never_falls() -> None:
     assert at[-1] == at[-2]
     assert (np.diff(front.outputs) >= 0).all()
     assert fitted_front(groups[:1], rng).at(3.0) == 0.0
+
+
+def test_below_its_cheapest_member_the_front_falls_to_the_worst_output() -> None:
+    rng = np.random.default_rng(0)
+    groups = [Group(k, (10.0**k,), (output,)) for k, output in enumerate([0, 1.5, 1.6, 2.4])]
+    front = fitted_front(groups, rng)
+
+    falling = front.falling_to(-2.0, math.log(4))
+
+    at = np.log([1e-3, 0.25, 0.5, 1, 10, 1000])
+    first = front.outputs[0]
+    assert falling.at(at)[:4] == pytest.approx([-2, -2, (first - 2) / 2, first])
+    assert (falling.at(at)[3:] == front.at(at)[3:]).all()
 
 
 def test_success_is_likely_where_others_succeeded() -> None:
