@@ -125,9 +125,20 @@ def train_task(made: Made, spec: Record, folder: Path) -> None:
         spec: From `SweepJob.task`.
         folder: A file `limit` there has the step after which the training cannot win.
     """
+    train_by_spec(made, spec, _Run(spec, folder), folder)
+
+
+def train_by_spec(made: Made, spec: Record, run: TimedRun, folder: Path) -> None:
+    """Train a copy of the module as its task says, and write what the run has seen.
+
+    Args:
+        made: See `train_task`.
+        spec: Of the task.
+        run: What looks on, and stops the training.
+        folder: Of the training.
+    """
     training = Training(**spec["training"])
     module = copy_to_train(made.module)
-    run = _Run(spec, folder)
     with quiet():
         trainer = plain_trainer(
             module,
@@ -146,14 +157,9 @@ def train_task(made: Made, spec: Record, folder: Path) -> None:
         size = spec["device_batch_size"]
         with loaders_of(made.data, size, size, training.devices) as loaders:
             trainer.fit(module, **loaders)
-    write_result(trainer, run.result(), folder)
-
-
-def write_result(trainer: pl.Trainer, result: Record, folder: Path) -> None:
-    """Write the result of a task into its folder, by rank 0, whole or not at all."""
-    if trainer.is_global_zero:
+    if trainer.is_global_zero:  # whole or not at all
         written = folder / f"{RESULT}.part"
-        written.write_text(json.dumps(dict(result)))
+        written.write_text(json.dumps(run.result()))
         written.replace(folder / RESULT)
 
 

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.lightning.branching.planning import look_after
-from noisescale.lightning.profiling.timed_fit import quiet
 from noisescale.lightning.sweeping.timed_run import TimedRun
-from noisescale.lightning.sweeping.trial_fit import Made, loaders_of, write_result
-from noisescale.lightning.trainer_access import VALIDATES_NEVER
-from noisescale.lightning.training import copy_to_train, plain_trainer
-from noisescale.tuning.jobs import Record, Training
+from noisescale.lightning.sweeping.trial_fit import Made, train_by_spec
+from noisescale.tuning.jobs import Record
 from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS
 from noisescale.tuning.tune.tune_job import DONE, TOO_DEAR
 
@@ -30,27 +27,7 @@ def train_tuned(made: Made, spec: Record, folder: Path) -> None:
         spec: From `TuneJob.spec`.
         folder: Of the training.
     """
-    training = Training(**spec["training"])
-    run = _Tuned(spec, spec["metric"])
-    with quiet():
-        trainer = plain_trainer(
-            copied := copy_to_train(made.module),
-            {
-                **training.trainer_options,
-                **VALIDATES_NEVER,
-                "limit_val_batches": 1.0,
-                "use_distributed_sampler": True,
-                "max_epochs": spec["most_epochs"],
-                "max_steps": spec["most_steps"],
-                "limit_train_batches": spec["batches_of_epoch"] or 1.0,
-                "accumulate_grad_batches": spec["accumulation"],
-                "callbacks": [run],
-            },
-        )
-        size = spec["device_batch_size"]
-        with loaders_of(made.data, size, size, training.devices) as loaders:
-            trainer.fit(copied, **loaders)
-    write_result(trainer, run.result(), folder)
+    train_by_spec(made, spec, _Tuned(spec, spec["metric"]), folder)
 
 
 class _Tuned(TimedRun):
