@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the lines of CSV files, and refuse damaged files."""
+"""Read the lines of CSV files, refuse damaged files, and write whole ones."""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from noisescale.printable import printable
 
@@ -30,6 +32,15 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
         yield from _checked(path, file)
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file. It is never left half-written."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    written = path.with_name(path.name + ".part")
+    written.write_text(text.getvalue())
+    written.replace(path)
 
 
 class GrowingCsv:

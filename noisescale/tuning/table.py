@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noisescale.csv_lines import write_csv
 from noisescale.time_to_result.comparison import Comparison, compare
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.outcomes import middle
@@ -172,7 +171,7 @@ def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> N
             if outcome.reached is not None:
                 rate = f"{outcome.trial.learning_rate:g}"
                 lines.append((size, f"{outcome.at('steps'):.15g}", rate, result.seed))
-    _write(folder / SWEEP, lines)
+    write_csv(folder / SWEEP, lines)
     found = results_in(job, results)
     names = list(dict.fromkeys(name for result in found for name in result.hyperparameters))
     every: list[Sequence[Any]] = [
@@ -182,7 +181,7 @@ def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> N
         which = (f"{result.batch_size:.15g}", *(f"{result.hyperparameters[n]:g}" for n in names))
         for step, seconds, value in zip(result.steps, result.seconds, result.values, strict=True):
             every.append((*which, result.seed, step, seconds, value, result.ended))
-    _write(folder / TRIALS, every)
+    write_csv(folder / TRIALS, every)
 
 
 def alike_in(job: SweepJob, results: Mapping[str, Record]) -> list[int]:
@@ -203,15 +202,6 @@ def _at_edge(best: TrialResult, tried: Sequence[TrialResult]) -> bool:
     """Whether no lower, or no higher, learning rate was evaluated than the best."""
     rates = {each.hyperparameters[LEARNING_RATE] for each in tried if len(each.steps)}
     return best.hyperparameters[LEARNING_RATE] in (min(rates), max(rates))
-
-
-def _write(path: Path, lines: Sequence[Sequence[Any]]) -> None:
-    """Write a CSV file. It is never left half-written."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    written = path.with_name(path.name + ".part")
-    written.write_text(text.getvalue())
-    written.replace(path)
 
 
 def failures_in(results: Mapping[str, Record]) -> dict[str, str]:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noisescale.csv_lines import write_csv
 from noisescale.time_to_result.cost_front import CostFront, Searched, TunedTrial
 from noisescale.tuning.jobs import FAILED
 from noisescale.tuning.ledger import Entry, State, results_of
@@ -98,17 +97,9 @@ def write_tuned(found: CostFront, folder: Path) -> None:
         values = [each.first.parameters[name] for name in names]
         means = (each.cost, each.value)
         best.append((*map(_written, means), *values, len(each.trials), each.first.number))
-    _write(folder / TRIALS, every)
-    _write(folder / FRONT, best)
+    write_csv(folder / TRIALS, every)
+    write_csv(folder / FRONT, best)
 
 
 def _written(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.10g}"
-
-
-def _write(path: Path, lines: Sequence[Sequence[Any]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    written = path.with_name(path.name + ".part")
-    written.write_text(text.getvalue())
-    written.replace(path)
