@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisescale.cli.targets import module_and_data, told_in_a_line
-from noisescale.cli.training import TRAINER, Accelerator, Data, Precision, Strategy, Target
+from noisescale.cli.training import (
+    Accelerator,
+    Data,
+    DevicesHere,
+    GradientClipAlgorithm,
+    GradientClipVal,
+    MaxDeviceBatchSize,
+    Precision,
+    Strategy,
+    Target,
+)
 from noisescale.cli.values import flags_of
 from noisescale.cli.workers import (
     TOO_LARGE,
@@ -105,23 +115,10 @@ def sweep_batch_sizes(
     seed: Annotated[
         int, typer.Option(help="Seed of the quasi-random settings.", rich_help_panel=SEARCHED)
     ] = 0,
-    max_device_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Most examples that fit on a device. Larger batches are accumulated.",
-            rich_help_panel=TRAINER,
-        ),
-    ] = None,
-    gradient_clip_val: Annotated[
-        float | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = None,
-    gradient_clip_algorithm: Annotated[
-        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = None,
-    devices: Annotated[
-        int,
-        typer.Option(help="Devices of each training, on one machine.", rich_help_panel=TRAINER),
-    ] = 1,
+    max_device_batch_size: MaxDeviceBatchSize = None,
+    gradient_clip_val: GradientClipVal = None,
+    gradient_clip_algorithm: GradientClipAlgorithm = None,
+    devices: DevicesHere = 1,
     accelerator: Accelerator = "auto",
     strategy: Strategy = "auto",
     precision: Precision = None,

@@ -35,6 +35,22 @@ Nodes = Annotated[
         rich_help_panel=TRAINER,
     ),
 ]
+DevicesHere = Annotated[
+    int, typer.Option(help="Devices of each training, on one machine.", rich_help_panel=TRAINER)
+]
+MaxDeviceBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Most examples that fit on a device. Larger batches are accumulated.",
+        rich_help_panel=TRAINER,
+    ),
+]
+GradientClipVal = Annotated[
+    float | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+]
+GradientClipAlgorithm = Annotated[
+    str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
+]
 Accelerator = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
 Strategy = Annotated[str, typer.Option(help="As in training.", rich_help_panel=TRAINER)]
 Precision = Annotated[str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)]

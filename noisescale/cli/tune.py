@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisescale.cli.training import TRAINER, Accelerator, Data, Precision, Strategy, Target
+from noisescale.cli.training import (
+    Accelerator,
+    Data,
+    DevicesHere,
+    GradientClipAlgorithm,
+    GradientClipVal,
+    MaxDeviceBatchSize,
+    Precision,
+    Strategy,
+    Target,
+)
 from noisescale.cli.values import flags_of
 from noisescale.cli.workers import (
     WORKERS,
@@ -116,23 +126,10 @@ def tune_parameters(
             rich_help_panel=PRIOR,
         ),
     ] = None,
-    max_device_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Most examples that fit on a device. Larger batches are accumulated.",
-            rich_help_panel=TRAINER,
-        ),
-    ] = None,
-    gradient_clip_val: Annotated[
-        float | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = None,
-    gradient_clip_algorithm: Annotated[
-        str | None, typer.Option(help="As in training.", rich_help_panel=TRAINER)
-    ] = None,
-    devices: Annotated[
-        int,
-        typer.Option(help="Devices of each training, on one machine.", rich_help_panel=TRAINER),
-    ] = 1,
+    max_device_batch_size: MaxDeviceBatchSize = None,
+    gradient_clip_val: GradientClipVal = None,
+    gradient_clip_algorithm: GradientClipAlgorithm = None,
+    devices: DevicesHere = 1,
     accelerator: Accelerator = "auto",
     strategy: Strategy = "auto",
     precision: Precision = None,
