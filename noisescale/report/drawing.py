@@ -25,6 +25,14 @@ LEVEL = {"tickangle": 0}
 
 DOTTED = {"color": GREY, "width": 1, "dash": "dot"}
 
+FAILED_MARKER = {
+    "symbol": "x-thin-open",
+    "size": 8,
+    "color": BLACK,
+    "line": {"width": 1.5, "color": BLACK},
+}
+"""Of a training without a result."""
+
 Point = tuple[float | None, float | None]
 
 PLOT_HEIGHT, _AXIS_ROOM = 360, 58

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.report.colours import BLACK, GREY
+from noisescale.report.colours import GREY
 from noisescale.report.drawing import (
+    FAILED_MARKER,
     coordinates,
     figure,
     log_axis,
@@ -165,12 +166,7 @@ def _draw_diverged(drawn: go.Figure, searched: Sequence[_Searched]) -> None:
         **coordinates(sorted(points)),
         name="diverged or failed",
         mode="markers",
-        marker={
-            "symbol": "x-thin-open",
-            "size": 8,
-            "color": BLACK,
-            "line": {"width": 1.5, "color": BLACK},
-        },
+        marker=FAILED_MARKER,
         hovertemplate="diverged or failed<br>learning rate %{y:.3~g}<extra></extra>",
     )
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from noisescale.report.colours import BLACK, BLUE, GREY, VERMILLION
+from noisescale.report.colours import BLUE, GREY, VERMILLION
 from noisescale.report.drawing import (
+    FAILED_MARKER,
     coordinates,
     draw_area,
     figure,
@@ -170,12 +171,7 @@ def _draw_failures(drawn: go.Figure, found: CostFront, unit: Duration, at: Seque
             **coordinates(points),
             name="without a result",
             mode="markers",
-            marker={
-                "symbol": "x-thin-open",
-                "size": 8,
-                "color": BLACK,
-                "line": {"width": 1.5, "color": BLACK},
-            },
+            marker=FAILED_MARKER,
             hovertemplate="without a result<extra></extra>",
         )
 
