@@ -19,16 +19,15 @@ import argparse
 import math
 import statistics
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
+from _interleaved import Timed, compared, in_turn
 from _results import saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
@@ -51,59 +50,22 @@ SAME_LR = 0.1
 def cost(ranks: int, elements: int, tensors: int, rounds: int) -> Row:
     """Medians over rounds, of the slowest rank in each."""
 
-    def timed(what: str, buffers: list[torch.Tensor]) -> tuple[float, int]:
-        dist.barrier()
-        before, began = carried(), time.perf_counter()
-        if what == "adasum":
-            adasum_all_reduce_(buffers)
-        else:
+    def one_rank() -> dict[str, Timed]:
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        buffers = [torch.empty(elements // tensors) for _ in range(tensors)]
+
+        def averaged() -> None:
             for each in buffers:
                 dist.all_reduce(each)
-        dist.barrier()
-        return time.perf_counter() - began, carried() - before
 
-    def one_rank() -> dict[str, list[tuple[float, int]]]:
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        lengths = [elements // tensors] * tensors
-        found: dict[str, list[tuple[float, int]]] = {}
-        for _ in range(rounds + 1):
-            for what in ("mean", "adasum", "mean again"):
-                buffers = [torch.randn(n, generator=generator) for n in lengths]
-                found.setdefault(what, []).append(timed(what, buffers))
-        return found
+        def drawn() -> None:
+            for each in buffers:
+                each.normal_(generator=generator)
 
-    def median(values: list[float]) -> float:
-        return round(statistics.median(values), 4)
+        return in_turn(averaged, lambda: adasum_all_reduce_(buffers), rounds, drawn)
 
-    slowest: dict[str, list[float]] = {}
-    bytes_of: dict[str, list[int]] = {}
-    results = on_ranks(ranks, one_rank)
-    for what in results[0]:
-        of_rounds = list(zip(*(found[what] for found in results), strict=True))[1:]
-        slowest[what] = [max(seconds for seconds, _ in ranks_) for ranks_ in of_rounds]
-        bytes_of[what] = [ranks_[0][1] for ranks_ in of_rounds]
-    pairs = zip(slowest["adasum"], slowest["mean"], strict=True)
-    plain = zip(slowest["mean again"], slowest["mean"], strict=True)
-    return {
-        "kind": "cost",
-        "ranks": ranks,
-        "elements": elements,
-        "tensors": tensors,
-        "seconds_all_reduce": median(slowest["mean"]),
-        "seconds_adasum": median(slowest["adasum"]),
-        "ratio": median([a / b for a, b in pairs]),
-        "ratio_of_second_copy": median([a / b for a, b in plain]),
-        "bytes_ratio": median(
-            [a / b for a, b in zip(bytes_of["adasum"], bytes_of["mean"], strict=True)]
-        ),
-        "bytes_a_rank_all_reduce": int(statistics.median(bytes_of["mean"]) / ranks),
-        "bytes_a_rank_adasum": int(statistics.median(bytes_of["adasum"]) / ranks),
-    }
-
-
-def carried() -> int:
-    """Bytes that the loopback interface has sent."""
-    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+    about = {"kind": "cost", "ranks": ranks, "elements": elements, "tensors": tensors}
+    return about | compared(on_ranks(ranks, one_rank), "all_reduce", "adasum")
 
 
 def polynomials(power: int, ranks: int, lr: float, *, by_adasum: bool) -> float:

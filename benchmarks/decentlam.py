@@ -16,9 +16,7 @@ momentum SGD (DmSGD), computed here in numpy, and 1 for DecentLaM, trained on gl
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from _interleaved import Timed, compared, in_turn
 from _results import saved_rows, write_results
 from rich.console import Console
 from rich.table import Table
@@ -61,7 +60,7 @@ LR, STEPS, WIDTH = 0.002, 20_000, 30
 def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
     """Medians over rounds, of the slowest rank in each."""
 
-    def one_rank() -> dict[str, list[tuple[float, int]]]:
+    def one_rank() -> dict[str, Timed]:
         torch.manual_seed(0)
         sgd: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
         weights = [torch.randn(elements // 16).requires_grad_() for _ in range(16)]
@@ -89,52 +88,11 @@ def cost(ranks: int, elements: int, topology: str, of: str, rounds: int) -> Row:
             else:
                 add_differences_(into, gradient, neighbours, peers, rooms)
 
-        found: dict[str, list[tuple[float, int]]] = {}
-        for _ in range(rounds + 1):
-            for what in ("mean", "decentlam", "mean again"):
-                gradient.normal_()
-                dist.barrier()
-                before, began = carried(), time.perf_counter()
-                (decentralized if what == "decentlam" else averaged)()
-                dist.barrier()
-                took = time.perf_counter() - began
-                found.setdefault(what, []).append((took, carried() - before))
-        return found
+        return in_turn(averaged, decentralized, rounds, gradient.normal_)
 
-    def median(values: list[float]) -> float:
-        return round(statistics.median(values), 4)
-
-    slowest: dict[str, list[float]] = {}
-    bytes_of: dict[str, list[int]] = {}
-    results = on_ranks(ranks, one_rank)
-    for what in results[0]:
-        of_rounds = list(zip(*(found[what] for found in results), strict=True))[1:]
-        slowest[what] = [max(seconds for seconds, _ in ranks_) for ranks_ in of_rounds]
-        bytes_of[what] = [ranks_[0][1] for ranks_ in of_rounds]
-    pairs = zip(slowest["decentlam"], slowest["mean"], strict=True)
-    plain = zip(slowest["mean again"], slowest["mean"], strict=True)
-    both = zip(bytes_of["decentlam"], bytes_of["mean"], strict=True)
-    return {
-        "kind": "cost",
-        "of": of,
-        "topology": topology,
-        "ranks": ranks,
-        "elements": elements,
-        "seconds_averaged": median(slowest["mean"]),
-        "seconds_decentlam": median(slowest["decentlam"]),
-        "ratio": median([a / b for a, b in pairs]),
-        "ratio_of_second_copy": median([a / b for a, b in plain]),
-        "bytes_ratio": median([a / b for a, b in both]),
-        "bytes_a_rank_averaged": int(statistics.median(bytes_of["mean"]) / ranks),
-        "bytes_a_rank_decentlam": int(statistics.median(bytes_of["decentlam"]) / ranks),
-        "rounds": rounds,
-        "load": round(psutil.getloadavg()[0], 1),
-    }
-
-
-def carried() -> int:
-    """Bytes that the loopback interface has sent."""
-    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+    about = {"kind": "cost", "of": of, "topology": topology, "ranks": ranks, "elements": elements}
+    found = compared(on_ranks(ranks, one_rank), "averaged", "decentlam")
+    return about | found | {"rounds": rounds, "load": round(psutil.getloadavg()[0], 1)}
 
 
 def bias(ranks: int, steps: int) -> list[Row]:
