@@ -46,9 +46,10 @@ class Problem:
     @property
     def costs(self) -> tuple[float, float]:
         """The smallest and the largest cost in the space."""
-        return tuple(  # type: ignore[return-value]
+        low, high = (
             self.cost({name: each[end] for name, each in self.space.items()}) for end in (1, 2)
         )
+        return low, high
 
     def area(self, costs: list[float], losses: list[float], *, from_center: bool = False) -> float:
         """The hypervolume that points dominate, in log cost and loss, as a share of the whole.

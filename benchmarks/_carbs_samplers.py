@@ -103,7 +103,7 @@ class Protein:
                     yield name, value
 
         package = ModuleType("pufferlib")  # the real one imports environments of games
-        package.unroll_nested_dict = unrolled  # type: ignore[attr-defined]
+        vars(package)["unroll_nested_dict"] = unrolled
         sys.modules["pufferlib"] = package
         random.seed(seed)
         np.random.seed(seed)

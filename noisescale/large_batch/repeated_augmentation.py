@@ -87,7 +87,7 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
             )
         if num_replicas is not None:
             checked_count("num_replicas", num_replicas, "Leave it out for the ranks of torch.")
-            if not (is_whole(rank) and 0 <= rank < num_replicas):  # type: ignore[operator]
+            if rank is None or not (is_whole(rank) and 0 <= rank < num_replicas):
                 needed = f"lie between 0 and {num_replicas - 1}"
                 refuse("rank", needed, repr(rank), "Leave it out for torch's.")
         self._given = None if num_replicas is None or rank is None else (num_replicas, rank)
@@ -148,7 +148,7 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
 
     @property
     def _length(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)  # type: ignore[arg-type]  # checked when it was made
 
     def _take_place(self) -> int:
         """Set this rank's place among the ranks; return its distinct examples in an epoch."""

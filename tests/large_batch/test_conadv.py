@@ -277,7 +277,7 @@ def test_a_trainer_goes_through_its_batches_on_two_ranks_and_counts_distinct_exa
             "`staleness` must be a whole number of steps, 0 or more, got -1. Leave it at 1.",
         ),
         (
-            lambda: ConcurrentAdversary(network(), 1, 1, norm="l1"),  # type: ignore[arg-type]
+            lambda: ConcurrentAdversary(network(), 1, 1, norm="l1"),  # type: ignore[arg-type]  # is refused
             '`norm` must be one of "linf", "l2", got \'l1\'. Leave it at "linf".',
         ),
         (

@@ -90,7 +90,7 @@ def test_ranks_are_asked_for_when_an_epoch_begins() -> None:
 
 def test_a_batch_sampler_gives_whole_examples() -> None:
     sampler = RepeatedAugmentationSampler(range(5), 2, shuffle=False)
-    loader = DataLoader(range(5), batch_sampler=sampler.batches(4))  # type: ignore[arg-type]
+    loader = DataLoader(range(5), batch_sampler=sampler.batches(4))  # type: ignore[arg-type]  # any sequence
 
     batches = [batch.tolist() for batch in loader]
 
@@ -106,7 +106,7 @@ def test_a_batch_sampler_gives_whole_examples() -> None:
             "`repeats` must be a positive whole number, got 0. Pass 1 for no copies.",
         ),
         (
-            lambda: RepeatedAugmentationSampler(iter([]), 2),  # type: ignore[arg-type]
+            lambda: RepeatedAugmentationSampler(iter([]), 2),  # type: ignore[arg-type]  # is refused
             "`dataset` must have a length, got list_iterator. Repeat the examples of a stream in"
             " the stream.",
         ),

@@ -55,7 +55,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         self._prepare(trainer)
         self._optimizers = [self._checked_and_wrapped(each) for each in trainer.optimizers]
         for each in self._optimizers:
-            # Lightning unscales, for clipping.
+            # Lightning unscales, for clipping. Torch's GradScaler looks for this attribute by name.
             each._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         trainer.strategy.optimizers = list(self._optimizers)
         if trainer.world_size > 1:

@@ -85,6 +85,7 @@ class Dimension:
 
     def _numbers(self) -> list[float]:
         assert isinstance(self.distribution, CategoricalDistribution)
+        # `_space_of` has refused choices that are no numbers.
         return [float(choice) for choice in self.distribution.choices]  # type: ignore[arg-type]
 
     def _values(self, basic: Array) -> Array:

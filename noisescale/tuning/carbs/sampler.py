@@ -202,7 +202,9 @@ class CarbsSampler(BaseSampler):
             if is_success(t) and t.distributions.get(param_name) == param_distribution
         ]
         if len(best) >= self._startup:
-            best.sort(key=lambda t: (t.value if not maximize else -t.value, t.number))  # type: ignore[operator]
+            sign = -1 if maximize else 1
+            # A success has a value, which the type does not know.
+            best.sort(key=lambda t: (sign * t.value, t.number))  # type: ignore[operator]
             origins = dimension.to_basic([t.params[param_name] for t in best[: self._startup]])
         else:
             origins = self._center(trials, [dimension])[None]

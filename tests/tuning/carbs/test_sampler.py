@@ -241,7 +241,7 @@ def test_a_front_is_found_at_less_cost_than_at_random() -> None:
             spent += trial.user_attrs["cost"]
             if spent > budget:
                 break
-            points.append((trial.user_attrs["cost"], abs(trial.value)))  # type: ignore[arg-type]
+            points.append((trial.user_attrs["cost"], abs(trial.value)))  # type: ignore[arg-type]  # it has one
         costs = np.geomspace(CENTER["width"], 512, 50)
         best = [min([v for c, v in points if c <= cost], default=2.0) for cost in costs]
         return float(np.mean(best))
