@@ -18,6 +18,7 @@ FAILED = "failed"
 """The key of a result that says why a task was given up."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""No tasks in the ledger."""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ def checked_mixing(matrix: Any, ranks: int) -> Matrix:
         got = f"{mixing[i, j]:g} in row {i}, column {j}"
         refuse("topology", "be doubly stochastic: no entry below 0", got, remedy)
     for name, sums in (("row", mixing.sum(1)), ("column", mixing.sum(0))):
-        if (wrong := np.argmax(abs(sums - 1))) is not None and abs(sums[wrong] - 1) > TOLERANCE:
+        wrong = np.argmax(abs(sums - 1))
+        if abs(sums[wrong] - 1) > TOLERANCE:
             got = f"{sums[wrong]:g} in {name} {wrong}"
             refuse("topology", f"be doubly stochastic: each {name} sums to 1", got, remedy)
     if len(mixing) != ranks:
