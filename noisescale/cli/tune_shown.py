@@ -10,6 +10,7 @@ from noisescale.cli.sweep_shown import hours
 from noisescale.printable import printable
 from noisescale.report.numbers import plural
 from noisescale.report.tuned_tables import cost_unit, number_of
+from noisescale.tuning.tune.tune_job import own_values
 
 if TYPE_CHECKING:
     from noisescale.time_to_result.cost_front import CostFront
@@ -29,6 +30,11 @@ FIXED = (
 SCHEDULED = (
     "The module has a learning-rate schedule ({}). Trainings differ in their steps: make it as long"
     " as each training is, by `trainer.estimated_stepping_batches`."
+)
+
+NOT_OWN = (
+    "The first training, called your own settings, has {} = {} where your module and loader have"
+    " {}: the search begins there, or its range leaves yours out."
 )
 
 RISES = "{} sounds like a metric that should rise, and is minimised. If so, add `--maximize`."
@@ -60,8 +66,16 @@ def doubts_before(job: TuneJob) -> list[str]:
     words = job.metric.lower().replace("/", "_").split("_")
     if not job.maximize and words[-1] in _RISING:
         found.append(RISES.format(printable(job.metric)))
-    if job.own.schedules:
-        found.append(SCHEDULED.format(", ".join(job.own.schedules)))
+    sized = [name for name in job.own.schedules if name != "ReduceLROnPlateau"]
+    if sized:
+        found.append(SCHEDULED.format(", ".join(sized)))
+    known = own_values(job.own)
+    for each in job.parameters:
+        own, first = known.get(each.name), each.center
+        if own is None or first is None or isinstance(first, str):
+            continue
+        if not math.isclose(own, first, rel_tol=1e-5):
+            found.append(NOT_OWN.format(each.name, number_of(first), number_of(own)))
     if job.own.of_a_batch:
         found.append(OF_A_BATCH.format(printable(job.metric)))
     if job.own.fixed_batch_size is not None:

@@ -253,6 +253,17 @@ def test_what_is_doubtful_is_said(here: Path) -> None:
     assert rises.startswith("val_acc sounds like a metric that should rise")
 
 
+def test_it_is_said_where_the_first_training_has_other_settings_than_the_module(here: Path) -> None:
+    found = job("learning_rate=0.5..5", "batch_size=8..64", "weight_decay=1e-5..0.1")
+    schedules = ("ReduceLROnPlateau", "CosineAnnealingLR")
+
+    rate, decay = doubts_before(found)
+    (scheduled,) = doubts_before(replace(found, own=replace(found.own, schedules=schedules)))[:1]
+    assert rate.startswith("The first training, called your own settings, has learning_rate = 0.5 ")
+    assert "weight_decay = 1e-05 where your module and loader have 0:" in decay
+    assert scheduled.startswith("The module has a learning-rate schedule (CosineAnnealingLR).")
+
+
 def test_the_line_of_progress_has_the_budget_and_the_best(here: Path) -> None:
     begun = replace(job("width=4..64"), trials=None, budget=0.5)
     done = {"value": 0.25, "seconds": 90.0, "steps": 9, "ended": "done", "device_seconds": 180.0}

@@ -260,6 +260,16 @@ class TuneJob:
         return found
 
 
+def own_values(own: Own) -> dict[str, Any]:
+    """Return what module and data bring along, by the names of parameters."""
+    return {
+        LEARNING_RATE: own.learning_rate,
+        MOMENTUM: own.momentum,
+        WEIGHT_DECAY: own.weight_decay,
+        BATCH_SIZE: own.batch_size,
+    }
+
+
 def centered(
     parameters: Iterable[Parameter], own: Own, length: Length, arguments: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
@@ -271,15 +281,7 @@ def centered(
         length: Of a training.
         arguments: Defaults of the function that makes the module.
     """
-    begin: dict[str, Any] = {
-        **arguments,
-        LEARNING_RATE: own.learning_rate,
-        MOMENTUM: own.momentum,
-        WEIGHT_DECAY: own.weight_decay,
-        BATCH_SIZE: own.batch_size,
-        EPOCHS: length.epochs,
-        STEPS: length.steps,
-    }
+    begin = {**arguments, **own_values(own), EPOCHS: length.epochs, STEPS: length.steps}
     found = []
     for each in parameters:
         value = begin.get(each.name)
