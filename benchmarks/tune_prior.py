@@ -10,11 +10,14 @@ noise that the question does not have.
 Reported: the best validation loss, and the area under the front of loss against the logarithm of
 the cost, relative to the loss of the own settings (larger is better).
 
-python benchmarks/tune_prior.py --seeds 0 1 2 3
+    python benchmarks/tune_prior.py [--seeds 0 1 2 ...] [--report] [--smoke]
+
+A row is saved after each search, and a later call goes on from there.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
 import logging
 import math
 import warnings
@@ -23,6 +26,7 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
+from _results import saved_rows, write_results
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,7 +101,9 @@ def measured_noise_scale() -> float:
     return predict(monitor.history).critical_batch_size.value
 
 
-def searched(seed: int, noise_scale: float | None, *, with_prior: bool) -> tuple[float, float, int]:
+def searched(
+    seed: int, noise_scale: float | None, trainings: int, *, with_prior: bool
+) -> tuple[float, float, int]:
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
     parameters = centered(read_parameters(SEARCH), OWN, length, {})
@@ -112,7 +118,7 @@ def searched(seed: int, noise_scale: float | None, *, with_prior: bool) -> tuple
         entries[key] = Entry(key, State.DONE, len(entries), 1, spec, {}, 0.0, result)
         spent += result["seconds"]
         if len(entries) == 1:
-            allowed = TRAININGS * result["seconds"]
+            allowed = trainings * result["seconds"]
     front = front_of(job, entries).front
     costs = np.log([*(each.cost for each in front), 4.0])
     losses = np.minimum([each.value for each in front], 2.0)
@@ -120,25 +126,51 @@ def searched(seed: int, noise_scale: float | None, *, with_prior: bool) -> tuple
     return front[-1].value, float(gains.sum()), len(entries)
 
 
+def report(rows: list[dict[str, Any]]) -> None:
+    """Print the mean of each way, and what it has beyond the first one, with standard errors."""
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    areas = {way: {row["seed"]: row["area"] for row in rows if row["way"] == way} for way in ways}
+    for way, of_way in areas.items():
+        beyond = [area - areas[ways[0]][seed] for seed, area in of_way.items()]
+        error = np.std(beyond, ddof=1) / math.sqrt(len(beyond)) if len(beyond) > 1 else math.nan
+        best = np.mean([row["best"] for row in rows if row["way"] == way])
+        print(
+            f"{way}: area {np.mean(list(of_way.values())):.2f}, {np.mean(beyond):+.2f} ±"
+            f" {error:.2f} beyond {ways[0]!r}, best loss {best:.3f} ({len(of_way)} seeds)"
+        )
+
+
 def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
+    parser.add_argument("--report", action="store_true", help="print what is saved, run none")
+    parser.add_argument("--smoke", action="store_true", help="one short search each, unsaved")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    noise_scale = measured_noise_scale()
-    print(f"critical batch size {noise_scale:.0f}", flush=True)
+    rows = [] if given.smoke else saved_rows("tune_prior")
+    noise_scale = math.nan if given.report else measured_noise_scale()
     ways = {
-        "learned": (None, False),
+        "cost learned": (None, False),
         "prior of the cost": (None, True),
         "equal progress": (noise_scale, True),
     }
-    for seed in arguments.parse_args().seeds:
+    for seed in [] if given.report else given.seeds[:1] if given.smoke else given.seeds:
         for way, (known, with_prior) in ways.items():
-            best, area, count = searched(seed, known, with_prior=with_prior)
-            line = {"way": way, "seed": seed, "best": best, "area": area, "trainings": count}
-            print(json.dumps(line), flush=True)
+            if any((row["way"], row["seed"]) == (way, seed) for row in rows):
+                continue
+            best, area, count = searched(
+                seed, known, 6 if given.smoke else TRAININGS, with_prior=with_prior
+            )
+            about = {"way": way, "seed": seed, "noise_scale": round(noise_scale, 1)}
+            found = {"best": round(best, 5), "area": round(area, 4), "trainings": count}
+            rows.append(about | found)
+            print(rows[-1], flush=True)
+            if not given.smoke:
+                write_results("tune_prior", rows, own_trainings=TRAININGS, quiet=True)
+    report(rows)
 
 
 if __name__ == "__main__":

@@ -343,11 +343,13 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("regimes.py", ["--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1"]),
         ("report_speed.py", ["--smoke"]),
         ("adaptive.py", ["--smoke"]),
+        ("adasum.py", ["--smoke"]),
         ("suite.py", ["--smoke"]),
         ("scheduler_overhead.py", ["--smoke"]),
         ("endurance.py", ["--smoke"]),
         ("decentlam.py", ["--smoke"]),
         ("inner_product.py", ["--smoke"]),
+        ("tune_prior.py", ["--smoke"]),
         ("carbs.py", ["--smoke"]),
         (
             "halves.py",
