@@ -449,6 +449,25 @@ def test_a_file_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Pa
     assert (tmp_path / "epoch=0-step=2.ckpt").exists()
 
 
+def test_a_second_fit_has_each_rank_write_its_state_once(tmp_path: Path) -> None:
+    written: list[int] = []
+
+    class Counted(AdasumReduction):
+        def _own_state(self) -> dict[str, Any]:
+            written.append(1)
+            return super()._own_state()
+
+    class Twice(L.Callback):
+        def on_train_start(self, fitting: Any, module: Any) -> None:
+            fitting.strategy.optimizers = [each.optimizer for each in fitting.optimizers]
+            callback.on_fit_start(fitting, module)
+            fitting.save_checkpoint(tmp_path / "at.ckpt")
+
+    callback = Counted()
+
+    assert fit(callback, Twice(), results=lambda *_: len(written), max_steps=2) == [0, 1]
+
+
 def test_weights_alone_have_no_files_of_ranks(tmp_path: Path) -> None:
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_weights_only=True)
 
