@@ -29,6 +29,13 @@ from noisescale.tuning.carbs.surrogates import (
 BELOW = math.log(4.0)
 """How far below the cheapest member of the Pareto set improvements are looked for, in log cost."""
 
+CAUTION = 2.0
+"""How many standard deviations of the predicted log cost must fit below the limit too.
+
+The authors let the prediction itself reach the limit. Half of the trials at the limit then cost
+more, up to 2.3 times in three problems of 30 trials; with two deviations up to 1.07 times.
+"""
+
 REPEATS = 3
 """A member of the Pareto set is repeated until it has so many samples."""
 
@@ -129,7 +136,8 @@ def _searched(
         steps_from(origins, dimensions, CANDIDATES * width, rng, shorter=True),
         np.vstack([seen.running, seen.points]),
     )
-    log_cost = log_prior(candidates) + cost.predict(candidates)[0]
+    costs, unsure = cost.predict(candidates)
+    log_cost = log_prior(candidates) + costs
     limit = math.inf if max_cost is None else math.log(max_cost)
     low, high = math.log(members[0].cost) - BELOW, min(math.log(members[-1].cost), limit)
     threshold = front.at(rng.uniform(min(low, high), high))
@@ -139,9 +147,10 @@ def _searched(
         + log_near(candidates, origins)
         + log_success(candidates, seen.points, seen.failures, rng)
     )
-    allowed = log_cost < limit
+    highest = log_cost + CAUTION * unsure
+    allowed = highest < limit
     # Where all are too dear, the cheapest one leads back.
-    best = np.where(allowed, value, -np.inf).argmax() if allowed.any() else log_cost.argmin()
+    best = np.where(allowed, value, -np.inf).argmax() if allowed.any() else highest.argmin()
     return Suggestion(candidates[best], "search", math.exp(log_cost[best]))
 
 

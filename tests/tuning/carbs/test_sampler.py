@@ -218,8 +218,8 @@ def test_no_suggestion_costs_more_than_the_limit() -> None:
     ]
     assert len(costs) >= 20
     assert max(costs) <= 40.0
-    # The cost is the width. The model has learnt it once it was wrong about a dear trial.
-    assert max(t.params["width"] for t in made.trials[18:]) < 45
+    # The cost is the width.
+    assert max(t.params["width"] for t in made.trials) <= 44
 
 
 def test_a_predicted_cost_holds_the_limit_from_the_start() -> None:
