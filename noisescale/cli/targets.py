@@ -127,7 +127,8 @@ def module_and_data(
 
     Args:
         target: Of the module.
-        data: Of the data, if they do not come with the module.
+        data: Of the data, if they do not come with the module. Without it a module may make its
+            own loaders.
         arguments: Keyword arguments of the first.
 
     Raises:
@@ -147,10 +148,14 @@ def module_and_data(
             f" LightningModule and its data, got {got}. Name such a function."
         )
     if examples is None:
-        raise ValueError(
-            f"`{printable(target)}` must come with data, got only a LightningModule."
-            " Give the data with `--data`."
-        )
+        from noisescale.lightning.own_loaders import data_of, makes_loaders
+
+        if not makes_loaders(module):
+            raise ValueError(
+                f"`{printable(target)}` must come with data, got only a LightningModule without"
+                " `train_dataloader`. Give the data with `--data`."
+            )
+        examples = data_of(module)
     return module, examples
 
 

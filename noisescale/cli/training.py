@@ -16,15 +16,16 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A function that returns a LightningModule and its data, or a LightningModule"
-        " (then give --data). Written as package.module:name or file.py:name.",
+        help="A function that returns a LightningModule and its data, or a LightningModule."
+        " Written as package.module:name or file.py:name.",
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         help="A Dataset, DataLoader or LightningDataModule, or a function that returns one of"
-        " these. Written as package.module:name or file.py:name."
+        " these. Written as package.module:name or file.py:name. Default: what TARGET returns, else"
+        " the loaders that the module makes."
     ),
 ]
 Devices = Annotated[int, typer.Option(help="Devices on each node.", rich_help_panel=TRAINER)]

@@ -67,7 +67,7 @@ def doubts_before(job: TuneJob) -> list[str]:
     if not job.maximize and words[-1] in _RISING:
         found.append(RISES.format(printable(job.metric)))
     sized = [name for name in job.own.schedules if name != "ReduceLROnPlateau"]
-    if sized:
+    if sized and not job.own.schedules_fit:
         found.append(SCHEDULED.format(", ".join(sized)))
     known = own_values(job.own)
     for each in job.parameters:

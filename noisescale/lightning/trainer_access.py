@@ -34,9 +34,12 @@ if TYPE_CHECKING:
         MisconfigurationException as MisconfigurationException,
     )
     from pytorch_lightning import Callback as Callback
+    from pytorch_lightning import LightningDataModule
+    from pytorch_lightning.core.hooks import DataHooks
     from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
     from torch.utils.tensorboard import SummaryWriter
 
+    HOOKS, DATA_MODULES = (DataHooks,), (LightningDataModule,)
     WANDB_LOGGERS = (WandbLogger,)
     MLFLOW_LOGGERS = (MLFlowLogger,)
 else:
@@ -55,6 +58,8 @@ else:
         return type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__})
 
     Callback = _base_for_all_packages("", "Callback")
+    HOOKS = _in_all_packages(".core.hooks", "DataHooks")
+    DATA_MODULES = _in_all_packages("", "LightningDataModule")
     MisconfigurationException = _base_for_all_packages(
         ".utilities.exceptions", "MisconfigurationException"
     )

@@ -87,10 +87,10 @@ def failures_table(found: CostFront) -> Table:
 def reading(found: CostFront, name: str, law: PowerLaw | None) -> str:
     """Say what a law means, in a few words."""
     values = found.along_front(name)
+    if max(values) == min(values):
+        return "is the same in all"
     if law is None:
         return "has no law: a value is not positive" if min(values) <= 0 else "has no law"
-    if max(values) == min(values):
-        return "stays the same"
     if not law.resolved:
         return "is not resolved: it may grow or fall"
     return "grows with the cost" if law.power > 0 else "falls with the cost"

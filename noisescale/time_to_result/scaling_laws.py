@@ -57,7 +57,8 @@ def power_law(costs: Sequence[float], values: Sequence[float]) -> PowerLaw | Non
         values: Positive numbers, one for each cost.
 
     Returns:
-        The law; None for fewer than four points, values that are not positive, or equal costs.
+        The law; None for fewer than four points, values that are not positive, or where costs or
+        values are all the same.
 
     Examples:
         >>> law = power_law([1, 10, 100, 1000], [2, 6.5, 19, 64])
@@ -68,7 +69,7 @@ def power_law(costs: Sequence[float], values: Sequence[float]) -> PowerLaw | Non
         return None
     x, y = np.log(np.asarray(costs, np.float64)), np.log(np.asarray(values, np.float64))
     spread = float(((x - x.mean()) ** 2).sum())
-    if spread < 1e-12:
+    if spread < 1e-12 or np.ptp(y) < 1e-12:
         return None
     fit = linregress(x, y)
     width = _student(len(x)) * float(fit.stderr)

@@ -42,6 +42,8 @@ class Own:
     """Of an Adam."""
     schedules: tuple[str, ...] = ()
     """The kinds of its learning-rate schedules."""
+    schedules_fit: bool = False
+    """Whether these are known to be as long as the training is."""
     of_a_batch: bool = False
     """Whether the metric of the goal is logged by the training step, and so is that of a batch."""
     met: bool = False

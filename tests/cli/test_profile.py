@@ -200,8 +200,8 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         ),
         (
             "own_model:Model",
-            "`own_model:Model` must come with data, got only a LightningModule."
-            " Give the data with `--data`.",
+            "`own_model:Model` must come with data, got only a LightningModule without"
+            " `train_dataloader`. Give the data with `--data`.",
         ),
         (
             "own_model:both --device-batch-sizes few",

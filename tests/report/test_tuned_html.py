@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_the_tables_have_the_front_the_laws_and_the_failures() -> None:
     assert laws.lines[0].cells[3].text == "is not resolved: it may grow or fall"
     assert [line.cells[-1].text for line in failures.lines] == ["diverged", "ValueError: <b>no</b>"]
     assert front_table(search(), 2).notes[-1] == "4 cheaper lines left out."
+
+
+def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
+    found = search()
+    trials = [
+        replace(each, parameters=each.parameters | {"width": 8, "lr": 0.01 * each.number})
+        for each in found.trials
+        if each.number
+    ]
+    front, laws, _ = front_tables(replace(found, trials=tuple(trials)))
+
+    assert len(front.lines) == 6
+    assert [cell.text for cell in laws.lines[1].cells] == ["width", "", "", "is the same in all"]
 
 
 def test_a_search_without_a_result_says_so(tmp_path: Path) -> None:

@@ -38,6 +38,27 @@ def own_momentum(optimizers: Sequence[Optimizer]) -> float | None:
     return next(iter([*betas, *(float(g["momentum"]) for g in groups if "momentum" in g)]), None)
 
 
+def last_as_long(schedules: Sequence[Any], steps: float) -> bool:
+    """Whether there are schedules, all known to last `steps`. Some do not say their length.
+
+    Examples:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        >>> schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+        >>> last_as_long([schedule], 100), last_as_long([schedule], 200)
+        (True, False)
+    """
+    return bool(schedules) and all(steps in _lengths(schedule) for schedule in schedules)
+
+
+def _lengths(schedule: Any) -> list[Any]:
+    """Return what may be the length of a schedule: torch's arguments, transformers' partials."""
+    found = [getattr(schedule, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    for rule in getattr(schedule, "lr_lambdas", ()):
+        found.append(getattr(rule, "keywords", {}).get("num_training_steps"))
+    return found
+
+
 def own_weight_decay(optimizers: Sequence[Optimizer]) -> float | None:
     """Return the largest weight decay; None if no optimizer has any."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -26,6 +26,7 @@ from noisescale.lightning.resized_loaders import (
     whole_epochs,
 )
 from noisescale.lightning.sweeping.hyperparameters import (
+    last_as_long,
     own_beta2,
     own_learning_rate,
     own_momentum,
@@ -178,13 +179,17 @@ class _Describe(Callback):
                 " Train the batch sizes yourself, and use `noisescale compare` on the runs."
             )
         refuse_unsearchable(trainer.optimizers, schedules_of(trainer), self._searched)
-        loader = first_loader(trainer)
+        loader, configs = first_loader(trainer), trainer.lr_scheduler_configs
         self.own = Own(
             float(examples_of_epoch(loader)),
             _batch_size_of(loader),
             own_learning_rate(trainer.optimizers),
             own_beta2(trainer.optimizers),
-            tuple(type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs),
+            tuple(type(each.scheduler).__name__ for each in configs),
+            schedules_fit=last_as_long(
+                [each.scheduler for each in configs if not each.reduce_on_plateau],
+                trainer.estimated_stepping_batches,
+            ),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
             momentum=own_momentum(trainer.optimizers),
             weight_decay=own_weight_decay(trainer.optimizers),

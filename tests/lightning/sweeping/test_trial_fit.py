@@ -2,6 +2,7 @@
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -420,7 +422,35 @@ def test_schedules_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Line, "configure_optimizers", scheduled)
 
-    assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules == ("StepLR",)
+    own = describe(Made(Line(), data()), CPU, GOAL, 8)
+    assert own.schedules == ("StepLR",)
+    assert not own.schedules_fit
+
+
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CosineAnnealingLR", "transformers", "own"])
+def test_a_schedule_of_the_trainings_length_is_known(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scheduled(self: Line) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        made: dict[str, Any] = {
+            "OneCycleLR": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps),
+            "CosineAnnealingLR": lambda: CosineAnnealingLR(optimizer, int(steps)),
+            # As its get_linear_schedule_with_warmup.
+            "transformers": lambda: LambdaLR(optimizer, partial(falling, num_training_steps=steps)),
+            "own": lambda: LambdaLR(optimizer, lambda step: 1 - step / steps),
+        }
+        schedule = {"scheduler": made[kind](), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    monkeypatch.setattr(Line, "configure_optimizers", scheduled)
+
+    assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules_fit == (kind != "own")
+
+
+def falling(step: int, *, num_training_steps: int) -> float:
+    return 1 - step / num_training_steps
 
 
 def test_a_metric_of_a_single_batch_is_known_as_such() -> None:
