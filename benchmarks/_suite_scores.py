@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from _suite_submissions import EXTERNAL, EXTERNALS, SELF, SELVES, TUNERS, Size, Submission
+from _suite_submissions import (
+    EXTERNAL,
+    EXTERNALS,
+    SELF,
+    SELVES,
+    SPACES,
+    TUNERS,
+    Size,
+    Submission,
+)
 from _suite_trials import CLOCK, DEVICES, Row
 from _suite_workloads import PROBLEMS, VARIANTS
 from scipy.special import stdtrit
@@ -221,14 +230,11 @@ def report(rows: Sequence[Row], size: Size) -> None:
 
 
 def _print_targets(rows: Sequence[Row]) -> None:
-    print("| workload | target | algorithm | batch size | lr | reruns |\n|---|---|---|---|---|---|")
+    print(f"| workload | target | {' | '.join(SPACES)} |\n|---|---|{'---|' * len(SPACES)}")
     for row in rows:
         if row["kind"] == "target":
-            s, r = row["settings"], [math.inf if x is None else x for x in row["reruns"]]
-            print(
-                f"| {row['workload']} | {row['goal']:.4g} | {row['algorithm']} |"
-                f" {s['batch_size']:g} | {s['learning_rate']:.3g} | {min(r):.4g} to {max(r):.4g} |"
-            )
+            medians = " | ".join(f"{row['of_each'][name]:.4g}" for name in SPACES)
+            print(f"| {row['workload']} | {row['goal']:.4g} | {medians} |")
 
 
 def _print_scores(trials: Sequence[Row], names: Sequence[str], ruleset: Ruleset) -> None:

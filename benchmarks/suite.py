@@ -4,10 +4,11 @@
     python benchmarks/suite.py [--budget MINUTES] [--only digits ...] [--report] [--smoke]
 
 Four workloads and three variants of each (_suite_workloads.py). First each gets its target: three
-algorithms have 8 quasi-random trials each, for 1/4 of the workload's budget; the best of all 24
-is trained with 7 other seeds, and the median of their lowest losses is the target. It is set once
-and saved. Then the submissions are trained to it (_suite_submissions.py), on a modelled clock
-(_suite_trials.py), and scored by `algoperf_score` and `compare` (_suite_scores.py).
+algorithms have 8 quasi-random trials each, for 1/4 of the workload's budget; the best of each is
+trained with 5 other seeds. Each algorithm's result is the median of their lowest losses, and the
+median of the three results is the target. It is set once and saved. Then the submissions are
+trained to it (_suite_submissions.py), on a modelled clock (_suite_trials.py), and scored by
+`algoperf_score` and `compare` (_suite_scores.py).
 
 All is estimated to take three hours on two idle cores. Results are saved after every training, so
 that an interruption loses those under way, one a process. A later call goes on from there.
