@@ -24,8 +24,8 @@ class AveragedGradient(HookErrors):
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self._norms = norms
-        rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-        self._share = share_of(norms.parameters, rank, ranks)
+        rank, self._ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self._share = share_of(norms.parameters, rank, self._ranks)
         self._captured: Tensor | None = None
 
     @property
@@ -73,7 +73,11 @@ class AveragedGradient(HookErrors):
             else:
                 rows = slice(start, stop)
                 pieces.append(Piece(index, p.grad[rows], rows))
-        return self._norms.sums(self._norms.of(pieces))
+        norms = self._norms.add(self._norms.none(), pieces, dots=False)
+        if self._norms.momentum is not None:
+            # It is squared, so it has to be whole: each rank's share is 1/W of the square.
+            norms[-1] = [dot / math.sqrt(self._ranks) for dot in self._norms.dots()]
+        return self._norms.sums(norms)
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.collectors.momentum import MomentumDirection
 from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.preconditioner import AdamPreconditioner
@@ -37,6 +38,7 @@ def choose_collector(
     parameters: Iterable[Parameter] | None = None,
     groups: Groups | None = None,
     preconditioner: Optimizer | None = None,
+    momentum: Optimizer | None = None,
     cut: Sequence[str] | None = None,
     averaged: bool = True,
 ) -> Collector:
@@ -58,6 +60,12 @@ def choose_collector(
     model = unwrapped(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
+    if momentum is not None and (sharded or small_batch == "example" or not averaged):
+        raise ValueError(
+            "`momentum` must be None if gradients are sharded or not averaged, or if examples are"
+            f" the small batches, got {_kind(momentum)}. The inner-product and orthogonality tests"
+            " need whole gradients: choose another policy for the batch size."
+        )
     if not averaged and _processes() > 1:
         _refuse_unaveraged(small_batch, preconditioner, sharded=sharded)
         trained = _trained_or_refuse(model, parameters)
@@ -85,7 +93,8 @@ def choose_collector(
     if small_batch == "example":
         return PerExampleCollector(model, trained, groups, group, layers=layers)
     scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)
-    norms = GradientNorms(trained, groups, scaling)
+    direction = None if momentum is None else MomentumDirection(momentum)
+    norms = GradientNorms(trained, groups, scaling, momentum=direction)
     if small_batch == "micro_batch":
         return MicroBatchCollector(norms, group)
     if small_batch == "half":

@@ -82,7 +82,8 @@ class Collector(HookErrors, ABC):
 
         As it is not timed, all ranks, and a resumed run, measure the same steps.
         """
-        return COST_OF_NORMS
+        # A dot product reads the gradient and the momentum.
+        return COST_OF_NORMS * (1 if self.norms.momentum is None else 3)
 
     @property
     def averaged_too_often(self) -> bool:

@@ -12,11 +12,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.collectors.groups import Groups, groups_of
+from noisescale.collectors.momentum import MomentumDirection
 from noisescale.collectors.preconditioner import AdamPreconditioner
-from noisescale.collectors.squared_norms import Norm, norms_of, norms_of_one, sums_of_squares
+from noisescale.collectors.squared_norms import (
+    Norm,
+    norms_of,
+    norms_of_one,
+    sums_of_squares,
+    wide_dtype,
+)
 
 Norms = list[list[Norm]]
-"""For each entry of a row, the norms from which `sums_of_squares` computes the entry."""
+"""For each entry of a row, the norms from which `sums_of_squares` computes the entry. With a
+direction there is one list more, of the numbers that sum to the dot product of the current part."""
 
 
 _ALL_ROWS = slice(None)
@@ -35,14 +43,16 @@ class GradientNorms:
     """The entries in which squared gradient norms are summed, the same on all ranks.
 
     There is one entry for each group of parameters, and one for parameters in no group. Together
-    these entries are the squared norm of the whole gradient. With a preconditioner, a last entry
-    holds the whole preconditioned gradient. Each gradient is read once, whatever the number of
-    groups.
+    these entries are the squared norm of the whole gradient. With a preconditioner, a further entry
+    holds the whole preconditioned gradient, and with a direction, the last entry has the square of
+    the gradient's dot product with it. Each gradient is read once for its norms, whatever the
+    number of groups.
 
     Args:
         named_parameters: The parameters that are trained, in an order that all ranks share.
         groups: See `Groups`; None: all parameters are one entry.
-        preconditioner: The preconditioner for the last entry; None: there is no such entry.
+        preconditioner: The preconditioner for a further entry; None: there is no such entry.
+        momentum: The direction for the last entry; None: there is no such entry.
         device: Where norms are summed up; None: where the first parameter is.
 
     Raises:
@@ -56,17 +66,18 @@ class GradientNorms:
         groups: Groups | None = None,
         preconditioner: AdamPreconditioner | None = None,
         *,
+        momentum: MomentumDirection | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
         self.device = self.parameters[0].device if device is None else device
-        self.preconditioner = preconditioner
+        self.preconditioner, self.momentum = preconditioner, momentum
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
         self.partition = len(self.group_names) + 1
         """Number of entries that together are the whole gradient: the groups and the rest."""
-        self.entries = self.partition + (preconditioner is not None)
+        self.entries = self.partition + (preconditioner is not None) + (momentum is not None)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._left_out: frozenset[int] = frozenset()
@@ -85,25 +96,27 @@ class GradientNorms:
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""
-        return [[] for _ in range(self.entries)]
+        return [[] for _ in range(self.entries + (self.momentum is not None))]
 
     def of(self, pieces: Iterable[Piece]) -> Norms:
         """Return the norms of gradients, with one fused call for each entry."""
         return self.add(self.none(), pieces)
 
-    def add(self, norms: Norms, pieces: Iterable[Piece]) -> Norms:
-        """Add the norms of gradients to `norms`, and return it."""
+    def add(self, norms: Norms, pieces: Iterable[Piece], *, dots: bool = True) -> Norms:
+        """Add the norms of gradients to `norms`, and return it; with or without dot products."""
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
         with torch.no_grad():
             for piece in pieces:
                 if piece.which in self._left_out:
                     continue
                 of_entry[self.entry_of[piece.which]].append(piece.gradient)
+                parameter = self.parameters[piece.which]
                 if self.preconditioner is not None:
-                    parameter = self.parameters[piece.which]
-                    norms[-1].extend(
+                    norms[self.partition].extend(
                         self.preconditioner.norms(parameter, piece.gradient, piece.rows)
                     )
+                if self.momentum is not None and dots:
+                    norms[-1].extend(self.momentum.dots(parameter, piece.gradient))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
         return norms
@@ -115,13 +128,42 @@ class GradientNorms:
         if gradient.requires_grad:  # the pass is being recorded (`create_graph`)
             gradient = gradient.detach()
         norms[self.entry_of[which]] += norms_of_one(gradient)
+        parameter = self.parameters[which]
         if self.preconditioner is not None:
-            norms[-1] += self.preconditioner.norms(self.parameters[which], gradient, _ALL_ROWS)
+            norms[self.partition] += self.preconditioner.norms(parameter, gradient, _ALL_ROWS)
+        if self.momentum is not None:
+            norms[-1] += self.momentum.dots(parameter, gradient)
+
+    def end_part(self, norms: Norms) -> None:
+        """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
+        if self.momentum is None or not (dots := norms[-1]):
+            return
+        on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
+        on_device = [dot for dot in dots if isinstance(dot, Tensor)]
+        if on_device:
+            whole = torch.stack(on_device).to(wide_dtype(self.device)).sum() + on_host
+            norms[-2].append(whole.view(1))
+        else:
+            norms[-2].append(on_host**2)  # a number is a square, see `Norm`
+        norms[-1] = []
 
     def sums(self, norms: Norms) -> Tensor:
         """Return the sums of squares, shape (entries,), on the device."""
+        self.end_part(norms)
         with torch.no_grad():
-            return sums_of_squares(norms, device=self.device)
+            return sums_of_squares(norms[: self.entries], device=self.device)
+
+    def dots(self) -> list[Norm]:
+        """Return numbers that sum to the dot product of what is in `p.grad` with the direction."""
+        if self.momentum is None:
+            return []
+        with torch.no_grad():
+            return [
+                dot
+                for which, p in enumerate(self.parameters)
+                if p.grad is not None and p.requires_grad and which not in self._left_out
+                for dot in self.momentum.dots(p, p.grad)
+            ]
 
     def any_gradient(self) -> bool:
         """Whether any parameter has a gradient; none has after `zero_grad`."""

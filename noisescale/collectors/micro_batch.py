@@ -147,6 +147,7 @@ class MicroBatchCollector(Collector):
     @keeps_errors
     def _on_backward_end(self) -> None:
         self._flush()
+        self.norms.end_part(self._step.captured)
         if self._live is not None:
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count

@@ -12,7 +12,7 @@ from torch import Tensor
 # 1M elements and 1.4e-3 at 16M, a dot product by 6e-5 there (torch 2.13). Over so many elements
 # either is right to 5e-7 or better, with AVX2 as with AVX-512 (2**19 were off by 2.8e-6 with AVX2).
 _LONGEST_NORM = 2**14
-_LONGEST_DOT = 2**17
+LONGEST_DOT = 2**17
 
 # Rows of 16-bit tensors are widened in blocks of 2 MB, or the CPU kernel makes a whole copy.
 _ROW = 4096
@@ -109,9 +109,9 @@ def sums_of_squares(norms: Sequence[Sequence[Norm]], *, device: torch.device) ->
 
 def _dots(flat: Tensor) -> float:
     """|flat|² of a CPU tensor, piece by piece."""
-    if flat.numel() <= _LONGEST_DOT:
+    if flat.numel() <= LONGEST_DOT:
         return float(torch.dot(flat, flat))
-    return sum(float(torch.dot(piece, piece)) for piece in flat.split(_LONGEST_DOT))
+    return sum(float(torch.dot(piece, piece)) for piece in flat.split(LONGEST_DOT))
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scales of a run: of the whole gradient, its groups, the preconditioned gradient."""
+"""The noise scales of a run: of the whole gradient and its groups, scaled, and along momentum."""
 
 from __future__ import annotations
 
@@ -100,6 +100,10 @@ class Estimates:
         """Estimator of the gradient as Adam scales it; its noise scale is not B_simple."""
         if options.preconditioned:
             self.preconditioned = options.new_estimator()
+        self.along_momentum: RecentSteps | None = None
+        """The last steps of the gradient along the optimizer's momentum."""
+        if options.along_momentum:
+            self.along_momentum = RecentSteps(confidence=options.confidence, unit=options.unit)
 
     def update(
         self,
@@ -112,8 +116,8 @@ class Estimates:
 
         Args:
             whole: The moments of the whole gradient.
-            entries: The moments of the groups, of the rest, and of the preconditioned gradient, if
-                there is one.
+            entries: The moments of the groups, of the rest, of the preconditioned gradient and of
+                the gradient along the momentum, as far as these are measured.
             weight: See `NoiseScaleEstimator.update`.
             steps: The steps that it stands for, see `Increments.add`.
         """
@@ -127,7 +131,9 @@ class Estimates:
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight)
         if self.preconditioned is not None:
-            self.preconditioned.update(entries[-1], weight)
+            self.preconditioned.update(entries[len(self.groups) + 1], weight)
+        if self.along_momentum is not None and all(map(math.isfinite, entries[-1])):
+            self.along_momentum.add(entries[-1], weight)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +146,7 @@ class Estimates:
             "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
             "preconditioned": self.preconditioned and self.preconditioned.state_dict(),
             "recent": None if self.recent is None else self.recent.state_dict(),
+            "along_momentum": self.along_momentum and self.along_momentum.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,3 +164,5 @@ class Estimates:
                 estimator.load_state_dict(state["groups"][name])
         if self.preconditioned is not None and state["preconditioned"] is not None:
             self.preconditioned.load_state_dict(state["preconditioned"])
+        if self.along_momentum is not None and state.get("along_momentum") is not None:
+            self.along_momentum.load_state_dict(state["along_momentum"])

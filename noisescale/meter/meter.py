@@ -65,6 +65,8 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
         preconditioner: An optimizer of Adam's family. Its second moments scale the gradients for
             `preconditioned_noise_scale`, which is not B_simple.
+        momentum: The optimizer whose momentum is the direction for `noise_along_momentum`, which
+            policies with an inner-product test use. It costs two more readings of the gradient.
         cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
@@ -110,6 +112,7 @@ class NoiseScaleMeter(MeterReadings):
         groups: Groups | None = None,
         grad_scaler: GradScaler | None = None,
         preconditioner: Optimizer | None = None,
+        momentum: Optimizer | None = None,
         cut: Sequence[str] | None = None,
         averaged: bool = True,
     ) -> None:
@@ -125,8 +128,10 @@ class NoiseScaleMeter(MeterReadings):
             layers=layers,
             preconditioned=preconditioner is not None,
             cut=cut,
+            along_momentum=momentum is not None,
         )
-        self._open(model, options, parameters, grad_scaler, preconditioner, averaged=averaged)
+        optimizers = preconditioner, momentum
+        self._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
 
     @classmethod
     def from_options(
@@ -139,10 +144,16 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: GradScaler | None = None,
         averaged: bool = True,
     ) -> NoiseScaleMeter:
-        """Return a meter as `options` describe it; `optimizer` is the preconditioner, if any."""
+        """Return a meter as `options` describe it.
+
+        `optimizer` is the preconditioner, and that of the momentum, as far as these are wanted.
+        """
         meter = cls.__new__(cls)
-        preconditioner = optimizer if options.preconditioned else None
-        meter._open(model, options, parameters, grad_scaler, preconditioner, averaged=averaged)
+        optimizers = (
+            optimizer if options.preconditioned else None,
+            optimizer if options.along_momentum else None,
+        )
+        meter._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
         return meter
 
     def _open(
@@ -151,7 +162,7 @@ class NoiseScaleMeter(MeterReadings):
         options: MeterOptions,
         parameters: Iterable[nn.Parameter] | None,
         grad_scaler: GradScaler | None,
-        preconditioner: Optimizer | None,
+        optimizers: tuple[Optimizer | None, Optimizer | None],
         *,
         averaged: bool,
     ) -> None:
@@ -162,7 +173,8 @@ class NoiseScaleMeter(MeterReadings):
             layers=options.layers,
             parameters=parameters,
             groups=options.groups,
-            preconditioner=preconditioner,
+            preconditioner=optimizers[0],
+            momentum=optimizers[1],
             cut=options.cut,
             averaged=averaged,
         )

@@ -40,6 +40,8 @@ class MeterOptions:
     preconditioned: bool = False
     """Whether the preconditioned noise scale is measured too."""
     cut: Sequence[str] | None = None
+    along_momentum: bool = False
+    """Whether the noise along the optimizer's momentum is measured too."""
 
     def __post_init__(self) -> None:
         every_n_steps = checked_every_n_steps(self.every_n_steps)

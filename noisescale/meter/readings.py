@@ -93,8 +93,11 @@ class MeterReadings:
 
         Unless a `cost` was given, more steps are then measured, as decisions wait for them.
         """
-        if self._estimates.recent is None:
-            self._estimates.recent = RecentSteps(confidence=confidence, unit=self._options.unit)
+        estimates, unit = self._estimates, self._options.unit
+        if estimates.recent is None:
+            estimates.recent = RecentSteps(confidence=confidence, unit=unit)
+            if estimates.along_momentum is not None:
+                estimates.along_momentum = RecentSteps(confidence=confidence, unit=unit)
         if self._options.cost is None:
             self._cadence = Cadence(self._options.every_n_steps, COST_OF_DECISIONS)
 
@@ -135,6 +138,20 @@ class MeterReadings:
         self._settle()
         of_adam = self._estimates.preconditioned
         return None if of_adam is None else of_adam.estimate()
+
+    @property
+    def noise_along_momentum(self) -> NoiseScale | None:
+        """m'Σm/(G·m)² of the last steps, in `unit`; None without `momentum`.
+
+        It is the noise scale of g·m, with the optimizer's momentum m for the direction of the
+        gradient: the batch size at which the noise along the gradient is as large as the gradient.
+        Where m itself is mostly noise it reads too high.
+        """
+        along = self._estimates.along_momentum
+        if along is None:
+            return None
+        self._settle()
+        return along.estimate()
 
     @property
     def steps(self) -> int:

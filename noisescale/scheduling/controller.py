@@ -78,7 +78,8 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
+        policy: "tradeoff", "ratio", "norm_test", "inner_product_test", "orthogonality_test",
+            "doubling"; "seesaw", "smith"; a mapping from
             steps to batch sizes; or a function from (noise scale, plan, progress) to the global
             batch that is wanted. A function is called at every step, unless it has the attribute
             `needs_noise_scale = True`.
@@ -262,7 +263,10 @@ steps on
         if meter is None or not self.settings.takes_noise_scale:
             return self.decide()
         return self.decide(
-            meter.recent_noise_scale, meter.average_moments, measured_step=measured_step
+            meter.recent_noise_scale,
+            meter.average_moments,
+            noise_along_momentum=meter.noise_along_momentum,
+            measured_step=measured_step,
         )
 
     def step(self, examples: float | None = None) -> None:
@@ -285,6 +289,7 @@ steps on
         noise_scale: NoiseScale | None = None,
         average: GradientMoments | None = None,
         *,
+        noise_along_momentum: NoiseScale | None = None,
         device_batch_size: float | None = None,
         measured_step: int | None = None,
     ) -> Move | None:
@@ -295,6 +300,7 @@ steps on
                 ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
+            noise_along_momentum: `NoiseScaleMeter.noise_along_momentum`, for policies that need it.
             device_batch_size: Keep micro-batches at this many examples, for this decision.
             measured_step: The last measured step in the noise scale, see `due_after`.
 
@@ -314,7 +320,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._asked_for(before, noise_scale)
+            answer = self._asked_for(before, noise_scale, noise_along_momentum)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -402,8 +408,13 @@ steps on
         if move is not None and move.changes_batch_size:
             self.moves.append(move)
 
-    def _asked_for(self, state: ControllerState, noise_scale: NoiseScale = NOTHING_MEASURED) -> Any:
-        progress = state.progress(self._scaled.learning_rate)
+    def _asked_for(
+        self,
+        state: ControllerState,
+        noise_scale: NoiseScale = NOTHING_MEASURED,
+        along: NoiseScale | None = None,
+    ) -> Any:
+        progress = state.progress(self._scaled.learning_rate)._replace(noise_along_momentum=along)
         return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
@@ -411,6 +422,12 @@ steps on
             raise ValueError(
                 "`meter` must be given if the policy or the learning rate uses the noise scale, got"
                 " None. Pass the `NoiseScaleMeter` of the run."
+            )
+        policy = self.settings.policy
+        if policy.needs_noise_along_momentum and meter.noise_along_momentum is None:
+            raise ValueError(
+                f"`meter` must measure the noise along the momentum for {policy.kind}, got one that"
+                " does not. Make it with `NoiseScaleMeter(..., momentum=optimizer)`."
             )
         least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:

@@ -221,7 +221,16 @@ class InsteadOfDecay(Policy):
 
 
 PolicyLike = (
-    Literal["tradeoff", "ratio", "norm_test", "doubling", "seesaw", "smith"]
+    Literal[
+        "tradeoff",
+        "ratio",
+        "norm_test",
+        "inner_product_test",
+        "orthogonality_test",
+        "doubling",
+        "seesaw",
+        "smith",
+    ]
     | Mapping[int, float]
     | Callable[[NoiseScale, Plan, Progress], float]
 )

@@ -27,6 +27,8 @@ class Progress(NamedTuple):
     """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
+    noise_along_momentum: NoiseScale | None = None
+    """`NoiseScaleMeter.noise_along_momentum`, for policies that need it."""
 
 
 class Wanted(float):
@@ -61,6 +63,8 @@ class Policy:
     needs_noise_scale: bool = False
     """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
     every step."""
+    needs_noise_along_momentum: bool = False
+    """Whether the meter has to measure the noise along the optimizer's momentum, too."""
     takes_noise_scale: bool = False
     """Whether it is given the noise scale, resolved or not, even if it does not need it."""
     by_reduced_values: bool = False
@@ -111,6 +115,9 @@ class FunctionPolicy(Policy):
         self.function: Any = function
         self.needs_noise_scale = bool(getattr(function, "needs_noise_scale", False))
         self.takes_noise_scale = bool(getattr(function, "needs_noise_scale", True))
+        self.needs_noise_along_momentum = bool(
+            getattr(function, "needs_noise_along_momentum", False)
+        )
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
         """Return what the function returns."""

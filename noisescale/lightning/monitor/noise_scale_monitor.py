@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -197,6 +197,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._name = name
         self._report = report
         self._follow: float | None = None
+        self._along_momentum = False
         self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
@@ -222,14 +223,24 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """The noise scales of all optimizers; manual optimization may have several."""
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
-    def follow(self, confidence: float = 0.95) -> None:
-        """Keep the last steps of the next fits, for `recent_noise_scale`."""
-        self._follow = confidence
+    def follow(self, confidence: float = 0.95, *, along_momentum: bool = False) -> None:
+        """Keep the last steps of the next fits, for `recent_noise_scale`.
+
+        Args:
+            confidence: Coverage of its interval.
+            along_momentum: Whether to measure `noise_along_momentum`, too.
+        """
+        self._follow, self._along_momentum = confidence, along_momentum
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
         """The noise scale of the last steps, see `NoiseScaleMeter`; not measured before the fit."""
         return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
+
+    @property
+    def noise_along_momentum(self) -> NoiseScale | None:
+        """The noise along the momentum of the last steps, see `NoiseScaleMeter`."""
+        return None if self._first is None else self._first.meter.noise_along_momentum
 
     @property
     def last_measured_step(self) -> int:
@@ -292,11 +303,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " before training starts, or remove the monitor."
             )
             return
-        options = with_assigned_groups(self._options, trainer)
+        options = replace(self._options, along_momentum=self._along_momentum)
+        options = with_assigned_groups(options, trainer)
         try:
             self._meters = meters_for(trainer, options, name=self._name)
         except ValueError as reason:
-            if trainer.world_size > 1 or not self._options.leaves_choice:
+            chosen = not self._options.leaves_choice or self._along_momentum
+            if trainer.world_size > 1 or chosen:
                 raise
             self._tell_that_nothing_is_measured(reason)
         for logged in self._meters:

@@ -70,8 +70,9 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     Args:
         policy: "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
-            B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple exceeds
-            twice the batch; "seesaw", "smith": grow when your schedule lowers the learning rate. Or
+            B_simple; "norm_test": 4·B_simple; "inner_product_test" and "orthogonality_test": see
+            `InnerProductTest`; "doubling": twice the batch once B_simple exceeds twice the batch;
+            "seesaw", "smith": grow when your schedule lowers the learning rate. Or
             a mapping from steps to global batch sizes, or a function from (noise scale, plan,
             progress) to a global batch size.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
@@ -137,7 +138,9 @@ class BatchSizeScheduler(trainer_access.Callback):
             max_device_batch_size=max_device_batch_size,
             decide_every_n_steps=decide_every_n_steps,
         )
-        measured = Settings.checked(self._options).needs_noise_scale
+        settings = Settings.checked(self._options)
+        measured = settings.needs_noise_scale
+        self._along_momentum = settings.policy.needs_noise_along_momentum
         check_confidence(confidence)
         self._progress = progress
         self._needs_monitor = measured or progress == "gain"
@@ -180,7 +183,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else NoiseScaleMonitor()
         if self._monitor is not None:
-            self._monitor.follow(self._confidence)
+            self._monitor.follow(self._confidence, along_momentum=self._along_momentum)
             if self._monitor not in others:
                 others.insert(0, self._monitor)
             where = others.index(self._monitor) + 1
@@ -303,8 +306,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         measured: tuple[Any, Any] = None, None
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.recent_noise_scale, monitor.average_moments
-        size = controller.plan.device_batch_size
-        move = controller.decide(*measured, device_batch_size=size, measured_step=measured_step)
+        move = controller.decide(
+            *measured,
+            noise_along_momentum=None if monitor is None else monitor.noise_along_momentum,
+            device_batch_size=controller.plan.device_batch_size,
+            measured_step=measured_step,
+        )
         if move is not None:
             self._tell(trainer, str(move))
             if fit.schedules.drifts(trainer) and not self._warned:

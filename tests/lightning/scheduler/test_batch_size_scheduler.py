@@ -42,7 +42,8 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"policy": "trade"},
             ValueError,
-            '`policy` must be one of "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
+            '`policy` must be one of "tradeoff", "ratio", "norm_test", "inner_product_test",'
+            ' "orthogonality_test", "doubling", "seesaw",'
             " \"smith\", a mapping from steps to batch sizes or a function, got 'trade'. Leave it"
             ' at "tradeoff".',
         ),
@@ -647,3 +648,44 @@ def test_beside_weight_averaging_the_last_epoch_trains_nothing() -> None:
     assert callback.state_dict()["controller"]["steps"] == len(windows(12, 3, (1, 3)))
     assert type(fitting.accumulate_grad_batches) is int
     assert fitting.accumulate_grad_batches == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int) -> None:
+    def with_momentum(package: Any) -> Any:
+        model = classifier(package)
+        model.configure_optimizers = lambda: torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9
+        )
+        return model
+
+    def results(fitted: Any, _: Any) -> Any:
+        monitor = next(c for c in fitted.callbacks if isinstance(c, NoiseScaleMonitor))
+        along = monitor.noise_along_momentum
+        by = next(c for c in fitted.callbacks if isinstance(c, BatchSizeScheduler))
+        return along.steps, [(move.after.batch_size, move.reason) for move in by.moves]
+
+    found = fit(
+        BatchSizeScheduler("inner_product_test", max_batch_size=64, lr_scaling="none"),
+        NoiseScaleMonitor(every_n_steps=1),
+        ranks=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
+        model=with_momentum(L),
+        train_loader=loader(batch_size=2, examples=100),
+        results=results,
+        max_epochs=4,
+    )
+
+    assert len(found) == ranks
+    assert all(one == found[0] for one in found)
+    steps, moves = found[0]
+    assert steps >= 8
+    assert moves
+    assert all("noise along the gradient" in reason for _, reason in moves)
+
+
+def test_without_momentum_the_inner_product_test_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be an optimizer with momentum in all parameter"):
+        trainer(1, strategy="auto", callbacks=[BatchSizeScheduler("inner_product_test")]).fit(
+            classifier(), loader()
+        )

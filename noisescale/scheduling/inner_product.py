@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inner-product and orthogonality tests of Bollapragada et al. (2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from noisescale.checks import checked_positive
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.plan import Plan
+from noisescale.scheduling.gate import Gate
+from noisescale.scheduling.policies import RatioRule
+from noisescale.scheduling.policy import Policy, Progress, Wanted
+
+WIDEST = math.tan(math.radians(80))
+"""The default ν of the policy "orthogonality_test"."""
+
+
+class InnerProductTest(Policy):
+    """b_ip/θ²: the noise along the gradient is at most θ times the gradient.
+
+    The norm test bounds all noise, tr(Σ)/B. Noise across the gradient hardly changes whether a step
+    goes down. The inner-product test bounds only b_ip = G'ΣG/|G|⁴, which is far below B_simple:
+
+        G'ΣG/B <= θ²·|G|⁴, so B >= b_ip/θ²
+
+    With ν the noise across the gradient is bounded, too (the orthogonality test; the two together
+    are the augmented inner-product test):
+
+        (tr(Σ) - G'ΣG/|G|²)/B <= ν²·|G|², so B >= (B_simple - b_ip)/ν²
+
+    The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
+    in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
+    far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
+    steps, and moments are averaged without bias, see `noise_along_momentum`.
+
+    Args:
+        theta: θ. At 0.9 one standard deviation of noise leaves a tenth of the descent.
+        nu: ν; None: only the inner-product test. tan(80°) = 5.67 lets the root mean square of the
+            noise across the gradient turn a step by 80° from it.
+        gate: Arguments of the `Gate` that decides.
+
+    Raises:
+        ValueError: If an argument is not a positive number.
+
+    Examples:
+        >>> along = NoiseScale(8.1, 6.48, 9.72, grad_sq_norm=1.0, noise_trace=8.1, steps=50)
+        >>> whole = NoiseScale(408.1, 306.48, 509.72, 1.0, 408.1, steps=50)
+        >>> half = Progress(50, 200.0, noise_along_momentum=along)
+        >>> print(InnerProductTest()(whole, Plan(4, 1), half).reason)
+        noise along the gradient 10 (8 to 12) asks for 10
+        >>> print(InnerProductTest(nu=5.0)(whole, Plan(4, 1), half).reason)
+        noise along and across the gradient 16 (11.9 to 20.1) asks for 16, 4 x a move at most
+
+    References:
+        Bollapragada, Byrd, Nocedal 2018, "Adaptive sampling strategies for stochastic
+        optimization", arXiv:1710.11258. Ostroukhov et al. 2024, "AdaBatchGrad", arXiv:2402.05264.
+    """
+
+    needs_noise_scale = True
+    needs_noise_along_momentum = True
+    by_reduced_values = True
+
+    def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
+        self._theta = checked_positive("theta", theta, "Leave it at 0.9.")
+        self._nu = nu if nu is None else checked_positive("nu", nu, "Leave it out, or give 5.67.")
+        what = "noise along the gradient" if nu is None else "noise along and across the gradient"
+        self._gate = Gate(RatioRule(), **gate, seen=what)
+
+    def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
+        """Return the wanted batch size with a reason; the plan's own batch size to stay."""
+        along = progress.noise_along_momentum or NoiseScale.unknown(noise_scale.confidence)
+        return self._gate(self._needed(noise_scale, along), plan, progress)
+
+    def _needed(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
+        """The batch size that the tests need, with the interval that follows from both."""
+        low, value, high = (x / self._theta**2 for x in (along.low, along.value, along.high))
+        if self._nu is not None:
+            across = self._nu**2
+            low = max(low, (whole.low - along.high) / across)
+            high = max(high, (whole.high - along.low) / across)
+            value = max(value, (whole.value - along.value) / across)
+        return replace(along, low=max(low, 0.0), value=value, high=max(high, 0.0))

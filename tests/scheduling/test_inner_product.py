@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of Bollapragada et al., on intervals of the noise along the gradient and of all."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
+from noisescale.scheduling import InnerProductTest, Progress
+
+TAN_80 = 5.6713
+
+
+def noise_scale(low: float, value: float, high: float) -> NoiseScale:
+    return NoiseScale(value, low, high, grad_sq_norm=1.0, noise_trace=value, steps=50.0)
+
+
+def later(along: NoiseScale | None) -> Progress:
+    return Progress(steps=1000, examples=1e6, noise_along_momentum=along)
+
+
+WHOLE = noise_scale(3000, 4000, 5000)
+
+
+@pytest.mark.parametrize(
+    ("along", "now", "wanted"),
+    [
+        ((81, 162, 243), 64, 200),  # 162/0.81, its low end being 100
+        ((74, 162, 243), 64, 64),  # the low end, 91, is below 1.5 x 64
+        ((20, 30, 40), 100, 30 / 0.81),  # the high end, 49, is below 100/1.5
+        ((20, 30, 55), 100, 100),
+        ((81, math.nan, math.inf), 64, 100),  # not resolved: up to what it is above
+        ((0, math.nan, math.inf), 64, 64),
+    ],
+)
+def test_the_batch_follows_the_noise_along_the_gradient_alone(
+    along: Any, now: int, wanted: float
+) -> None:
+    found = InnerProductTest()(WHOLE, Plan(now, 1), later(noise_scale(*along)))
+
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("along", "whole", "now", "wanted"),
+    [
+        ((8, 10, 12), (3500, 4000, 5000), 64, (4000 - 10) / TAN_80**2),  # 124 > 12
+        ((81, 162, 243), (300, 400, 500), 64, 200),  # 200 > 7
+        ((8, 10, 12), (1900, 4000, 5000), 64, 64),  # (1900 - 12)/32.2 is below 1.5 x 64
+        ((8, 10, 12), (300, 500, math.inf), 1000, 1000),  # unbounded above: no shrinking
+        ((8, 10, 12), (100, 200, 300), 64, 16),  # 12.3, a fourth at a time
+    ],
+)
+def test_the_orthogonality_test_bounds_the_rest_of_the_noise_too(
+    along: Any, whole: Any, now: int, wanted: float
+) -> None:
+    policy = BatchSizeController(Plan(8, 1), sgd(), "orthogonality_test").settings.policy
+
+    found = policy(noise_scale(*whole), Plan(now, 1), later(noise_scale(*along)))
+
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+def test_without_a_measurement_the_batch_stays() -> None:
+    for nu in (None, 5.0):
+        assert InnerProductTest(nu=nu)(NoiseScale.unknown(), Plan(64, 1), later(None)) == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"theta": 0}, "`theta` must be positive and finite, got 0."),
+        ({"nu": math.nan}, "`nu` must be positive and finite, got nan."),
+        ({"growth": 1.0}, "`growth` must be a factor above 1, got 1.0."),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InnerProductTest(**arguments)
+
+
+def sgd(**options: float) -> torch.optim.SGD:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], **{"lr": 0.1, **options})
+
+
+def test_a_meter_that_does_not_measure_it_is_refused() -> None:
+    model = torch.nn.Linear(2, 1)
+    meter = NoiseScaleMeter(model)
+    meter.follow()
+    controller = BatchSizeController(Plan(8, 1), sgd(), "inner_product_test")
+
+    with pytest.raises(ValueError, match="`meter` must measure the noise along the momentum for I"):
+        controller.update(meter)
+    meter.close()
+
+
+@pytest.mark.parametrize("policy", ["inner_product_test", "orthogonality_test"])
+def test_in_a_loop_the_batch_grows_where_the_gradient_is_lost_in_noise(policy: Any) -> None:
+    """A regression near its solution: most of each gradient is noise."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.15)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    meter = NoiseScaleMeter(model, momentum=optimizer, every_n_steps=1)
+    meter.follow()
+    controller = BatchSizeController(
+        Plan(4, 1), optimizer, policy, lr_scaling="none", max_device_batch_size=4096
+    )
+
+    for _ in range(120):
+        size = int(controller.plan.batch_size)
+        x = torch.randn(size, 20)
+        y = torch.randn(size, 1)
+        optimizer.zero_grad()
+        meter.backward(((model(x) - y) ** 2).mean(), local_batch_size=size)
+        meter.step()
+        optimizer.step()
+        controller.update(meter)
+    meter.close()
+
+    assert controller.plan.batch_size > 4
+    assert controller.moves[0].reason.startswith("noise along ")
