@@ -8,6 +8,9 @@ critical one is taken for the best. Then `BatchSizeController` starts from 1/16 
 that, with the learning rate tuned *there*, under every policy, and is told nothing else. The
 default policy starts from 64 times that, too, with the learning rate of 16 times.
 
+The inner-product and orthogonality tests need momentum, and measure by the halves of each batch:
+digits are trained with momentum once more, and the transformer has Adam's.
+
     python benchmarks/adaptive.py [--budget MINUTES] [--only digits] [--report] [--smoke]
 
 A run that needs S steps and E examples is off the front by the factor f for which (S/f, E/f) is
@@ -44,6 +47,12 @@ from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, 
 
 FARTHER = {
     "digits": {"goal": 0.12, "batch_sizes": (2, 8, 32, 128, 512), "seeds": 8, "first_lr": 0.1},
+    "digits, momentum": {
+        "goal": 0.12,
+        "batch_sizes": (2, 8, 32, 128, 512),
+        "seeds": 8,
+        "first_lr": 0.02,
+    },
     "mnist": {"goal": 0.13, "batch_sizes": (4, 16, 64, 256, 1024), "seeds": 4, "first_lr": 0.1},
     "characters": {
         "goal": 1.95,
@@ -61,15 +70,29 @@ ENDS = {"1/16": 1 / 16, "16 x": 16, "64 x": 64}
 FARTHEST, LARGE = "64 x", "16 x"
 """From the first only the default policy starts, with the learning rate tuned at the second."""
 
-POLICIES = ("tradeoff", "ratio", "norm_test", "doubling")
+POLICIES = (
+    "tradeoff",
+    "ratio",
+    "norm_test",
+    "doubling",
+    "inner_product_test",
+    "orthogonality_test",
+)
 DEFAULT = POLICIES[0]
+ALONG_MOMENTUM = POLICIES[4:]
+NAMES = (*PLAIN, "digits, momentum")
 
 KEPT, CALMER = "kept", "tradeoff, lr/1.41"
 """From the large end, too, over the scheduled seeds: the batch size of the start stays; the default
 policy starts from the next smaller learning rate that is tried, as the best may be at the edge.
 """
 
-SCALINGS = {"digits": "adascale", "mnist": "adascale", "characters": "capped_sqrt"}
+SCALINGS = {
+    "digits": "adascale",
+    "digits, momentum": "adascale",
+    "mnist": "adascale",
+    "characters": "capped_sqrt",
+}
 """What the default, `"auto"`, is for SGD and for Adam."""
 
 TUNED = "tuned"
@@ -78,10 +101,10 @@ TUNED = "tuned"
 OTHER_SCALINGS = (TUNED, "adascale", "sqrt", "saturating", "linear")
 """Tried with the default policy."""
 
-SCHEDULED_SEEDS = {"digits": 12, "mnist": 12, "characters": 4}
+SCHEDULED_SEEDS = {"digits": 12, "digits, momentum": 12, "mnist": 12, "characters": 4}
 """Scheduled runs of each kind; single ones scatter by a factor of 1.3."""
 
-DEFAULT_SEEDS = {"digits": 48, "mnist": 48, "characters": 4}
+DEFAULT_SEEDS = {"digits": 48, "digits, momentum": 12, "mnist": 48, "characters": 4}
 """Of the default policy and learning rate, which the aim is for."""
 
 HOPELESS = 10.0
@@ -195,7 +218,9 @@ def scheduled_run(task: Task) -> Row:
     workload = replace(WORKLOADS[name], goal=target)
     model = workload.seeded_model(seed)
     optimizer = workload.optimizer_of(model, lr, start)
-    meter = NoiseScaleMeter(model, small_batch="example", unit=workload.unit)
+    along: dict[str, Any] = {"small_batch": "half", "momentum": optimizer}
+    how = along if policy in ALONG_MOMENTUM else {"small_batch": "example"}
+    meter = NoiseScaleMeter(model, unit=workload.unit, **how)
     meter.follow()
 
     def tuned(batch_size: float, base_batch_size: float, noise_scale: float) -> float:
@@ -246,9 +271,8 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
     most = HOPELESS * front_of(sweep, workload).min_steps
     law = learning_rate_law(sweep, workload)
     named, usual = (workload.name, workload.goal), SCALINGS[workload.name]
-    ways = [(policy, usual) for policy in POLICIES]
-    ways += [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
-    ways += [(KEPT, usual), (CALMER, usual)]
+    ways = [(p, usual) for p in POLICIES if p not in ALONG_MOMENTUM or has_momentum(workload)]
+    ways += [] if workload.name == "digits, momentum" else other_ways(usual)
     for policy, scaling in ways:
         default = (policy, scaling) == (DEFAULT, usual)
         starts = starts_of(sweep, workload)
@@ -274,6 +298,16 @@ def schedule(sweep: Sweep, workload: Workload, deadline: float) -> bool:
             sweep.save()
             print(f"{workload.name}: {policy}, {scaling}, from {start}", flush=True)
     return True
+
+
+def other_ways(usual: str) -> list[tuple[str, str]]:
+    """Other scalings of the default policy, and what the default is compared with."""
+    ways = [(DEFAULT, scaling) for scaling in OTHER_SCALINGS if scaling != usual]
+    return [*ways, (KEPT, usual), (CALMER, usual)]
+
+
+def has_momentum(workload: Workload) -> bool:
+    return workload.optimizer is not torch.optim.SGD or bool(workload.optimizer_options)
 
 
 def scheduled(
@@ -368,7 +402,8 @@ def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
 
     shown = [n for n in names if len(fixed_steps(sweep, farther(n))) >= 5]
     figure = make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=0.06)
-    colours = dict(zip(POLICIES, ("#d62728", "#1f77b4", "#2ca02c", "#9467bd"), strict=True))
+    tones = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2")
+    colours = dict(zip(POLICIES, tones, strict=True))
     for column, name in enumerate(shown, start=1):
         workload = farther(name)
         steps, front = fixed_steps(sweep, workload), front_of(sweep, workload)
@@ -405,7 +440,7 @@ def draw(sweep: Sweep, names: Iterable[str], path: Path) -> None:
 
 
 def main() -> int:
-    command = Command.read(__doc__.splitlines()[0], PLAIN)
+    command = Command.read(__doc__.splitlines()[0], NAMES)
     rows = [] if command.smoke else saved_rows("adaptive")
     if command.smoke:
         few = {"goal": 1.0, "batch_sizes": (8, 32, 128), "seeds": 2, "first_lr": 0.2}
