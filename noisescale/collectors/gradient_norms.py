@@ -18,6 +18,7 @@ from noisescale.collectors.squared_norms import (
     Norm,
     norms_of,
     norms_of_one,
+    squared_norm,
     sums_of_squares,
     wide_dtype,
 )
@@ -28,6 +29,7 @@ direction there is one list more, of the numbers that sum to the dot product of 
 
 
 _ALL_ROWS = slice(None)
+_TINY = 1e-300
 
 
 class Piece(NamedTuple):
@@ -44,9 +46,9 @@ class GradientNorms:
 
     There is one entry for each group of parameters, and one for parameters in no group. Together
     these entries are the squared norm of the whole gradient. With a preconditioner, a further entry
-    holds the whole preconditioned gradient, and with a direction, the last entry has the square of
-    the gradient's dot product with it. Each gradient is read once for its norms, whatever the
-    number of groups.
+    holds the whole preconditioned gradient, and with momentum, the last entry has the square of the
+    gradient's dot product with its direction. Each gradient is read once for its norms, however
+    many groups there are.
 
     Args:
         named_parameters: The parameters that are trained, in an order that all ranks share.
@@ -138,13 +140,16 @@ class GradientNorms:
         """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
         if self.momentum is None or not (dots := norms[-1]):
             return
+        # Along m/|m|: what is left is comparable to |g|².
+        parts = [m for p in self.parameters if (m := self.momentum.of(p)) is not None]
+        of_direction = squared_norm(parts, device=self.device)
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
         on_device = [dot for dot in dots if isinstance(dot, Tensor)]
         if on_device:
             whole = torch.stack(on_device).to(wide_dtype(self.device)).sum() + on_host
-            norms[-2].append(whole.view(1))
+            norms[-2].append((whole / of_direction.sqrt()).view(1))
         else:
-            norms[-2].append(on_host**2)  # a number is a square, see `Norm`
+            norms[-2].append(on_host**2 / max(float(of_direction), _TINY))  # see `Norm`
         norms[-1] = []
 
     def sums(self, norms: Norms) -> Tensor:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -18,9 +21,8 @@ class MomentumDirection:
     """The direction of an optimizer's running mean of gradients, m, from the steps before.
 
     While a step is measured m holds earlier gradients only. So m is the same for all parts of the
-    step, and independent of their noise given the weights. g·m then behaves like a gradient of one
-    parameter: its mean is G·m, and its variance over examples m'Σm. With m near G their ratio
-    m'Σm/(G·m)² is G'ΣG/|G|⁴, the noise along the gradient.
+    step, and independent of their noise given the weights. See `AlongGradient` for what the dot
+    products say.
 
     Args:
         optimizer: One that keeps `momentum_buffer` or `exp_avg`: SGD with momentum, Adam and their
@@ -32,7 +34,7 @@ class MomentumDirection:
 
     def __init__(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
-            if not (group.get("momentum") or (group.get("betas") or (0.0,))[0]):
+            if not _beta(group):
                 raise ValueError(
                     "`momentum` must be an optimizer with momentum in all parameter groups, got"
                     f" {type(optimizer).__name__} without. The inner-product and orthogonality"
@@ -40,13 +42,22 @@ class MomentumDirection:
                 )
         self._optimizer = optimizer
 
+    @property
+    def persistence(self) -> float:
+        """The largest β: the weight of the momentum before a step in the one after it."""
+        return max(_beta(group) for group in self._optimizer.param_groups)
+
+    def of(self, parameter: Parameter) -> Tensor | None:
+        """Return a parameter's part of m; None before the first step."""
+        state = self._optimizer.state.get(parameter, {})
+        return next((state[name] for name in _KEPT if state.get(name) is not None), None)
+
     def dots(self, parameter: Parameter, gradient: Tensor) -> list[Tensor | float]:
         """Return numbers that sum to g·m over a whole parameter; NaN before the first step.
 
         On CPU they are on the host, as norms are.
         """
-        state = self._optimizer.state.get(parameter, {})
-        mean = next((state[name] for name in _KEPT if state.get(name) is not None), None)
+        mean = self.of(parameter)
         if mean is None or gradient.is_sparse or mean.is_sparse:
             return [torch.full((), float("nan"), device=gradient.device)]
         if gradient.is_complex():
@@ -63,3 +74,7 @@ class MomentumDirection:
             for g, m in zip(*(flat.split(LONGEST_DOT) for flat in pairs), strict=True)
         ]
         return [float(dot) for dot in dots] if gradient.is_cpu else list(dots)
+
+
+def _beta(group: Mapping[str, Any]) -> float:
+    return float(group.get("momentum") or (group.get("betas") or (0.0,))[0])

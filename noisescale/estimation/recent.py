@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -80,16 +81,24 @@ class RecentSteps:
         """
         relative, self._level = self._level.step(moments, weight)
         if relative is not None:
-            if self._end == len(self._rows):
-                self._keep(self._steps)
-            self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
-            self._end += 1
+            self.add_relative(relative, weight)
 
-    def estimate(self) -> NoiseScale:
-        """Return the noise scale of the last steps. Both moments are relative to |g|²."""
+    def add_relative(self, relative: GradientMoments, weight: float) -> None:
+        """Add one step whose moments are relative to a level already."""
+        if self._end == len(self._rows):
+            self._keep(self._steps)
+        self._rows[self._end] = weight, relative.noise_trace, relative.grad_sq_norm
+        self._end += 1
+
+    def estimate(self, *, least: float = 0.0) -> NoiseScale:
+        """Return the noise scale of the last steps. Both moments are relative to |g|².
+
+        Args:
+            least: Steps to use at least, as far as there are as many.
+        """
         if len(self) < 2:
             return NoiseScale.unknown(self._confidence, self._unit, steps=len(self))
-        rows = self._steps[-self._window(self._steps) :]
+        rows = self._steps[-max(self._window(self._steps), math.ceil(least)) :]
         weight, noise, signal = rows.T
         share = weight / weight.sum()
         # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.

@@ -280,7 +280,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
         arguments = dict(vars(self._options))
-        del arguments["along_momentum"]  # what a scheduler of batch sizes asks a monitor for
+        del arguments["along_gradient"]  # what a scheduler of batch sizes asks a monitor for
         # With `restore_callback_states_from_checkpoint` the Trainer makes a new callback of these.
         # JSON has no functions: their names make it fail there rather than go on without them.
         if self._batch_size_fn is not None:

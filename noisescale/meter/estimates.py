@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.estimator import NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.recent import RecentSteps
@@ -100,10 +101,10 @@ class Estimates:
         """Estimator of the gradient as Adam scales it; its noise scale is not B_simple."""
         if options.preconditioned:
             self.preconditioned = options.new_estimator()
-        self.along_momentum: RecentSteps | None = None
+        self.along_gradient: AlongGradient | None = None
         """The last steps of the gradient along the optimizer's momentum."""
-        if options.along_momentum:
-            self.along_momentum = RecentSteps(confidence=options.confidence, unit=options.unit)
+        if options.along_gradient:
+            self.along_gradient = AlongGradient(options.confidence, options.unit)
 
     def update(
         self,
@@ -132,8 +133,8 @@ class Estimates:
             estimator.update(moments, weight)
         if self.preconditioned is not None:
             self.preconditioned.update(entries[len(self.groups) + 1], weight)
-        if self.along_momentum is not None and all(map(math.isfinite, entries[-1])):
-            self.along_momentum.add(entries[-1], weight)
+        if self.along_gradient is not None and all(map(math.isfinite, entries[-1])):
+            self.along_gradient.add(entries[-1], whole, weight)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class Estimates:
             "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
             "preconditioned": self.preconditioned and self.preconditioned.state_dict(),
             "recent": None if self.recent is None else self.recent.state_dict(),
-            "along_momentum": self.along_momentum and self.along_momentum.state_dict(),
+            "along_gradient": self.along_gradient and self.along_gradient.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,5 +165,5 @@ class Estimates:
                 estimator.load_state_dict(state["groups"][name])
         if self.preconditioned is not None and state["preconditioned"] is not None:
             self.preconditioned.load_state_dict(state["preconditioned"])
-        if self.along_momentum is not None and state.get("along_momentum") is not None:
-            self.along_momentum.load_state_dict(state["along_momentum"])
+        if self.along_gradient is not None and state.get("along_gradient") is not None:
+            self.along_gradient.load_state_dict(state["along_gradient"])

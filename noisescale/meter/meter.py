@@ -65,7 +65,7 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
         preconditioner: An optimizer of Adam's family. Its second moments scale the gradients for
             `preconditioned_noise_scale`, which is not B_simple.
-        momentum: The optimizer whose momentum is the direction for `noise_along_momentum`, which
+        momentum: The optimizer whose momentum is the direction for `noise_along_gradient`, which
             policies with an inner-product test use. It costs two more readings of the gradient.
         cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
             of the batch as their first dimension. All trained parameters must act on the loss
@@ -128,7 +128,7 @@ class NoiseScaleMeter(MeterReadings):
             layers=layers,
             preconditioned=preconditioner is not None,
             cut=cut,
-            along_momentum=momentum is not None,
+            along_gradient=momentum is not None,
         )
         optimizers = preconditioner, momentum
         self._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
@@ -151,7 +151,7 @@ class NoiseScaleMeter(MeterReadings):
         meter = cls.__new__(cls)
         optimizers = (
             optimizer if options.preconditioned else None,
-            optimizer if options.along_momentum else None,
+            optimizer if options.along_gradient else None,
         )
         meter._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
         return meter

@@ -40,7 +40,7 @@ class MeterOptions:
     preconditioned: bool = False
     """Whether the preconditioned noise scale is measured too."""
     cut: Sequence[str] | None = None
-    along_momentum: bool = False
+    along_gradient: bool = False
     """Whether the noise along the optimizer's momentum is measured too."""
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep
+from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
@@ -77,6 +78,7 @@ class MeterReadings:
         self._options = options
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
+        self._momentum = collector.norms.momentum
         self._warn = WarnOnce()
         self._nothing_to_compare = collector.nothing_to_compare
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
@@ -96,8 +98,8 @@ class MeterReadings:
         estimates, unit = self._estimates, self._options.unit
         if estimates.recent is None:
             estimates.recent = RecentSteps(confidence=confidence, unit=unit)
-            if estimates.along_momentum is not None:
-                estimates.along_momentum = RecentSteps(confidence=confidence, unit=unit)
+            if estimates.along_gradient is not None:
+                estimates.along_gradient = AlongGradient(confidence, unit)
         if self._options.cost is None:
             self._cadence = Cadence(self._options.every_n_steps, COST_OF_DECISIONS)
 
@@ -140,18 +142,18 @@ class MeterReadings:
         return None if of_adam is None else of_adam.estimate()
 
     @property
-    def noise_along_momentum(self) -> NoiseScale | None:
-        """m'Σm/(G·m)² of the last steps, in `unit`; None without `momentum`.
+    def noise_along_gradient(self) -> NoiseScale | None:
+        """G'ΣG/|G|⁴ of the last steps, in `unit`; None without `momentum`, or before `follow`.
 
-        It is the noise scale of g·m, with the optimizer's momentum m for the direction of the
-        gradient: the batch size at which the noise along the gradient is as large as the gradient.
-        Where m itself is mostly noise it reads too high.
+        At this batch size the noise along the gradient is as large as the gradient. It is measured
+        along the optimizer's momentum, and unknown where momentum does not point along the
+        gradient, see `AlongGradient`.
         """
-        along = self._estimates.along_momentum
-        if along is None:
+        along, recent = self._estimates.along_gradient, self._estimates.recent
+        if along is None or recent is None or self._momentum is None:
             return None
         self._settle()
-        return along.estimate()
+        return along.estimate(recent.estimate(), self._momentum.persistence)
 
     @property
     def steps(self) -> int:

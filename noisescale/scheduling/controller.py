@@ -265,7 +265,7 @@ steps on
         return self.decide(
             meter.recent_noise_scale,
             meter.average_moments,
-            noise_along_momentum=meter.noise_along_momentum,
+            noise_along_gradient=meter.noise_along_gradient,
             measured_step=measured_step,
         )
 
@@ -289,7 +289,7 @@ steps on
         noise_scale: NoiseScale | None = None,
         average: GradientMoments | None = None,
         *,
-        noise_along_momentum: NoiseScale | None = None,
+        noise_along_gradient: NoiseScale | None = None,
         device_batch_size: float | None = None,
         measured_step: int | None = None,
     ) -> Move | None:
@@ -300,7 +300,7 @@ steps on
                 ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
-            noise_along_momentum: `NoiseScaleMeter.noise_along_momentum`, for policies that need it.
+            noise_along_gradient: `NoiseScaleMeter.noise_along_gradient`, for policies that need it.
             device_batch_size: Keep micro-batches at this many examples, for this decision.
             measured_step: The last measured step in the noise scale, see `due_after`.
 
@@ -320,7 +320,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._asked_for(before, noise_scale, noise_along_momentum)
+            answer = self._asked_for(before, noise_scale, noise_along_gradient)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -414,7 +414,7 @@ steps on
         noise_scale: NoiseScale = NOTHING_MEASURED,
         along: NoiseScale | None = None,
     ) -> Any:
-        progress = state.progress(self._scaled.learning_rate)._replace(noise_along_momentum=along)
+        progress = state.progress(self._scaled.learning_rate)._replace(noise_along_gradient=along)
         return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
@@ -424,7 +424,7 @@ steps on
                 " None. Pass the `NoiseScaleMeter` of the run."
             )
         policy = self.settings.policy
-        if policy.needs_noise_along_momentum and meter.noise_along_momentum is None:
+        if policy.needs_noise_along_gradient and meter.noise_along_gradient is None:
             raise ValueError(
                 f"`meter` must measure the noise along the momentum for {policy.kind}, got one that"
                 " does not. Make it with `NoiseScaleMeter(..., momentum=optimizer)`."

@@ -34,7 +34,7 @@ class InnerProductTest(Policy):
     The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
     in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
     far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
-    steps, and moments are averaged without bias, see `noise_along_momentum`.
+    steps, and moments are averaged without bias, see `noise_along_gradient`.
 
     Args:
         theta: θ. At 0.9 one standard deviation of noise leaves a tenth of the descent.
@@ -48,7 +48,7 @@ class InnerProductTest(Policy):
     Examples:
         >>> along = NoiseScale(8.1, 6.48, 9.72, grad_sq_norm=1.0, noise_trace=8.1, steps=50)
         >>> whole = NoiseScale(408.1, 306.48, 509.72, 1.0, 408.1, steps=50)
-        >>> half = Progress(50, 200.0, noise_along_momentum=along)
+        >>> half = Progress(50, 200.0, noise_along_gradient=along)
         >>> print(InnerProductTest()(whole, Plan(4, 1), half).reason)
         noise along the gradient 10 (8 to 12) asks for 10
         >>> print(InnerProductTest(nu=5.0)(whole, Plan(4, 1), half).reason)
@@ -60,7 +60,7 @@ class InnerProductTest(Policy):
     """
 
     needs_noise_scale = True
-    needs_noise_along_momentum = True
+    needs_noise_along_gradient = True
     by_reduced_values = True
 
     def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
@@ -71,7 +71,7 @@ class InnerProductTest(Policy):
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
-        along = progress.noise_along_momentum or NoiseScale.unknown(noise_scale.confidence)
+        along = progress.noise_along_gradient or NoiseScale.unknown(noise_scale.confidence)
         return self._gate(self._needed(noise_scale, along), plan, progress)
 
     def _needed(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:

@@ -27,8 +27,8 @@ class Progress(NamedTuple):
     """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
-    noise_along_momentum: NoiseScale | None = None
-    """`NoiseScaleMeter.noise_along_momentum`, for policies that need it."""
+    noise_along_gradient: NoiseScale | None = None
+    """`NoiseScaleMeter.noise_along_gradient`, for policies that need it."""
 
 
 class Wanted(float):
@@ -63,7 +63,7 @@ class Policy:
     needs_noise_scale: bool = False
     """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
     every step."""
-    needs_noise_along_momentum: bool = False
+    needs_noise_along_gradient: bool = False
     """Whether the meter has to measure the noise along the optimizer's momentum, too."""
     takes_noise_scale: bool = False
     """Whether it is given the noise scale, resolved or not, even if it does not need it."""
@@ -115,8 +115,8 @@ class FunctionPolicy(Policy):
         self.function: Any = function
         self.needs_noise_scale = bool(getattr(function, "needs_noise_scale", False))
         self.takes_noise_scale = bool(getattr(function, "needs_noise_scale", True))
-        self.needs_noise_along_momentum = bool(
-            getattr(function, "needs_noise_along_momentum", False)
+        self.needs_noise_along_gradient = bool(
+            getattr(function, "needs_noise_along_gradient", False)
         )
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:

@@ -54,10 +54,12 @@ def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def momentum_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+def direction_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """m/|m|."""
     names = ("momentum_buffer", "exp_avg")
     states = [optimizer.state[p] for p in model.parameters()]
-    return torch.cat([next(s[n] for n in names if n in s).flatten() for s in states]).double()
+    m = torch.cat([next(s[n] for n in names if n in s).flatten() for s in states]).double()
+    return m / m.norm()
 
 
 @cache
@@ -65,9 +67,9 @@ def on_two_ranks(name: str, bucket_view: bool) -> list[tuple[float, float, float
     def run() -> tuple[float, float, float]:
         model = model_of()
         optimizer = optimizer_of(model, name)
-        m = momentum_of(model, optimizer)
+        v = direction_of(model, optimizer)
         rank = torch.distributed.get_rank()
-        by_hand = float(gradient(model, loss_of(model, rank)).double() @ m)
+        by_hand = float(gradient(model, loss_of(model, rank)).double() @ v)
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
         collector = choose_collector(ddp, momentum=optimizer)
         for _ in range(3):  # the last of which capture A sees, unless `.grad` is the bucket
@@ -101,12 +103,12 @@ def test_each_rank_has_the_square_of_its_own_product_and_a_share_of_the_steps(
 def test_micro_batches_are_squared_one_by_one() -> None:
     model = model_of()
     optimizer = optimizer_of(model, "SGD")
-    m = momentum_of(model, optimizer)
+    v = direction_of(model, optimizer)
     collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
     dots = []
 
     for number in range(3):
-        dots.append(float(gradient(model, loss_of(model, number)).double() @ m))
+        dots.append(float(gradient(model, loss_of(model, number)).double() @ v))
         loss = loss_of(model, number)
         collector.before_backward(loss, ROWS)
         loss.backward()
@@ -119,16 +121,16 @@ def test_micro_batches_are_squared_one_by_one() -> None:
 
 @pytest.mark.parametrize("small_batch", ["half", "micro_batch"])
 def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> None:
-    """m'Σm/(G·m)² of 400 examples, their gradients taken one by one."""
+    """v'Σv/(G·v)² of 400 examples, their gradients taken one by one."""
     model = model_of()
     optimizer = optimizer_of(model, "SGD")
-    m = momentum_of(model, optimizer)
+    v = direction_of(model, optimizer)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(400, 4, generator=generator)
     y = x.sum(1, keepdim=True) + 0.5 * torch.randn(400, 1, generator=generator)
     along = [
         float(
-            gradient(model, nn.functional.mse_loss(model(x[i : i + 1]), y[i : i + 1])).double() @ m
+            gradient(model, nn.functional.mse_loss(model(x[i : i + 1]), y[i : i + 1])).double() @ v
         )
         for i in range(400)
     ]
@@ -146,7 +148,7 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
             loss = nn.functional.mse_loss(model(x[rows]), y[rows])
             meter.backward(loss, local_batch_size=8)
         meter.step()
-    found, whole = meter.noise_along_momentum, meter.recent_noise_scale
+    found, whole = meter.noise_along_gradient, meter.recent_noise_scale
     meter.close()
 
     assert found is not None
@@ -170,18 +172,18 @@ def test_before_the_first_step_nothing_is_known_and_it_is_resumed() -> None:
         first.backward(loss_of(model, number), local_batch_size=ROWS)
         first.step()
         if number == 0:
-            assert first.noise_along_momentum is not None
-            assert not first.noise_along_momentum.resolved
+            assert first.noise_along_gradient is not None
+            assert not first.noise_along_gradient.resolved
         optimizer.step()
     first.close()
     second = meter_of()
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     second.close()
 
-    assert first.noise_along_momentum == second.noise_along_momentum
-    assert first.noise_along_momentum is not None
+    assert first.noise_along_gradient == second.noise_along_gradient
+    assert first.noise_along_gradient is not None
     # The first of 12 steps has no momentum, and the next one sets the level.
-    assert first.noise_along_momentum.steps <= 10
+    assert first.noise_along_gradient.steps <= 10
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (700, 300)])
@@ -221,6 +223,6 @@ def test_without_momentum_it_is_refused() -> None:
 def test_without_it_nothing_is_computed() -> None:
     meter = NoiseScaleMeter(model_of())
 
-    assert meter.noise_along_momentum is None
+    assert meter.noise_along_gradient is None
     assert math.isnan(meter.noise_scale.value)
     meter.close()

@@ -197,7 +197,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._name = name
         self._report = report
         self._follow: float | None = None
-        self._along_momentum = False
+        self._along_gradient = False
         self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
@@ -223,14 +223,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """The noise scales of all optimizers; manual optimization may have several."""
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
-    def follow(self, confidence: float = 0.95, *, along_momentum: bool = False) -> None:
+    def follow(self, confidence: float = 0.95, *, along_gradient: bool = False) -> None:
         """Keep the last steps of the next fits, for `recent_noise_scale`.
 
         Args:
             confidence: Coverage of its interval.
-            along_momentum: Whether to measure `noise_along_momentum`, too.
+            along_gradient: Whether to measure `noise_along_gradient`, too.
         """
-        self._follow, self._along_momentum = confidence, along_momentum
+        self._follow, self._along_gradient = confidence, along_gradient
 
     @property
     def recent_noise_scale(self) -> NoiseScale:
@@ -238,9 +238,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
 
     @property
-    def noise_along_momentum(self) -> NoiseScale | None:
+    def noise_along_gradient(self) -> NoiseScale | None:
         """The noise along the momentum of the last steps, see `NoiseScaleMeter`."""
-        return None if self._first is None else self._first.meter.noise_along_momentum
+        return None if self._first is None else self._first.meter.noise_along_gradient
 
     @property
     def last_measured_step(self) -> int:
@@ -303,12 +303,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " before training starts, or remove the monitor."
             )
             return
-        options = replace(self._options, along_momentum=self._along_momentum)
+        options = replace(self._options, along_gradient=self._along_gradient)
         options = with_assigned_groups(options, trainer)
         try:
             self._meters = meters_for(trainer, options, name=self._name)
         except ValueError as reason:
-            chosen = not self._options.leaves_choice or self._along_momentum
+            chosen = not self._options.leaves_choice or self._along_gradient
             if trainer.world_size > 1 or chosen:
                 raise
             self._tell_that_nothing_is_measured(reason)

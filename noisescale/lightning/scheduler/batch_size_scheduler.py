@@ -140,7 +140,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         settings = Settings.checked(self._options)
         measured = settings.needs_noise_scale
-        self._along_momentum = settings.policy.needs_noise_along_momentum
+        self._along_gradient = settings.policy.needs_noise_along_gradient
         check_confidence(confidence)
         self._progress = progress
         self._needs_monitor = measured or progress == "gain"
@@ -183,7 +183,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else NoiseScaleMonitor()
         if self._monitor is not None:
-            self._monitor.follow(self._confidence, along_momentum=self._along_momentum)
+            self._monitor.follow(self._confidence, along_gradient=self._along_gradient)
             if self._monitor not in others:
                 others.insert(0, self._monitor)
             where = others.index(self._monitor) + 1
@@ -308,7 +308,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             measured = monitor.recent_noise_scale, monitor.average_moments
         move = controller.decide(
             *measured,
-            noise_along_momentum=None if monitor is None else monitor.noise_along_momentum,
+            noise_along_gradient=None if monitor is None else monitor.noise_along_gradient,
             device_batch_size=controller.plan.device_batch_size,
             measured_step=measured_step,
         )

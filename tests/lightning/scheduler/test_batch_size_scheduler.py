@@ -22,6 +22,7 @@ from ranks import as_torchrun, on_ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
 
@@ -652,28 +653,38 @@ def test_beside_weight_averaging_the_last_epoch_trains_nothing() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int) -> None:
-    def with_momentum(package: Any) -> Any:
-        model = classifier(package)
-        model.configure_optimizers = lambda: torch.optim.SGD(
-            model.parameters(), lr=0.1, momentum=0.9
-        )
-        return model
+    class Line(L.LightningModule):
+        """Near its best, and of two inputs one counts: momentum points along the gradient."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([0.08, 0.08]))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return ((x @ self.weight - y) ** 2).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-5, momentum=0.9)
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(32_000, 2, generator=generator), torch.randn(32_000, generator=generator)
+    noise = TensorDataset(x * torch.tensor([1.0, 0.1]), y)
 
     def results(fitted: Any, _: Any) -> Any:
         monitor = next(c for c in fitted.callbacks if isinstance(c, NoiseScaleMonitor))
-        along = monitor.noise_along_momentum
+        along = monitor.noise_along_gradient
         by = next(c for c in fitted.callbacks if isinstance(c, BatchSizeScheduler))
         return along.steps, [(move.after.batch_size, move.reason) for move in by.moves]
 
     found = fit(
-        BatchSizeScheduler("inner_product_test", max_batch_size=64, lr_scaling="none"),
+        BatchSizeScheduler("inner_product_test", max_batch_size=512, lr_scaling="none"),
         NoiseScaleMonitor(every_n_steps=1),
         ranks=ranks,
         strategy="ddp_fork" if ranks > 1 else "auto",
-        model=with_momentum(L),
-        train_loader=loader(batch_size=2, examples=100),
+        model=Line(),
+        train_loader=DataLoader(noise, batch_size=64 // ranks, shuffle=True),
         results=results,
-        max_epochs=4,
     )
 
     assert len(found) == ranks

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise along the gradient, as far as the optimizer's momentum points there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noisescale.estimation.level import Level
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.recent import RecentSteps
+
+LEAST_ALIGNMENT = 0.5
+"""Of the alignment that momentum would have if only its own noise turned it."""
+
+
+class AlongGradient:
+    """Estimate G'ΣG/|G|⁴ from gradients along v = m/|m|, the direction of the momentum.
+
+    g·v behaves like a gradient of one parameter, so its moments are (G·v)² and v'Σv. Their ratio is
+    G'ΣG/|G|⁴ where v points along G, and elsewhere it is not: momentum that swings across a valley
+    has next to no part along the gradient, and the ratio can be a hundred times too large. The
+    alignment (G·v)²/|G|² tells. If all gradients before had the mean G, with the noise of
+    batches of B examples, it would be
+
+        a = 1/(1 + c·b/B),  c = (1 - β)/(1 + β),  b = tr(Σ)/|G|²
+
+    Where it is below half of that, nothing is known of the noise along the gradient.
+
+    Args:
+        confidence: Coverage of intervals.
+        unit: The unit of batch sizes, for display.
+    """
+
+    def __init__(self, confidence: float = 0.95, unit: str = "examples") -> None:
+        self._confidence, self._unit = confidence, unit
+        self._along = RecentSteps(confidence=confidence, unit=unit)
+        self._alignment = RecentSteps(confidence=confidence, unit=unit)
+        self._level = Level()
+        self._batch_size = 0.0
+
+    def add(self, along: GradientMoments, whole: GradientMoments, weight: float) -> None:
+        """Add one step. The first step only sets the level.
+
+        Args:
+            along: The moments of g·v. They must be finite, and may be negative.
+            whole: Those of g.
+            weight: The global batch size of the step.
+        """
+        level = self._level.of(whole, weight)
+        _, self._level = self._level.step(whole, weight)
+        self._batch_size = weight
+        if level is None:
+            return
+        signal = along.grad_sq_norm / level
+        self._along.add_relative(GradientMoments(signal, along.noise_trace / level), weight)
+        of_all = GradientMoments(whole.grad_sq_norm / level, noise_trace=signal)
+        self._alignment.add_relative(of_all, weight)
+
+    def alignment(self, least: float = 0.0) -> NoiseScale:
+        """Return (G·v)²/|G|² of the last steps, between 0 and 1 but for chance.
+
+        Args:
+            least: Steps to use at least: as many as resolve |G|².
+        """
+        return self._alignment.estimate(least=least)
+
+    def estimate(self, whole: NoiseScale, persistence: float) -> NoiseScale:
+        """Return G'ΣG/|G|⁴ of the last steps; unknown where momentum points elsewhere.
+
+        Args:
+            whole: The noise scale of the last steps.
+            persistence: β, the weight of the momentum before a step in the one after it.
+        """
+        along = self._along.estimate()
+        found, b = (x.value if x.resolved else x.low for x in (self.alignment(whole.steps), whole))
+        noise = (1 - persistence) / (1 + persistence) * max(b, 0.0)
+        if found >= LEAST_ALIGNMENT / (1 + noise / max(self._batch_size, 1e-9)):
+            return along
+        return NoiseScale.unknown(self._confidence, self._unit, steps=along.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that `load_state_dict` needs, in builtin types."""
+        return {
+            "level": self._level.sq_norm,
+            "batch_size": self._batch_size,
+            "along": self._along.state_dict(),
+            "alignment": self._alignment.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self._level, self._batch_size = Level(state["level"]), state["batch_size"]
+        self._along.load_state_dict(state["along"])
+        self._alignment.load_state_dict(state["alignment"])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise along the gradient, from Gaussian gradients whose moments are known."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from noisescale.estimation.along_gradient import AlongGradient
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.recent import RecentSteps
+
+RANKS, EACH = 4, 8
+BATCH = RANKS * EACH
+G = np.array([1.0, 0.0, 0.0, 0.0])
+VARIANCES = np.array([20.0, 40.0, 40.0, 60.0])
+"""Of an example's gradient: b_ip = 20, b = 160."""
+
+
+def unbiased(parts: NDArray[np.float64]) -> GradientMoments:
+    """|G|² and tr(Σ) of the mean gradients of ranks, by pairs."""
+    dots = parts @ parts.T
+    signal = (dots.sum() - np.trace(dots)) / (RANKS * (RANKS - 1))
+    noise = (np.trace(dots) / RANKS - dots.mean()) / (1 / EACH - 1 / BATCH)
+    return GradientMoments(float(signal), float(noise))
+
+
+def measured(
+    direction: NDArray[np.float64], *, steps: int = 400, seed: int = 0
+) -> tuple[AlongGradient, RecentSteps]:
+    rng = np.random.default_rng(seed)
+    v = direction / np.linalg.norm(direction)
+    found, whole = AlongGradient(), RecentSteps()
+    for _ in range(steps):
+        parts = G + rng.normal(size=(RANKS, 4)) * np.sqrt(VARIANCES / EACH)
+        moments = unbiased(parts)
+        whole.add(moments, BATCH)
+        found.add(unbiased((parts @ v)[:, None]), moments, BATCH)
+    return found, whole
+
+
+def test_along_the_gradient_it_is_the_noise_there() -> None:
+    held = 0
+    for seed in range(20):
+        found, whole = measured(G, seed=seed)
+        along = found.estimate(whole.estimate(), 0.9)
+        held += along.low <= 20 <= along.high
+        assert along.value == pytest.approx(20, rel=0.6)
+
+    assert held >= 17  # of 95 %
+
+
+def test_the_alignment_is_the_squared_cosine() -> None:
+    held = 0
+    for seed in range(20):
+        found, _ = measured(np.array([1.0, 0.0, 1.0, 0.0]), seed=seed)
+        held += found.alignment().low <= 0.5 <= found.alignment().high
+
+    assert held >= 17  # of 95 %
+
+
+@pytest.mark.parametrize(("angle", "known"), [(30, True), (80, False), (90, False)])
+def test_where_momentum_points_elsewhere_nothing_is_known(angle: float, known: bool) -> None:
+    """At 80° the ratio would be (20·cos² + 40·sin²)/cos² = 1,300."""
+    turned = np.array([math.cos(math.radians(angle)), math.sin(math.radians(angle)), 0.0, 0.0])
+    found, whole = measured(turned)
+
+    along = found.estimate(whole.estimate(), 0.9)
+
+    assert math.isfinite(along.high) == known
+    assert (along.low > 0) == known
+
+
+def test_momentum_that_its_own_noise_turns_is_taken() -> None:
+    """At β = 0.5 a = 1/(1 + 160/(3·32)) = 0.375: cos² of 0.3 is more than half of that."""
+    turned = np.array([math.sqrt(0.3), math.sqrt(0.7), 0.0, 0.0])
+    found, whole = measured(turned, steps=1000)
+    now = whole.estimate()
+
+    assert found.estimate(now, 0.5).resolved
+    assert not found.estimate(now, 0.9).resolved  # a = 0.79
+
+
+def test_it_goes_on_from_its_state() -> None:
+    first, whole = measured(G)
+    second = AlongGradient()
+    second.load_state_dict(first.state_dict())
+
+    assert second.estimate(whole.estimate(), 0.9) == first.estimate(whole.estimate(), 0.9)
+
+
+def test_before_it_is_measured_nothing_is_known() -> None:
+    assert not AlongGradient().estimate(RecentSteps().estimate(), 0.9).resolved
