@@ -49,7 +49,7 @@ FARTHER = {
     "digits": {"goal": 0.12, "batch_sizes": (2, 8, 32, 128, 512), "seeds": 8, "first_lr": 0.1},
     "digits, momentum": {
         "goal": 0.12,
-        "batch_sizes": (2, 8, 32, 128, 512),
+        "batch_sizes": (2, 8, 32, 64, 128),  # 512 does not get there at any learning rate
         "seeds": 8,
         "first_lr": 0.02,
     },
