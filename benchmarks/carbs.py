@@ -71,10 +71,14 @@ def searched(
     search = SEARCHES[sampler](problem, seed)
     noise = np.random.default_rng([seed, 1])
     allowed = COST * problem.cost(problem.center)
-    spent, tried, seconds = [0.0], [], []
+    spent, tried, seconds, failed = [0.0], [], [], ""
     while len(tried) < trials:
         began = time.process_time()
-        params = search.ask()
+        try:
+            params = search.ask()
+        except torch.linalg.LinAlgError as error:  # an opponent's own: what it has is what counts
+            failed = " ".join(str(error).split())[:100]
+            break
         seconds.append(time.process_time() - began)
         cost, loss = problem.cost(params), problem.measured(params, noise)
         if spent[-1] + cost > allowed:
@@ -99,6 +103,7 @@ def searched(
         "areas": areas[False],
         "areas_from_center": areas[True],
         "cpu_seconds": round(float(np.median(seconds)), 4),
+        **({"failed": failed} if failed else {}),
     }
 
 
@@ -166,7 +171,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             trials = np.median([row["trials"] for row in mine])
             cap = FEWER_TRIALS.get(sampler, TRIALS)
             capped = sum(row["trials"] == cap for row in mine)
-            print(f"{sampler:20} {bands}  {len(mine)} seeds, {trials:.0f} trials, {capped} capped")
+            ended = f"{capped} capped, {sum('failed' in row for row in mine)} failed"
+            print(f"{sampler:20} {bands}  {len(mine)} seeds, {trials:.0f} trials, {ended}")
     for row in rows:
         if "wall_seconds" in row:
             wall, cpu = row["wall_seconds"], row["cpu_seconds"]
