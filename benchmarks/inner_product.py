@@ -12,8 +12,9 @@ steps from them. Each way below sees what it would see in training, over 32 meas
 - `scatter - T`: the same, less tr(Σ²), taken from the variance of the estimate of tr(Σ) over steps
   as if gradients were normal.
 - `plug-in`: as in the paper, the variance of gᵢ·g over |g|⁴, with the step's own g for G.
-- `momentum`: the variance over ranks of gᵢ·v, over (g·v)², v being the mean of 19 earlier batches.
-  It would be one more reading of the gradient and of the momentum.
+- `momentum`: the variance over ranks of gᵢ·v, over the mean of (gᵢ·v)(gⱼ·v) over pairs, v being
+  the mean of 19 earlier batches at the same weights. This is what `NoiseScaleMeter` has with
+  `momentum`; along_gradient.py tries it where the weights have moved.
 - `running dots`: the products of gⱼ·(g₁ + ... + gⱼ₋₁) of eight micro-batches of B/8 examples. It
   would be one more reading of `p.grad` for each micro-batch.
 
@@ -123,7 +124,8 @@ def measured(gram: Array, n: int, parts: int, random: np.random.Generator) -> di
         trace[step] = (mean_small - big) / (1 / n - 1 / batch)
         plug_in[step] = dots.mean(0).var(ddof=1) * n / big**2
         of_rank = earlier[drawn].reshape(parts, n).mean(1)
-        spread[step], along[step] = of_rank.var(ddof=1) * n, of_rank.mean()
+        spread[step] = of_rank.var(ddof=1) * n
+        along[step] = of_rank.mean() ** 2 - of_rank.var(ddof=1) / parts
         running[step] = _of_running_dots(_between(among, MICRO_BATCHES)) if small else math.nan
     mean = signal.mean()
     scatter = batch / 4 * (np.diff(signal) ** 2).mean() / 2
@@ -136,7 +138,7 @@ def measured(gram: Array, n: int, parts: int, random: np.random.Generator) -> di
         "scatter": scatter / mean**2,
         "scatter - T": (scatter - less) / mean**2,
         "plug-in": float(np.median(plug_in)),
-        "momentum": spread.mean() / along.mean() ** 2,
+        "momentum": spread.mean() / along.mean(),
         "running dots": small * (running.mean() - others * fourth) / 2 / fourth,
     }
 
