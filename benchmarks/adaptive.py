@@ -48,8 +48,8 @@ from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, 
 FARTHER = {
     "digits": {"goal": 0.12, "batch_sizes": (2, 8, 32, 128, 512), "seeds": 8, "first_lr": 0.1},
     "digits, momentum": {
-        "goal": 0.12,
-        "batch_sizes": (2, 8, 32, 64, 128),  # 512 does not get there at any learning rate
+        "goal": 0.2,  # to 0.12 no learning rate gets from 512 on
+        "batch_sizes": (2, 8, 32, 128, 512),
         "seeds": 8,
         "first_lr": 0.02,
     },
