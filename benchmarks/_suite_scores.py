@@ -189,8 +189,8 @@ def goals_of(rows: Sequence[Row]) -> dict[str, float]:
 def verdicts(rows: Sequence[Row], goals: Mapping[str, float], control: str) -> list[str]:
     """On how many workloads each submission was faster, slower, or neither for sure.
 
-    Where some studies reached the goal and others did not, nothing is sure: `compare` then takes
-    the scatter of seeds, and studies differ by more than their seeds.
+    Where some studies reached the goal and others did not, nothing is sure: a study that found no
+    setting that gets there is no slow one, as `compare` takes it for.
     """
     wanted = {name: Goal("loss", goal, "<") for name, goal in goals.items()}
     compared = compare(as_trials(rows, goals), wanted, clock="seconds", reference=control)

@@ -372,24 +372,42 @@ def _margin(
     """Return the factor by which seeds alone may change the ratio of two times.
 
     Trainings of one setting scatter by `STEPS_SCATTER`, or as the repetitions do if both
-    submissions have `OWN_SCATTER` of them, or by the larger one if only one submission has.
+    submissions have `OWN_SCATTER` of them, or by the larger one if only one submission has. That
+    holds, too, if some of them missed the goal, as these do not show all of their scatter.
     """
-    logs = [
-        np.log([time for outcome in of if 0 < (time := outcome.at(clock)) < math.inf])
-        for of in (ours, theirs)
-    ]
     sizes = [len(ours), len(theirs)]
-    own = [of for of, size in zip(logs, sizes, strict=True) if OWN_SCATTER <= size == len(of)]
+    groups = [of for of in (ours, theirs) if len(of) >= OWN_SCATTER]
+    own = [each for of in groups if (each := _scatter(of, clock)) is not None]
+    missed = any(outcome.reached is None for of in groups for outcome in of)
     quantile, scatter = float(ndtri(0.5 + confidence / 2)), STEPS_SCATTER
     if own:
-        freedom = sum(len(of) - 1 for of in own)
-        squares = sum(float(((of - of.mean()) ** 2).sum()) for of in own)
+        squares, freedom = sum(each[0] for each in own), sum(each[1] for each in own)
         found, wider = math.sqrt(squares / freedom), float(stdtrit(freedom, 0.5 + confidence / 2))
-        if len(own) == 2 or wider * found > quantile * scatter:
+        if (len(own) == 2 and not missed) or wider * found > quantile * scatter:
             quantile, scatter = wider, found
     means, variances = zip(*map(_normal_middle, sizes), strict=True)
     spread, shift = math.sqrt(sum(variances)), abs(means[0] - means[1])
     return math.exp(scatter * (quantile * spread + shift))
+
+
+def _scatter(outcomes: Sequence[Outcome], clock: str) -> tuple[float, int] | None:
+    """Return the sum of squares of the times' logarithms around their mean, and its freedom.
+
+    Of n repetitions k reached the goal. What missed it counts with the time that it is above, which
+    is too short: n/k of the squares make up for that. With the scatter of the k alone, or an
+    assumed one, speed-ups of equal submissions would be sure in up to 57 % of comparisons (scatter
+    0.8, 8 repetitions, a budget that 70 % reach) instead of 4 % at most. None if all missed it.
+    """
+    times = [outcome.at(clock) for outcome in outcomes]
+    reached = sum(map(math.isfinite, times))
+    known = [
+        t if math.isfinite(t) else o.after(clock) for t, o in zip(times, outcomes, strict=True)
+    ]
+    logs = np.log([time for time in known if time > 0])
+    if not reached or len(logs) < 2:
+        return None
+    squares = float(((logs - logs.mean()) ** 2).sum())
+    return squares * len(outcomes) / reached, len(logs) - 1
 
 
 @lru_cache
