@@ -82,6 +82,7 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
             self._log(trainer, [each.consensus_distance() for each in self._optimizers])
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
         if trainer.world_size > 1 and trainer_access.is_fitting(trainer):
             for each in self._optimizers:
                 each.swap_in_mean()
