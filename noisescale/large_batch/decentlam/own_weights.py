@@ -30,16 +30,17 @@ class OwnWeights(WrappedOptimizer):
     def mean_weights(self) -> MeanWeights:
         """Return the mean of the weights over ranks, in one all-reduce that all have to join.
 
-        Its `consensus_distance` says how far ranks are apart.
+        Weights that were always frozen are left out: they are the same, and the mean of three equal
+        numbers is rounded. Its `consensus_distance` says how far ranks are apart.
         """
-        return MeanWeights(self._parameters, self.group)
+        return MeanWeights(self._ever_trained, self.group)
 
     def consensus_distance(self) -> float:
         """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights.
 
-        One all-reduce of the weights, which all ranks have to join, and the host waits for it.
+        Weights that were always frozen do not count. One all-reduce of the weights, which all ranks have to join, and the host waits for it.
         """
-        return consensus_distance(self._parameters, self.group)
+        return consensus_distance(self._ever_trained, self.group)
 
     @contextmanager
     def averaged(self) -> Iterator[MeanWeights]:
@@ -63,9 +64,9 @@ class OwnWeights(WrappedOptimizer):
     @property
     def own_weights(self) -> list[Tensor]:
         """This rank's weights, also while the mean is swapped in."""
-        if self._swapped is not None:
-            return self._swapped.own
-        return [p.detach() for p in self._parameters]
+        swapped = self._swapped
+        own = {} if swapped is None else dict(zip(swapped.parameters, swapped.own, strict=True))
+        return [own.get(p, p.detach()) for p in self._parameters]
 
     def swap_in_mean(self) -> MeanWeights:
         """Begin a block of `averaged()`."""
@@ -83,3 +84,8 @@ class OwnWeights(WrappedOptimizer):
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+    @property
+    def _ever_trained(self) -> list[Tensor]:
+        """Trained now, or before they were frozen: then they have a state."""
+        return [p for p in self._parameters if p.requires_grad or self.state.get(p)]

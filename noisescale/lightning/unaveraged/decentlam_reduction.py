@@ -127,10 +127,10 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
         means: dict[int, Tensor] = {}
         for each in self._optimizers:
             if not each.is_swapped:
-                own = each.own_weights
+                found = each.mean_weights()
                 means |= {
                     p.data_ptr(): mean
-                    for p, mean in zip(own, each.mean_weights().mean, strict=True)
+                    for p, mean in zip(found.parameters, found.mean, strict=True)
                     if p.numel()
                 }
         weights = checkpoint["state_dict"]
