@@ -38,7 +38,8 @@ class OwnWeights(WrappedOptimizer):
     def consensus_distance(self) -> float:
         """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights.
 
-        Weights that were always frozen do not count. One all-reduce of the weights, which all ranks have to join, and the host waits for it.
+        Weights that were always frozen do not count. One all-reduce of the weights, which all ranks
+        have to join, and the host waits for it.
         """
         return consensus_distance(self._ever_trained, self.group)
 

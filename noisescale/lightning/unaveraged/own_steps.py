@@ -21,7 +21,9 @@ from noisescale.lightning.unaveraged.averaging_off import AveragingOff
 from noisescale.lightning.unaveraged.mean_states import mean_of_states_
 from noisescale.lightning.unaveraged.rank_states import (
     RankStates,
+    load_own_buffers,
     on_all_ranks,
+    own_buffers,
     own_state,
     states_of_former_ranks,
 )
@@ -60,7 +62,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
         trainer.strategy.optimizers = list(self._optimizers)
         if trainer.world_size > 1:
             self._rank_states = RankStates(
-                trainer, self._own_state, self._guard, self._before_saving
+                trainer, lambda: self._own_state(trainer), self._guard, self._before_saving
             )
             trainer_access.rank_zero_info(self._advice())
 
@@ -77,6 +79,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
                 if own is not None:
                     optimizer.load_state_dict(own["optimizers"][index])
             self._load_own_weights((own or saved).get("weights", []))
+            load_own_buffers(trainer, (own or {}).get("buffers", {}))
             return
         trainer_access.rank_zero_warn(
             f"{self.what_ranks_have} of each rank are not all there:"
@@ -126,10 +129,11 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             refuse("configure_optimizers", "return plain optimizers", got, remedy)
         return self._wrapped(optimizer)
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self, trainer: pl.Trainer) -> dict[str, Any]:
         return {
             "optimizers": [each.state_dict() for each in self._optimizers],
             "weights": self._own_weights(),
+            "buffers": own_buffers(trainer),
         }
 
     def _publish(self, trainer: pl.Trainer, metrics: Mapping[str, float], what: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from fsspec.core import url_to_fs
+from torch import Tensor
 
 from noisescale.guard import Guard
 from noisescale.lightning.trainer_access import was_interrupted
@@ -90,6 +91,23 @@ def own_state(trainer: pl.Trainer, guard: Guard) -> State | None:
         path = _file(_real(trainer.ckpt_path), trainer.global_rank, trainer.world_size)
         return _of_this_step(trainer, path)
     return None
+
+
+def own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint has of rank 0, where DDP leaves each rank its own."""
+    ddp: Any = trainer.strategy.model
+    if ddp.broadcast_buffers:
+        return {}
+    names = {name for name, _ in ddp.module.named_buffers()}
+    return {name: value for name, value in ddp.module.state_dict().items() if name in names}
+
+
+def load_own_buffers(trainer: pl.Trainer, buffers: dict[str, Tensor]) -> None:
+    """Write what `own_buffers` returned on this rank into its buffers."""
+    for name, buffer in trainer.lightning_module.named_buffers():
+        if name in buffers:
+            with torch.no_grad():
+                buffer.copy_(buffers[name])
 
 
 def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> list[State]:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from fits import data, fit, loss_of, network
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from resumable import Resumable
 from torch import Tensor, _dynamo, nn
 from torch.utils.data import DataLoader
 
@@ -62,3 +64,27 @@ def test_all_ranks_validate_with_the_statistics_of_the_checkpoint(
     assert all(map(torch.equal, first, second))
     assert torch.equal(first[-1], saved)
     assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
+def test_buffers_that_ddp_leaves_each_rank_are_resumed_exactly(tmp_path: Path) -> None:
+    def run(steps: int, ckpt_path: Any = None) -> list[Tensor]:
+        return fit(
+            DecentLaMReduction(),
+            *([ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=3)] * (steps == 3)),
+            model=Normalized(),
+            train_loader=Resumable(),
+            results=lambda fitting, module: module.norm.running_mean.clone(),
+            strategy=DDPStrategy(start_method="fork", broadcast_buffers=False),
+            max_steps=steps,
+            limit_val_batches=0,
+            enable_checkpointing=steps == 3,
+            use_distributed_sampler=False,
+            ckpt_path=ckpt_path,
+        )
+
+    whole = run(5)
+    run(3)
+
+    assert not torch.equal(*whole)
+    assert all(map(torch.equal, whole, run(5, tmp_path / "at.ckpt")))
