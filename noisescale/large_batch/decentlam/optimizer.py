@@ -54,6 +54,7 @@ class DecentLaM(OwnWeights):
 
     Ranks have weights of their own while they train. Use the mean of them: `averaged()` swaps it in
     to validate or to save, `average_()` for good at the end. A noise scale cannot be measured.
+    Buffers, such as the running statistics of BatchNorm, are not averaged.
 
     Gradients must not be averaged before: leave DistributedDataParallel out, or train in its
     `no_sync()`. Clip gradients before the step. A parameter without a gradient counts as one whose
@@ -202,6 +203,11 @@ class DecentLaM(OwnWeights):
             view.copy_(as_real(state.pop("momentum_buffer"))).mul_(float(group["lr"]))
         state["u"] = view
 
+    def _frozen(self, group: dict[str, Any]) -> list[Tensor]:
+        """Return u of parameters that were trained and are frozen now."""
+        frozen = (p for p in group["params"] if not p.requires_grad)
+        return [self.state[p]["u"] for p in frozen if "u" in self.state.get(p, {})]
+
     def _as_plain_momentum(self) -> None:
         """Return what several ranks left to the optimizer's own momentum."""
         for group in self.param_groups:
@@ -219,7 +225,7 @@ class DecentLaM(OwnWeights):
         return said | {"steps_done": str((self._steps_done, self._resumed))}
 
     def _step(self, trained: list[Tensor]) -> None:
-        settings = [rescale(group) for group in self.param_groups]
+        settings = [rescale(group, self._frozen(group)) for group in self.param_groups]
         momentum = any(each.momentum for each in settings)
         peers = Peers(self.group)
         matrix = self.topology.matrix(self._steps_done, momentum=momentum)
