@@ -61,8 +61,13 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             each._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         trainer.strategy.optimizers = list(self._optimizers)
         if trainer.world_size > 1:
+            ddp: Any = trainer.strategy.model  # checked above; after the fit it is gone
+            apart = None if ddp.broadcast_buffers else pl_module
             self._rank_states = RankStates(
-                trainer, lambda: self._own_state(trainer), self._guard, self._before_saving
+                trainer,
+                lambda: self._own_state() | {"buffers": own_buffers(apart)},
+                self._guard,
+                self._before_saving,
             )
             trainer_access.rank_zero_info(self._advice())
 
@@ -79,7 +84,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
                 if own is not None:
                     optimizer.load_state_dict(own["optimizers"][index])
             self._load_own_weights((own or saved).get("weights", []))
-            load_own_buffers(trainer, (own or {}).get("buffers", {}))
+            load_own_buffers(pl_module, (own or {}).get("buffers", {}))
             return
         trainer_access.rank_zero_warn(
             f"{self.what_ranks_have} of each rank are not all there:"
@@ -129,11 +134,10 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             refuse("configure_optimizers", "return plain optimizers", got, remedy)
         return self._wrapped(optimizer)
 
-    def _own_state(self, trainer: pl.Trainer) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, Any]:
         return {
             "optimizers": [each.state_dict() for each in self._optimizers],
             "weights": self._own_weights(),
-            "buffers": own_buffers(trainer),
         }
 
     def _publish(self, trainer: pl.Trainer, metrics: Mapping[str, float], what: str) -> None:

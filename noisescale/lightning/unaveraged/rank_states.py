@@ -93,18 +93,17 @@ def own_state(trainer: pl.Trainer, guard: Guard) -> State | None:
     return None
 
 
-def own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:
-    """Return the buffers that a checkpoint has of rank 0, where DDP leaves each rank its own."""
-    ddp: Any = trainer.strategy.model
-    if ddp.broadcast_buffers:
+def own_buffers(module: pl.LightningModule | None) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint has of rank 0 alone, none without a module."""
+    if module is None:
         return {}
-    names = {name for name, _ in ddp.module.named_buffers()}
-    return {name: value for name, value in ddp.module.state_dict().items() if name in names}
+    names = {name for name, _ in module.named_buffers()}
+    return {name: value for name, value in module.state_dict().items() if name in names}
 
 
-def load_own_buffers(trainer: pl.Trainer, buffers: dict[str, Tensor]) -> None:
+def load_own_buffers(module: pl.LightningModule, buffers: dict[str, Tensor]) -> None:
     """Write what `own_buffers` returned on this rank into its buffers."""
-    for name, buffer in trainer.lightning_module.named_buffers():
+    for name, buffer in module.named_buffers():
         if name in buffers:
             with torch.no_grad():
                 buffer.copy_(buffers[name])
