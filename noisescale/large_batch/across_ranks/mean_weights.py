@@ -23,7 +23,7 @@ class MeanWeights:
     """
 
     def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-        self._parameters = list(parameters)
+        self.parameters = list(parameters)
         self.own = [p.detach().clone() for p in parameters]
         self.mean = [p.detach().clone() for p in parameters]
         """Rounded to the dtypes of the parameters, the same on all ranks."""
@@ -42,11 +42,11 @@ class MeanWeights:
 
     def swap_in(self) -> None:
         """Give this rank the mean."""
-        copy_(self._parameters, self.mean)
+        copy_(self.parameters, self.mean)
 
     def swap_back(self) -> None:
         """Give this rank its own weights again."""
-        copy_(self._parameters, self.own)
+        copy_(self.parameters, self.own)
 
 
 def consensus_distance(parameters: Sequence[Tensor], group: dist.ProcessGroup | None) -> float:
@@ -87,5 +87,6 @@ def _mean_of(reals: list[Tensor], group: dist.ProcessGroup | None) -> tuple[Tens
 
 
 def _relative(squares: list[Tensor]) -> float:
-    distance, square = (sum(each) for each in zip(*(x.tolist() for x in squares), strict=True))
+    known = [each.tolist() for each in squares]
+    distance, square = (sum(each[i] for each in known) for i in (0, 1))
     return float(distance / square) if square else 0.0

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +18,11 @@ from noisescale.large_batch.across_ranks.alike import (
     raise_on_all_ranks,
 )
 from noisescale.large_batch.across_ranks.loss_scale import not_finite_anywhere
-from noisescale.large_batch.across_ranks.mean_weights import MeanWeights, consensus_distance
 from noisescale.large_batch.across_ranks.peers import Peers
-from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 from noisescale.large_batch.adasum.fused import as_real
 from noisescale.large_batch.decentlam.flat import Flat, flats_of
 from noisescale.large_batch.decentlam.mixing import add_differences_, neighbours_of
+from noisescale.large_batch.decentlam.own_weights import OwnWeights
 from noisescale.large_batch.decentlam.sgd import (
     LR_OF_U,
     check_sgd,
@@ -38,7 +36,7 @@ STATE = "decentlam"
 """The key of what this optimizer adds to the state of the inner one."""
 
 
-class DecentLaM(WrappedOptimizer):
+class DecentLaM(OwnWeights):
     """Momentum SGD in which each rank averages its weights with those of neighbours alone.
 
     No rank waits for all others, and no gradient is averaged. Rank i with weights x_i, learning
@@ -56,6 +54,7 @@ class DecentLaM(WrappedOptimizer):
 
     Ranks have weights of their own while they train. Use the mean of them: `averaged()` swaps it in
     to validate or to save, `average_()` for good at the end. A noise scale cannot be measured.
+    Buffers, such as the running statistics of BatchNorm, are not averaged.
 
     Gradients must not be averaged before: leave DistributedDataParallel out, or train in its
     `no_sync()`. Clip gradients before the step. A parameter without a gradient counts as one whose
@@ -114,15 +113,13 @@ class DecentLaM(WrappedOptimizer):
         except (TypeError, ValueError) as found:
             error = found
         raise_on_all_ranks(error, group)
-        super().__init__(optimizer)
-        self.group = group
+        super().__init__(optimizer, group)
         self._largest_momentum = self.topology.largest_momentum()
         self._step_supports_amp_scaling = True  # GradScaler asks for it.
         self._steps_done = 0
         self._resumed = False
         self._of: list[int] = []
         self._flats: list[Flat] = []
-        self._swapped: MeanWeights | None = None
 
     @property
     def steps_done(self) -> int:
@@ -131,7 +128,7 @@ class DecentLaM(WrappedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, together with the ranks of the group."""
-        if self._swapped is not None:
+        if self.is_swapped:
             raise RuntimeError(
                 "The mean of the ranks' weights is swapped in, so there is nothing to step from."
                 " Leave the block of `averaged()` first."
@@ -152,59 +149,6 @@ class DecentLaM(WrappedOptimizer):
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask for it
         return loss
 
-    def mean_weights(self) -> MeanWeights:
-        """Return the mean of the weights over ranks, in one all-reduce that all have to join.
-
-        Its `consensus_distance` says how far ranks are apart.
-        """
-        return MeanWeights(self._parameters, self.group)
-
-    def consensus_distance(self) -> float:
-        """Mean over ranks of |x_i - mean|², over |mean|²: 0 if all ranks have the same weights.
-
-        One all-reduce of the weights, which all ranks have to join, and the host waits for it.
-        """
-        return consensus_distance(self._parameters, self.group)
-
-    @contextmanager
-    def averaged(self) -> Iterator[MeanWeights]:
-        """Give all ranks the mean of their weights in a block, and their own after it."""
-        self.swap_in_mean()
-        try:
-            assert self._swapped is not None
-            yield self._swapped
-        finally:
-            self.swap_back()
-
-    def average_(self) -> None:
-        """Give all ranks the mean of their weights, for good. All ranks have to join."""
-        self.mean_weights().swap_in()
-
-    @property
-    def is_swapped(self) -> bool:
-        """Whether the mean is swapped in."""
-        return self._swapped is not None
-
-    @property
-    def own_weights(self) -> list[Tensor]:
-        """This rank's weights, also while the mean is swapped in."""
-        if self._swapped is not None:
-            return self._swapped.own
-        return [p.detach() for p in self._parameters]
-
-    def swap_in_mean(self) -> MeanWeights:
-        """Begin a block of `averaged()`."""
-        if self._swapped is None:
-            self._swapped = self.mean_weights()
-            self._swapped.swap_in()
-        return self._swapped
-
-    def swap_back(self) -> None:
-        """End a block of `averaged()`, on this rank alone."""
-        if self._swapped is not None:
-            self._swapped.swap_back()
-        self._swapped = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state, with u of this rank and the number of steps.
 
@@ -221,10 +165,6 @@ class DecentLaM(WrappedOptimizer):
     def state_between_rounds(self) -> dict[str, Any]:
         """Return the state: each step is a round."""
         return self.state_dict()
-
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
 
     @property
     def _alone(self) -> bool:
@@ -263,6 +203,11 @@ class DecentLaM(WrappedOptimizer):
             view.copy_(as_real(state.pop("momentum_buffer"))).mul_(float(group["lr"]))
         state["u"] = view
 
+    def _frozen(self, group: dict[str, Any]) -> list[Tensor]:
+        """Return u of parameters that were trained and are frozen now."""
+        frozen = (p for p in group["params"] if not p.requires_grad)
+        return [self.state[p]["u"] for p in frozen if "u" in self.state.get(p, {})]
+
     def _as_plain_momentum(self) -> None:
         """Return what several ranks left to the optimizer's own momentum."""
         for group in self.param_groups:
@@ -280,7 +225,7 @@ class DecentLaM(WrappedOptimizer):
         return said | {"steps_done": str((self._steps_done, self._resumed))}
 
     def _step(self, trained: list[Tensor]) -> None:
-        settings = [rescale(group) for group in self.param_groups]
+        settings = [rescale(group, self._frozen(group)) for group in self.param_groups]
         momentum = any(each.momentum for each in settings)
         peers = Peers(self.group)
         matrix = self.topology.matrix(self._steps_done, momentum=momentum)

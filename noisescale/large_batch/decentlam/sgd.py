@@ -59,16 +59,23 @@ def check_sgd_groups(groups: Sequence[dict[str, Any]], largest_momentum: float) 
             refuse("momentum", needed, repr(group["momentum"]), remedy)
 
 
-def rescale(group: dict[str, Any]) -> Settings:
+def rescale(group: dict[str, Any], frozen: Sequence[Tensor] = ()) -> Settings:
     """Return the settings of a step, and note in the group that u now has its learning rate.
 
     u = lr·m, so it is scaled as the learning rate is. After a learning rate of 0 it stays as it is.
+
+    Args:
+        group: A parameter group.
+        frozen: u of its frozen parameters, which no step scales: it is done here.
     """
     lr, momentum = float(group["lr"]), float(group["momentum"])
     before = group.get(LR_OF_U, lr)
     group[LR_OF_U] = lr
-    kept = momentum * (lr / before if before else 1.0)
-    return Settings(lr, momentum, float(group["weight_decay"]), kept)
+    factor = lr / before if before else 1.0
+    if factor != 1:
+        for u in frozen:
+            u.mul_(factor)
+    return Settings(lr, momentum, float(group["weight_decay"]), momentum * factor)
 
 
 def local_step_(

@@ -40,6 +40,14 @@ class AveragingOff(Callback):
             ddp.require_forward_param_sync = True
             ddp.require_backward_grad_sync = False
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have DDP send rank 0's buffers before a validation too: they are in the checkpoint.
+
+        After a step without its average DDP would leave them out.
+        """
+        if isinstance(ddp := trainer.strategy.model, DistributedDataParallel):
+            ddp.require_forward_param_sync = True
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:

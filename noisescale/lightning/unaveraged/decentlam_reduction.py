@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from noisescale.checks import refuse
 from noisescale.large_batch.decentlam.optimizer import DecentLaM
 from noisescale.lightning import trainer_access
 from noisescale.lightning.unaveraged.own_steps import OwnSteps, copy_weights_
@@ -22,14 +23,15 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
     """Average each rank's weights with those of neighbours, where DDP would average gradients.
 
     Each rank steps by its own gradient, with the momentum of `DecentLaM`. DDP's all-reduce is
-    turned off: a rank waits for its neighbours alone. The module has to return `torch.optim.SGD`.
+    turned off: a rank waits for its neighbours alone. If the model has buffers (as of BatchNorm),
+    DDP goes on to send rank 0's to all. The module has to return `torch.optim.SGD`.
 
     The learning rate is the one that SGD needs with the global batch under DDP, with its warm-up:
     with equal shares of all ranks both are the same.
 
     Ranks have weights of their own. Their mean is swapped in for validation. Checkpoints hold it as
     the module's weights, and the module has it when the fit ends. Each is one all-reduce of the
-    weights.
+    weights. Buffers are not averaged: validations and checkpoints use rank 0's.
 
     At log steps every logger gets `decentlam/consensus_distance`: the mean over ranks of the
     squared distance of their weights to the mean, over the squared norm of the mean. That is one
@@ -47,7 +49,8 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
         log_distance: Whether to log the consensus distance.
 
     Raises:
-        ValueError: When a fit starts, if the topology is not possible.
+        ValueError: When a fit starts, if the topology is not possible, or if several optimizers
+            share a parameter.
         TypeError: When a fit starts, if an optimizer is no `torch.optim.SGD`.
         MisconfigurationException: When a fit starts, if several processes train otherwise than by
             DDP.
@@ -82,6 +85,7 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
             self._log(trainer, [each.consensus_distance() for each in self._optimizers])
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
         if trainer.world_size > 1 and trainer_access.is_fitting(trainer):
             for each in self._optimizers:
                 each.swap_in_mean()
@@ -102,6 +106,18 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         return state | {"weights": self._own_weights()} if state["ranks"] > 1 else state
+
+    def _prepare(self, trainer: pl.Trainer) -> None:
+        """Refuse a parameter of several optimizers: each would average it, and swap the mean in."""
+        seen: set[Tensor] = set()
+        for optimizer in trainer.optimizers if trainer.world_size > 1 else ():
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            if shared := seen.intersection(own):
+                needed = "give each parameter to one optimizer"
+                got = f"one of shape {tuple(shared.pop().shape)} in several"
+                remedy = "Put shared parameters into one of them, or leave DecentLaMReduction out."
+                refuse("configure_optimizers", needed, got, remedy)
+            seen |= set(own)
 
     def _wrapped(self, optimizer: Optimizer) -> DecentLaM:
         return DecentLaM(optimizer, self.topology)
@@ -126,10 +142,10 @@ class DecentLaMReduction(OwnSteps[DecentLaM]):
         means: dict[int, Tensor] = {}
         for each in self._optimizers:
             if not each.is_swapped:
-                own = each.own_weights
+                found = each.mean_weights()
                 means |= {
                     p.data_ptr(): mean
-                    for p, mean in zip(own, each.mean_weights().mean, strict=True)
+                    for p, mean in zip(found.parameters, found.mean, strict=True)
                     if p.numel()
                 }
         weights = checkpoint["state_dict"]

@@ -21,7 +21,9 @@ from noisescale.lightning.unaveraged.averaging_off import AveragingOff
 from noisescale.lightning.unaveraged.mean_states import mean_of_states_
 from noisescale.lightning.unaveraged.rank_states import (
     RankStates,
+    load_own_buffers,
     on_all_ranks,
+    own_buffers,
     own_state,
     states_of_former_ranks,
 )
@@ -59,8 +61,13 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
             each._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         trainer.strategy.optimizers = list(self._optimizers)
         if trainer.world_size > 1:
+            ddp: Any = trainer.strategy.model  # checked above; after the fit it is gone
+            apart = None if ddp.broadcast_buffers else pl_module
             self._rank_states = RankStates(
-                trainer, self._own_state, self._guard, self._before_saving
+                trainer,
+                lambda: self._own_state() | {"buffers": own_buffers(apart)},
+                self._guard,
+                self._before_saving,
             )
             trainer_access.rank_zero_info(self._advice())
 
@@ -77,6 +84,7 @@ class OwnSteps(AveragingOff, Generic[_Wrapped]):
                 if own is not None:
                     optimizer.load_state_dict(own["optimizers"][index])
             self._load_own_weights((own or saved).get("weights", []))
+            load_own_buffers(pl_module, (own or {}).get("buffers", {}))
             return
         trainer_access.rank_zero_warn(
             f"{self.what_ranks_have} of each rank are not all there:"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from fsspec.core import url_to_fs
+from torch import Tensor
 
 from noisescale.guard import Guard
 from noisescale.lightning.trainer_access import was_interrupted
@@ -90,6 +91,22 @@ def own_state(trainer: pl.Trainer, guard: Guard) -> State | None:
         path = _file(_real(trainer.ckpt_path), trainer.global_rank, trainer.world_size)
         return _of_this_step(trainer, path)
     return None
+
+
+def own_buffers(module: pl.LightningModule | None) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint has of rank 0 alone, none without a module."""
+    if module is None:
+        return {}
+    names = {name for name, _ in module.named_buffers()}
+    return {name: value for name, value in module.state_dict().items() if name in names}
+
+
+def load_own_buffers(module: pl.LightningModule, buffers: dict[str, Tensor]) -> None:
+    """Write what `own_buffers` returned on this rank into its buffers."""
+    for name, buffer in module.named_buffers():
+        if name in buffers:
+            with torch.no_grad():
+                buffer.copy_(buffers[name])
 
 
 def states_of_former_ranks(trainer: pl.Trainer, ranks: int, guard: Guard) -> list[State]:

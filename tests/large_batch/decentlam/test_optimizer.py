@@ -454,6 +454,25 @@ def test_unfreezing_in_mid_run_takes_the_parameter_in() -> None:
         torch.testing.assert_close(p, q)  # two ranks on a ring are all
 
 
+def test_the_momentum_of_a_parameter_that_was_frozen_has_the_present_learning_rate() -> None:
+    def one_rank() -> list[Tensor]:
+        other, paused = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+        optimizer = DecentLaM(torch.optim.SGD([other, paused], lr=0.1, momentum=0.9), "ring")
+        for lr, slope in ((0.1, 1.0), (0.05, None), (0.01, None), (0.01, 2.0)):
+            paused.requires_grad_(slope is not None)
+            optimizer.param_groups[0]["lr"] = lr
+            other.grad = torch.ones(3)
+            paused.grad = None if slope is None else torch.full((3,), slope)
+            optimizer.step()
+        return [other.detach(), paused.detach()]
+
+    for other, paused in on_ranks(2, one_rank):
+        torch.testing.assert_close(
+            other, torch.full((3,), -0.1 - 0.05 * 1.9 - 0.01 * 2.71 - 0.01 * 3.439)
+        )
+        torch.testing.assert_close(paused, torch.full((3,), -0.1 - 0.01 * (0.9 + 2)))
+
+
 def test_the_mean_is_swapped_in_and_out_and_its_distance_told() -> None:
     def one_rank() -> dict[str, Any]:
         net = model()

@@ -458,3 +458,19 @@ def test_a_model_with_several_optimizers_has_a_distance_for_each() -> None:
 
     assert all(map(torch.equal, first[0], second[0]))
     assert set(first[1]) == {f"decentlam/consensus_distance/{index}" for index in (0, 1)}
+
+
+def test_a_parameter_of_two_optimizers_is_refused() -> None:
+    class Shared(Classifier):
+        automatic_optimization = False
+
+        def configure_optimizers(self) -> Any:
+            return [
+                torch.optim.SGD(self.net[2:].parameters(), lr=0.1),
+                super().configure_optimizers(),
+            ]
+
+    with pytest.raises(
+        Exception, match=r"must give each parameter to one optimizer, got one of sh"
+    ):
+        fit(DecentLaMReduction(), model=Shared())
