@@ -93,7 +93,7 @@ def choose_collector(
     if small_batch == "example":
         return PerExampleCollector(model, trained, groups, group, layers=layers)
     scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)
-    direction = None if momentum is None else MomentumDirection(momentum)
+    direction = None if momentum is None else MomentumDirection(momentum, (p for _, p in trained))
     norms = GradientNorms(trained, groups, scaling, momentum=direction)
     if small_batch == "micro_batch":
         return MicroBatchCollector(norms, group)

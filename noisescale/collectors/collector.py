@@ -168,6 +168,7 @@ class Collector(HookErrors, ABC):
         """Begin another step."""
         self._error = None
         self._average.forget()
+        self.norms.begin_step()
 
     @abstractmethod
     def close(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,6 @@ direction there is one list more, of the numbers that sum to the dot product of 
 
 
 _ALL_ROWS = slice(None)
-_TINY = 1e-300
 
 
 class Piece(NamedTuple):
@@ -83,6 +83,8 @@ class GradientNorms:
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._left_out: frozenset[int] = frozenset()
+        self._of_direction: Tensor | None = None
+        """|m|² in the step under way."""
 
     def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
         """Return the norms of only these parameters, in the same entries; before `leave_out`."""
@@ -95,6 +97,10 @@ class GradientNorms:
     def leave_out(self, indices: Iterable[int]) -> None:
         """Leave the gradients of these parameters out from now on."""
         self._left_out = frozenset(indices)
+
+    def begin_step(self) -> None:
+        """Forget what holds for one step alone."""
+        self._of_direction = None
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""
@@ -140,16 +146,23 @@ class GradientNorms:
         """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
         if self.momentum is None or not (dots := norms[-1]):
             return
+        if self._of_direction is None:  # m stands still within a step
+            parts = [
+                m
+                for which, p in enumerate(self.parameters)
+                if p.requires_grad and which not in self._left_out
+                if (m := self.momentum.of(p)) is not None
+            ]
+            self._of_direction = squared_norm(parts, device=self.device)
         # Along m/|m|: what is left is comparable to |g|².
-        parts = [m for p in self.parameters if (m := self.momentum.of(p)) is not None]
-        of_direction = squared_norm(parts, device=self.device)
+        of_direction = self._of_direction
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
         on_device = [dot for dot in dots if isinstance(dot, Tensor)]
         if on_device:
             whole = torch.stack(on_device).to(wide_dtype(self.device)).sum() + on_host
             norms[-2].append((whole / of_direction.sqrt()).view(1))
         else:
-            norms[-2].append(on_host**2 / max(float(of_direction), _TINY))  # see `Norm`
+            norms[-2].append(on_host**2 / (float(of_direction) or math.nan))  # see `Norm`
         norms[-1] = []
 
     def sums(self, norms: Norms) -> Tensor:

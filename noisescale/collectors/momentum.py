@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import Optimizer, RMSprop
 
-from noisescale.collectors.squared_norms import LONGEST_DOT, as_real
+from noisescale.collectors.squared_norms import LONGEST_DOT
+from noisescale.guard import RefusalError
 
 _KEPT = ("momentum_buffer", "exp_avg")
 """Names of the running mean of gradients in an optimizer's state: SGD's and Adam's."""
+
+_TESTS = "The inner-product and orthogonality tests"
 
 
 class MomentumDirection:
@@ -27,19 +30,33 @@ class MomentumDirection:
     Args:
         optimizer: One that keeps `momentum_buffer` or `exp_avg`: SGD with momentum, Adam and their
             like.
+        parameters: What is measured.
 
     Raises:
-        ValueError: If it keeps no mean of gradients in one of its parameter groups.
+        TypeError: If it is no optimizer.
+        ValueError: If it keeps no mean of gradients, or not of all these parameters.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            if not _beta(group):
-                raise ValueError(
-                    "`momentum` must be an optimizer with momentum in all parameter groups, got"
-                    f" {type(optimizer).__name__} without. The inner-product and orthogonality"
-                    " tests need it: use momentum, or another policy for the batch size."
-                )
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[Parameter]) -> None:
+        groups = getattr(optimizer, "param_groups", None)
+        if groups is None:
+            raise TypeError(
+                f"`momentum` must be an optimizer, got {optimizer!r}. Pass that of the run."
+            )
+        kind = type(optimizer).__name__
+        # RMSprop's buffer is a mean of scaled gradients.
+        if isinstance(optimizer, RMSprop) or not all(map(_beta, groups)):
+            raise ValueError(
+                "`momentum` must be an optimizer with momentum in all parameter groups, got"
+                f" {kind} without. {_TESTS} need it: use momentum, or another policy for the batch"
+                " size."
+            )
+        known = {id(p) for group in groups for p in group["params"]}
+        if not all(id(p) in known for p in parameters):
+            raise ValueError(
+                f"`momentum` must be the optimizer of all measured parameters, got {kind} without"
+                f" some. {_TESTS} need one optimizer: choose another policy for the batch size."
+            )
         self._optimizer = optimizer
 
     @property
@@ -48,20 +65,41 @@ class MomentumDirection:
         return max(_beta(group) for group in self._optimizer.param_groups)
 
     def of(self, parameter: Parameter) -> Tensor | None:
-        """Return a parameter's part of m; None before the first step."""
-        state = self._optimizer.state.get(parameter, {})
-        return next((state[name] for name in _KEPT if state.get(name) is not None), None)
+        """Return a parameter's part of m; None before its first step.
+
+        Raises:
+            RefusalError: If the optimizer has stepped, and keeps no mean of gradients.
+        """
+        state = self._optimizer.state.get(parameter)
+        if not state:
+            return None
+        kept = [state[name] for name in _KEPT if name in state]
+        mean: Tensor | None = next((each for each in kept if each is not None), None)
+        if mean is None and kept:
+            return None
+        if mean is None or mean.is_sparse:
+            raise RefusalError(
+                "`momentum` must be an optimizer that keeps a dense `momentum_buffer` or `exp_avg`,"
+                f" got {type(self._optimizer).__name__} without. {_TESTS} need it: choose another"
+                " policy for the batch size."
+            )
+        return mean
 
     def dots(self, parameter: Parameter, gradient: Tensor) -> list[Tensor | float]:
         """Return numbers that sum to g·m over a whole parameter; NaN before the first step.
 
         On CPU they are on the host, as norms are.
         """
+        if gradient.is_sparse:
+            raise RefusalError(
+                f"`momentum` must be left out where gradients are sparse. {_TESTS} need dense ones:"
+                " choose another policy for the batch size."
+            )
         mean = self.of(parameter)
-        if mean is None or gradient.is_sparse or mean.is_sparse:
+        if mean is None:
             return [torch.full((), float("nan"), device=gradient.device)]
-        if gradient.is_complex():
-            gradient, mean = as_real(gradient), as_real(mean)
+        if gradient.is_complex():  # a lazy conjugate is no view
+            gradient, mean = (torch.view_as_real(x.resolve_conj()) for x in (gradient, mean))
         if gradient.is_contiguous() and mean.is_contiguous():
             pairs = gradient.view(-1), mean.view(-1)
         else:

@@ -10,8 +10,11 @@ from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
 
-LEAST_ALIGNMENT = 0.5
+LEAST_SHARE = 0.5
 """Of the alignment that momentum would have if only its own noise turned it."""
+
+LEAST_ALIGNMENT = 0.25
+"""Even noise that is alike in all directions reads too large by the inverse of the alignment."""
 
 
 class AlongGradient:
@@ -25,7 +28,13 @@ class AlongGradient:
 
         a = 1/(1 + c·b/B),  c = (1 - β)/(1 + β),  b = tr(Σ)/|G|²
 
-    Where it is below half of that, nothing is known of the noise along the gradient.
+    Where it is below half of that, or below a quarter, nothing is known of the noise along the
+    gradient.
+
+    What is left is not exact. The noise of the momentum adds c·tr(Σ²)/(B·|G|⁴), which counts where
+    the noise along the gradient is far below the noise across it. A momentum that points somewhat
+    beside G, with an alignment of a half say, may see a third of the noise. The interval is that of
+    the noise along v, and knows of neither.
 
     Args:
         confidence: Coverage of intervals.
@@ -75,7 +84,8 @@ class AlongGradient:
         along = self._along.estimate()
         found, b = (x.value if x.resolved else x.low for x in (self.alignment(whole.steps), whole))
         noise = (1 - persistence) / (1 + persistence) * max(b, 0.0)
-        if found >= LEAST_ALIGNMENT / (1 + noise / max(self._batch_size, 1e-9)):
+        expected = 1 / (1 + noise / max(self._batch_size, 1e-9))
+        if found >= max(LEAST_SHARE * expected, LEAST_ALIGNMENT):
             return along
         return NoiseScale.unknown(self._confidence, self._unit, steps=along.steps)
 

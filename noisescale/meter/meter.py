@@ -66,7 +66,8 @@ class NoiseScaleMeter(MeterReadings):
         preconditioner: An optimizer of Adam's family. Its second moments scale the gradients for
             `preconditioned_noise_scale`, which is not B_simple.
         momentum: The optimizer whose momentum is the direction for `noise_along_gradient`, which
-            policies with an inner-product test use. It costs two more readings of the gradient.
+            policies with an inner-product test use. A measured step then reads gradients and
+            momentum once more for each part, and once for itself.
         cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the

@@ -78,7 +78,8 @@ class MeterReadings:
         self._options = options
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
-        self._momentum = collector.norms.momentum
+        self._persistence = 0.0
+        """Of the momentum, as it was last."""
         self._warn = WarnOnce()
         self._nothing_to_compare = collector.nothing_to_compare
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
@@ -150,10 +151,18 @@ class MeterReadings:
         gradient, see `AlongGradient`.
         """
         along, recent = self._estimates.along_gradient, self._estimates.recent
-        if along is None or recent is None or self._momentum is None:
+        if along is None or recent is None:
             return None
         self._settle()
-        return along.estimate(recent.estimate(), self._momentum.persistence)
+        collector = self._capture.collector
+        if collector is not None and collector.norms.momentum is not None:
+            self._persistence = collector.norms.momentum.persistence
+        return along.estimate(recent.estimate(), self._persistence)
+
+    @property
+    def measures_along_gradient(self) -> bool:
+        """Whether there is a `momentum`. Reads nothing."""
+        return self._options.along_gradient
 
     @property
     def steps(self) -> int:

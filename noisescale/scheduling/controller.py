@@ -424,7 +424,7 @@ steps on
                 " None. Pass the `NoiseScaleMeter` of the run."
             )
         policy = self.settings.policy
-        if policy.needs_noise_along_gradient and meter.noise_along_gradient is None:
+        if policy.needs_noise_along_gradient and not meter.measures_along_gradient:
             raise ValueError(
                 f"`meter` must measure the noise along the momentum for {policy.kind}, got one that"
                 " does not. Make it with `NoiseScaleMeter(..., momentum=optimizer)`."

@@ -34,7 +34,6 @@ class Gate(Policy):
         shrink: The largest factor of a move downwards.
         min_dwell: Least examples between two moves. Default: those of 8 steps at the current batch
             size.
-        seen: What the noise scale is called in reasons.
 
     Examples:
         >>> from noisescale.scheduling.policies import RatioRule
@@ -49,6 +48,8 @@ class Gate(Policy):
 
     needs_noise_scale = True
     by_reduced_values = True
+    seen = "noise scale"
+    """What the noise scale is called in reasons."""
 
     def __init__(
         self,
@@ -58,7 +59,6 @@ class Gate(Policy):
         growth: float = 4.0,
         shrink: float = 4.0,
         min_dwell: float | None = None,
-        seen: str = "noise scale",
     ) -> None:
         factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
         for name, value in factors.items():
@@ -82,7 +82,6 @@ class Gate(Policy):
         self._growth = growth
         self._shrink = shrink
         self._min_dwell = min_dwell
-        self._seen = seen
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
@@ -95,7 +94,7 @@ class Gate(Policy):
         value = noise_scale.value if noise_scale.resolved else noise_scale.low
         # Averages of few steps whose parts weigh unequally may have a negative tr(Σ): no noise.
         asked = self.rule(max(value, 0.0), plan, progress)
-        seen = f"{self._seen} {_described(noise_scale)}"
+        seen = f"{self.seen} {_described(noise_scale)}"
         if at_low >= now * self._hysteresis or at_high <= now / self._hysteresis:
             least, most = now / self._shrink, now * self._growth
             limit = ""

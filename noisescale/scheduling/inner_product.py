@@ -66,8 +66,9 @@ class InnerProductTest(Policy):
     def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
         self._theta = checked_positive("theta", theta, "Leave it at 0.9.")
         self._nu = nu if nu is None else checked_positive("nu", nu, "Leave it out, or give 5.67.")
-        what = "noise along the gradient" if nu is None else "noise along and across the gradient"
-        self._gate = Gate(RatioRule(), **gate, seen=what)
+        self._gate = Gate(RatioRule(), **gate)
+        across = "" if nu is None else "and across "
+        self._gate.seen = f"noise along {across}the gradient"
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
@@ -82,4 +83,5 @@ class InnerProductTest(Policy):
             low = max(low, (whole.low - along.high) / across)
             high = max(high, (whole.high - along.low) / across)
             value = max(value, (whole.value - along.value) / across)
-        return replace(along, low=max(low, 0.0), value=value, high=max(high, 0.0))
+        low, value, high = (x if math.isnan(x) else max(x, 0.0) for x in (low, value, high))
+        return replace(along, low=low, value=value, high=high)

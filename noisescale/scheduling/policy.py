@@ -108,16 +108,16 @@ class FunctionPolicy(Policy):
 
     If its attribute `needs_noise_scale` is True, it is asked every few steps with a measured noise
     scale. Without the attribute it is asked at every step and given what is known of the noise
-    scale, and if the attribute is False, nothing. It may have a state of its own.
+    scale, and if the attribute is False, nothing. With `needs_noise_along_gradient = True` that is
+    measured too, and `progress` has it. It may have a state of its own.
     """
 
     def __init__(self, function: Callable[[NoiseScale, Plan, Progress], float]) -> None:
         self.function: Any = function
-        self.needs_noise_scale = bool(getattr(function, "needs_noise_scale", False))
-        self.takes_noise_scale = bool(getattr(function, "needs_noise_scale", True))
-        self.needs_noise_along_gradient = bool(
-            getattr(function, "needs_noise_along_gradient", False)
-        )
+        along = bool(getattr(function, "needs_noise_along_gradient", False))
+        self.needs_noise_along_gradient = along
+        self.needs_noise_scale = along or bool(getattr(function, "needs_noise_scale", False))
+        self.takes_noise_scale = along or bool(getattr(function, "needs_noise_scale", True))
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
         """Return what the function returns."""

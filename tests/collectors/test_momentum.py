@@ -2,7 +2,9 @@
 """Gradients along the optimizer's momentum, against gradients taken one by one."""
 
 import copy
+import gc
 import math
+import weakref
 from functools import cache
 from typing import Any
 
@@ -195,10 +197,12 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
     optimizer.state[p]["momentum_buffer"] = m
 
+    if dtype.is_complex:
+        g = g.conj()  # lazily, as gradients may be
     wide = torch.complex128 if dtype.is_complex else torch.float64
     expected = float((g.to(wide) * m.to(wide).conj()).real.sum())
     for one in (g, g.T.contiguous().T if g.dim() == 2 else g):
-        found = float(sum(MomentumDirection(optimizer).dots(p, one)))
+        found = float(sum(MomentumDirection(optimizer, [p]).dots(p, one)))
         scale = float(g.abs().double().norm() * m.abs().double().norm())
         assert found == pytest.approx(expected, abs=1e-5 * scale)
 
@@ -218,6 +222,86 @@ def test_without_momentum_it_is_refused() -> None:
             momentum=torch.optim.Adam(model.parameters()),
             small_batch="example",
         )
+
+
+def test_what_keeps_no_mean_of_gradients_is_refused() -> None:
+    model = model_of()
+    rmsprop = torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9)
+    of_some = torch.optim.SGD(list(model.parameters())[:2], lr=0.1, momentum=0.9)
+    given: Any = 0.9
+    with pytest.raises(ValueError, match="must be an optimizer with momentum in all parameter gro"):
+        NoiseScaleMeter(model, momentum=rmsprop)
+    with pytest.raises(ValueError, match="must be the optimizer of all measured parameters"):
+        NoiseScaleMeter(model, momentum=of_some)
+    with pytest.raises(TypeError, match=r"`momentum` must be an optimizer, got 0\.9\."):
+        NoiseScaleMeter(model, momentum=given)
+
+
+def steps_of_embeddings(meter: NoiseScaleMeter, model: nn.Module, optimizer: Any) -> None:
+    """Of an optimizer that keeps its mean under a name of its own."""
+    for step in range(3):
+        optimizer.zero_grad()
+        for k in range(2):
+            meter.backward((model(torch.tensor([k, step])) ** 2).mean(), local_batch_size=2)
+        meter.step()
+        optimizer.step()
+        for state in optimizer.state.values():
+            state["mean"] = state.pop("momentum_buffer")
+
+
+def meter_of_embeddings(sparse: bool) -> tuple[NoiseScaleMeter, nn.Module, torch.optim.Optimizer]:
+    model = nn.Embedding(5, 3, sparse=sparse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    meter = NoiseScaleMeter(model, momentum=optimizer, small_batch="micro_batch", every_n_steps=1)
+    meter.follow()
+    return meter, model, optimizer
+
+
+def test_sparse_gradients_are_refused() -> None:
+    made = meter_of_embeddings(sparse=True)
+
+    with pytest.raises(ValueError, match="`momentum` must be left out where gradients are sparse"):
+        steps_of_embeddings(*made)
+    made[0].close()
+
+
+def test_a_mean_under_another_name_is_told() -> None:
+    made = meter_of_embeddings(sparse=False)
+
+    with pytest.warns(UserWarning, match="keeps a dense `momentum_buffer` or `exp_avg`, got SGD"):
+        steps_of_embeddings(*made)
+    made[0].close()
+
+
+def test_frozen_parameters_are_no_part_of_the_direction() -> None:
+    model = model_of()
+    optimizer = optimizer_of(model, "SGD")
+    model[0].requires_grad_(False)
+    v = torch.cat([optimizer.state[p]["momentum_buffer"].flatten() for p in model[2].parameters()])
+    loss = loss_of(model, 1)
+    grads = torch.autograd.grad(loss, list(model[2].parameters()), retain_graph=True)
+    dot = float(torch.cat([g.flatten() for g in grads]) @ v / v.norm())
+    collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
+
+    collector.before_backward(loss, ROWS)
+    loss.backward()
+    small = collector.small_sq_norms()
+
+    assert small is not None
+    assert float(small[-1]) == pytest.approx(dot**2, rel=1e-5)
+
+
+def test_a_closed_meter_keeps_the_optimizer_no_longer() -> None:
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    meter = NoiseScaleMeter(model, momentum=optimizer)
+    meter.follow()
+    meter.close()
+    kept = weakref.ref(optimizer)
+    del optimizer, model
+    gc.collect()
+
+    assert kept() is None
 
 
 def test_without_it_nothing_is_computed() -> None:

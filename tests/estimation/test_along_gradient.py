@@ -73,8 +73,8 @@ def test_where_momentum_points_elsewhere_nothing_is_known(angle: float, known: b
 
 
 def test_momentum_that_its_own_noise_turns_is_taken() -> None:
-    """At β = 0.5 a = 1/(1 + 160/(3·32)) = 0.375: cos² of 0.3 is more than half of that."""
-    turned = np.array([math.sqrt(0.3), math.sqrt(0.7), 0.0, 0.0])
+    """At β = 0.5 a = 1/(1 + 160/(3·32)) = 0.375: cos² of 0.35 is more than half of that."""
+    turned = np.array([math.sqrt(0.35), math.sqrt(0.65), 0.0, 0.0])
     found, whole = measured(turned, steps=1000)
     now = whole.estimate()
 

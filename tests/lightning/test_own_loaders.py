@@ -106,10 +106,15 @@ def test_lightning_calls_the_hooks_of_the_trained_module_once(package: Any) -> N
     assert (module.prepared, module.set_up, module.sizes) == (1, 1, [4, 4])
 
 
-def test_without_a_fit_the_module_is_set_up() -> None:
-    module = line_of(pl)
+@packages
+@pytest.mark.parametrize("trainer_before_its_fit", [False, True])
+def test_without_a_fit_the_module_is_set_up(package: Any, trainer_before_its_fit: bool) -> None:
+    module = line_of(package)
+    data = data_of(module)
+    if trainer_before_its_fit:  # as in a branch
+        data.trainer = package.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
 
-    held = held_examples(data_of(module), 6, 3)
+    held = held_examples(data, 6, 3)
 
     assert [len(batch[0]) for batch in held] == [3, 3]
     assert (module.prepared, module.set_up) == (1, 1)

@@ -96,6 +96,38 @@ def test_a_meter_that_does_not_measure_it_is_refused() -> None:
     meter.close()
 
 
+def test_only_decisions_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    meter = NoiseScaleMeter(model, momentum=optimizer, every_n_steps=1)
+    meter.follow()
+    controller = BatchSizeController(Plan(8, 1), optimizer, "inner_product_test")
+    read: list[int] = []
+    settle = meter._settle
+    monkeypatch.setattr(meter, "_settle", lambda **how: [read.append(step), settle(**how)])
+
+    for step in range(40):  # noqa: B007 - the patch reads it
+        optimizer.zero_grad()
+        meter.backward((model(torch.randn(8, 2)) ** 2).mean(), local_batch_size=8)
+        meter.step()
+        optimizer.step()
+        controller.update(meter)
+    meter.close()
+
+    assert len(set(read)) <= 12  # at steps 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 27, 33
+
+
+def test_a_function_may_ask_for_the_noise_along_the_gradient() -> None:
+    def policy(noise_scale: Any, plan: Plan, progress: Progress) -> float:
+        return 8.0
+
+    policy.needs_noise_along_gradient = True  # type: ignore[attr-defined]  # for the scheduler
+    settings = BatchSizeController(Plan(8, 1), sgd(), policy).settings
+
+    assert settings.needs_noise_scale
+    assert settings.policy.needs_noise_along_gradient
+
+
 @pytest.mark.parametrize("policy", ["inner_product_test", "orthogonality_test"])
 def test_in_a_loop_the_batch_grows_where_the_gradient_is_lost_in_noise(policy: Any) -> None:
     """A regression near its solution: b_ip is about 4/0.0256, and of three inputs one counts."""

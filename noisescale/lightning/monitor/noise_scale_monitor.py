@@ -228,7 +228,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
         Args:
             confidence: Coverage of its interval.
-            along_gradient: Whether to measure `noise_along_gradient`, too.
+            along_gradient: Whether to measure `noise_along_gradient` in the next fit, too.
         """
         self._follow, self._along_gradient = confidence, along_gradient
 
@@ -303,12 +303,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " before training starts, or remove the monitor."
             )
             return
-        options = replace(self._options, along_gradient=self._along_gradient)
+        along, self._along_gradient = self._along_gradient, False
+        options = replace(self._options, along_gradient=along)
         options = with_assigned_groups(options, trainer)
         try:
             self._meters = meters_for(trainer, options, name=self._name)
         except ValueError as reason:
-            chosen = not self._options.leaves_choice or self._along_gradient
+            chosen = not self._options.leaves_choice or along
             if trainer.world_size > 1 or chosen:
                 raise
             self._tell_that_nothing_is_measured(reason)

@@ -39,7 +39,9 @@ def own_momentum(optimizers: Sequence[Optimizer]) -> float | None:
 
 
 def last_as_long(schedules: Sequence[Any], steps: float) -> bool:
-    """Whether there are schedules, all known to last `steps`. Some do not say their length.
+    """Whether there are schedules, all known to last so many of their steps.
+
+    Some do not say their length.
 
     Examples:
         >>> import torch

@@ -104,8 +104,9 @@ def describe(
                 **VALIDATES_NEVER,
                 "limit_val_batches": 1,
                 # One step is trained. Schedules may divide by a tenth of all steps.
-                "max_steps": 1000,
-                "max_epochs": 1000,
+                # Numbers that nobody writes into a schedule show whether it is sized for the run.
+                "max_steps": 1009,
+                "max_epochs": 1013,
                 "callbacks": [look],
             },
         )
@@ -189,7 +190,8 @@ class _Describe(Callback):
             schedules_fit=last_as_long(
                 [each.scheduler for each in configs if not each.reduce_on_plateau],
                 trainer.estimated_stepping_batches,
-            ),
+            )
+            and all(each.interval == "step" or each.reduce_on_plateau for each in configs),
             fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
             momentum=own_momentum(trainer.optimizers),
             weight_decay=own_weight_decay(trainer.optimizers),

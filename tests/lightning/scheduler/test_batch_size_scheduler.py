@@ -677,9 +677,10 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
         by = next(c for c in fitted.callbacks if isinstance(c, BatchSizeScheduler))
         return along.steps, [(move.after.batch_size, move.reason) for move in by.moves]
 
+    monitor = NoiseScaleMonitor(every_n_steps=1)
     found = fit(
         BatchSizeScheduler("inner_product_test", max_batch_size=512, lr_scaling="none"),
-        NoiseScaleMonitor(every_n_steps=1),
+        monitor,
         ranks=ranks,
         strategy="ddp_fork" if ranks > 1 else "auto",
         model=Line(),
@@ -687,6 +688,8 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
         results=results,
     )
 
+    if ranks == 1:  # a fit without the scheduler has no need of momentum
+        trainer(1, strategy="auto", callbacks=[monitor]).fit(classifier(), loader())
     assert len(found) == ranks
     assert all(one == found[0] for one in found)
     steps, moves = found[0]

@@ -427,7 +427,9 @@ def test_schedules_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not own.schedules_fit
 
 
-@pytest.mark.parametrize("kind", ["OneCycleLR", "CosineAnnealingLR", "transformers", "own"])
+@pytest.mark.parametrize(
+    "kind", ["OneCycleLR", "CosineAnnealingLR", "transformers", "own", "1000", "by epochs"]
+)
 def test_a_schedule_of_the_trainings_length_is_known(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,13 +442,19 @@ def test_a_schedule_of_the_trainings_length_is_known(
             # As its get_linear_schedule_with_warmup.
             "transformers": lambda: LambdaLR(optimizer, partial(falling, num_training_steps=steps)),
             "own": lambda: LambdaLR(optimizer, lambda step: 1 - step / steps),
+            "1000": lambda: CosineAnnealingLR(optimizer, 1000),
+            "by epochs": lambda: CosineAnnealingLR(optimizer, int(steps)),
         }
-        schedule = {"scheduler": made[kind](), "interval": "step"}
+        by = "epoch" if kind == "by epochs" else "step"
+        schedule = {"scheduler": made[kind](), "interval": by}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     monkeypatch.setattr(Line, "configure_optimizers", scheduled)
 
-    assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules_fit == (kind != "own")
+    assert describe(Made(Line(), data()), CPU, GOAL, 8).schedules_fit == (kind in FITTING)
+
+
+FITTING = "OneCycleLR", "CosineAnnealingLR", "transformers"
 
 
 def falling(step: int, *, num_training_steps: int) -> float:
