@@ -31,6 +31,9 @@ class InnerProductTest(Policy):
 
         (tr(Σ) - G'ΣG/|G|²)/B <= ν²·|G|², so B >= (B_simple - b_ip)/ν²
 
+    As in the paper a batch never shrinks. Early in training b_ip is below one example, and a batch
+    that had shrunk to that would never see the gradient again.
+
     The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
     in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
     far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
@@ -73,7 +76,10 @@ class InnerProductTest(Policy):
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
         along = progress.noise_along_gradient or NoiseScale.unknown(noise_scale.confidence)
-        return self._gate(self._needed(noise_scale, along), plan, progress)
+        wanted = self._gate(self._needed(noise_scale, along), plan, progress)
+        if wanted < plan.batch_size:
+            return Wanted(plan.batch_size, f"{wanted.reason}, and the tests hold")
+        return wanted
 
     def _needed(self, whole: NoiseScale, along: NoiseScale) -> NoiseScale:
         """The batch size that the tests need, with the interval that follows from both."""

@@ -29,8 +29,7 @@ WHOLE = noise_scale(3000, 4000, 5000)
     [
         ((81, 162, 243), 64, 200),  # 162/0.81, its low end being 100
         ((74, 162, 243), 64, 64),  # the low end, 91, is below 1.5 x 64
-        ((20, 30, 40), 100, 30 / 0.81),  # the high end, 49, is below 100/1.5
-        ((20, 30, 55), 100, 100),
+        ((20, 30, 40), 100, 100),  # never less, though the high end, 49, is below 100/1.5
         ((81, math.nan, math.inf), 64, 100),  # not resolved: up to what it is above
         ((0, math.nan, math.inf), 64, 64),
     ],
@@ -50,7 +49,7 @@ def test_the_batch_follows_the_noise_along_the_gradient_alone(
         ((81, 162, 243), (300, 400, 500), 64, 200),  # 200 > 7
         ((8, 10, 12), (1900, 4000, 5000), 64, 64),  # (1900 - 12)/32.2 is below 1.5 x 64
         ((8, 10, 12), (300, 500, math.inf), 1000, 1000),  # unbounded above: no shrinking
-        ((8, 10, 12), (100, 200, 300), 64, 16),  # 12.3, a fourth at a time
+        ((8, 10, 12), (100, 200, 300), 64, 64),  # 12.3, and never less
     ],
 )
 def test_the_orthogonality_test_bounds_the_rest_of_the_noise_too(
