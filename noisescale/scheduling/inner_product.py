@@ -55,7 +55,7 @@ class InnerProductTest(Policy):
         >>> print(InnerProductTest()(whole, Plan(4, 1), half).reason)
         noise along the gradient 10 (8 to 12) asks for 10
         >>> print(InnerProductTest(nu=5.0)(whole, Plan(4, 1), half).reason)
-        noise along and across the gradient 16 (11.9 to 20.1) asks for 16, 4 x a move at most
+        noise along and across the gradient 16 (11.9 to 20.1) asks for 16
 
     References:
         Bollapragada, Byrd, Nocedal 2018, "Adaptive sampling strategies for stochastic
