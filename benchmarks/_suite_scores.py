@@ -154,10 +154,19 @@ def overall(
 ) -> tuple[float, float, float]:
     """The geometric mean over workloads of speed-ups, with its interval, for workloads like these.
 
-    Where both missed the goal the ratio is 1: nothing is known of it.
+    Where both missed the goal the ratio is 1: nothing is known of it. A workload and its variants
+    resemble one another, so the mean of their logarithms is one observation.
     """
     budgets = {name: budget * PROBLEMS[name].budget for name in ours}
-    return mean_factor([speed_up({n: ours[n]}, {n: theirs[n]}, budgets) for n in ours])
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in ours:
+        alike[VARIANTS.get(name, name)].append(name)
+    return mean_factor(
+        [
+            speed_up({n: ours[n] for n in names}, {n: theirs[n] for n in names}, budgets)
+            for names in alike.values()
+        ]
+    )
 
 
 def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:

@@ -205,6 +205,14 @@ def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
     assert overall(ours, theirs) == pytest.approx((2.0, 2.0, 2.0))
 
 
+def test_variants_of_a_workload_are_one_observation() -> None:
+    """Speed-ups of 2 and 8 on one workload, of 4 on the other: 4 on both."""
+    ours = {"digits": 2.0, "digits_width": 2.0, "mnist": 1.0}
+    theirs = {"digits": 4.0, "digits_width": 16.0, "mnist": 4.0}
+
+    assert overall(ours, theirs) == pytest.approx((4.0, 4.0, 4.0))
+
+
 def test_the_interval_of_a_speed_up_is_students_over_workloads() -> None:
     """It is scipy's interval of the mean of logarithms; one workload has none."""
     factors = [1.2, 0.9, 2.0, 1.1]
