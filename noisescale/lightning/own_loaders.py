@@ -35,7 +35,7 @@ def data_of(module: pl.LightningModule) -> pl.LightningDataModule:
     of = [
         base for base, hooks in zip(DATA_MODULES, HOOKS, strict=True) if isinstance(module, hooks)
     ]
-    made: pl.LightningDataModule = type("OwnLoaders", (kind, *of), {})(module)
+    made: pl.LightningDataModule = type("DataOfModule", (kind, *of), {})(module)
     return made
 
 
