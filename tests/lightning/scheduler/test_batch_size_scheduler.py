@@ -25,6 +25,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+from noisescale.scheduling import InnerProductTest
 
 
 def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
@@ -679,7 +680,7 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
 
     monitor = NoiseScaleMonitor(every_n_steps=1)
     found = fit(
-        BatchSizeScheduler("inner_product_test", max_batch_size=512, lr_scaling="none"),
+        BatchSizeScheduler(InnerProductTest(0.3), max_batch_size=512, lr_scaling="none"),
         monitor,
         ranks=ranks,
         strategy="ddp_fork" if ranks > 1 else "auto",
