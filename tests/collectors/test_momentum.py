@@ -276,12 +276,12 @@ def test_a_mean_under_another_name_is_told() -> None:
 def test_frozen_parameters_are_no_part_of_the_direction() -> None:
     model = model_of()
     optimizer = optimizer_of(model, "SGD")
-    model[0].requires_grad_(False)
+    collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
+    model[0].requires_grad_(False)  # in mid-run
     v = torch.cat([optimizer.state[p]["momentum_buffer"].flatten() for p in model[2].parameters()])
     loss = loss_of(model, 1)
     grads = torch.autograd.grad(loss, list(model[2].parameters()), retain_graph=True)
     dot = float(torch.cat([g.flatten() for g in grads]) @ v / v.norm())
-    collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
 
     collector.before_backward(loss, ROWS)
     loss.backward()

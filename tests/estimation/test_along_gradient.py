@@ -82,6 +82,15 @@ def test_momentum_that_its_own_noise_turns_is_taken() -> None:
     assert not found.estimate(now, 0.9).resolved  # a = 0.79
 
 
+def test_momentum_that_is_nearly_all_noise_tells_nothing() -> None:
+    """At β = 0 a = 1/(1 + 160/32) = 0.17, of which cos² = 0.15 is more than half."""
+    turned = np.array([math.sqrt(0.15), math.sqrt(0.85), 0.0, 0.0])
+    found, whole = measured(turned, steps=1000, seed=3)
+
+    assert 0.09 < found.alignment(1000).value < 0.24
+    assert found.estimate(whole.estimate(), 0.0).low == 0
+
+
 def test_it_goes_on_from_its_state() -> None:
     first, whole = measured(G)
     second = AlongGradient()
