@@ -17,8 +17,8 @@ LEAST_SHARE = 0.5
 LEAST_ALIGNMENT = 0.25
 """Even noise that is alike in all directions reads too large by the inverse of the alignment."""
 
-BEYOND = 4.0
-"""The noise along G over that along m was 1.0 to 3.2 where the alignment was enough, on four models
+BEYOND = 5.0
+"""The noise along G over that along m was 1.1 to 4.3 where the alignment was enough, on four models
 of others (benchmarks/along_gradient.py), and down to a third with isotropic noise."""
 
 

@@ -155,7 +155,7 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
 
     assert found is not None
     assert found.steps >= 8
-    assert 4 * found.low / 1.3 <= truth <= found.high / 4 * 1.3
+    assert 5 * found.low / 1.3 <= truth <= found.high / 5 * 1.3
     assert whole.low > 1.05 * truth  # which the noise scale is not
 
 
