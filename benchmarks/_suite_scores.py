@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from _suite_submissions import (
     EXTERNAL,
     EXTERNALS,
@@ -134,14 +135,25 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def mean_factor(factors: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean, and Student's 95 % interval. One factor alone says nothing of others."""
-    logs = np.log(factors)
-    middle, width = float(np.mean(logs)), math.inf
-    if len(logs) > 1:
-        spread = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-        width = float(stdtrit(len(logs) - 1, 0.975)) * spread
+def mean_factor(factors: Mapping[str, Sequence[float]]) -> tuple[float, float, float]:
+    """The geometric mean over groups of factors that are alike, and its 95 % interval.
+
+    It is the wider of two intervals of Student's: with the mean of each group as one observation,
+    and with each factor as one. Few groups can agree by chance. Factors of one group can be alike.
+    A single group says nothing of others.
+    """
+    logs = [np.log(of) for of in factors.values()]
+    means = np.array([of.mean() for of in logs])
+    middle, width = float(means.mean()), math.inf
+    if len(means) > 1:
+        width = max(half_width(means), half_width(np.concatenate(logs)))
     return math.exp(middle), math.exp(middle - width), math.exp(min(middle + width, 700.0))
+
+
+def half_width(values: npt.NDArray[np.float64]) -> float:
+    """Of Student's 95 % interval of a mean."""
+    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.975)) * spread
 
 
 def between(mean: float, low: float, high: float) -> str:
@@ -154,19 +166,28 @@ def overall(
 ) -> tuple[float, float, float]:
     """The geometric mean over workloads of speed-ups, with its interval, for workloads like these.
 
-    Where both missed the goal the ratio is 1: nothing is known of it. A workload and its variants
-    resemble one another, so the mean of their logarithms is one observation.
+    A workload and its variants are alike. Where both missed the goal the ratio is 1: nothing is
+    known of it.
     """
-    budgets = {name: budget * PROBLEMS[name].budget for name in ours}
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in ours:
-        alike[VARIANTS.get(name, name)].append(name)
-    return mean_factor(
-        [
-            speed_up({n: ours[n] for n in names}, {n: theirs[n] for n in names}, budgets)
-            for names in alike.values()
-        ]
-    )
+    factors: dict[str, list[float]] = defaultdict(list)
+    for name, time in ours.items():
+        factors[VARIANTS.get(name, name)].append(speed_up_on(name, time, theirs[name], budget))
+    return mean_factor(factors)
+
+
+def over_studies(
+    ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]
+) -> tuple[float, float, float]:
+    """As `overall`, of the time of each study of a workload. The studies of one are alike."""
+    factors: dict[str, list[float]] = defaultdict(list)
+    for (name, study), time in ours.items():
+        factors[name].append(speed_up_on(name, time, theirs[name, study]))
+    return mean_factor(factors)
+
+
+def speed_up_on(workload: str, ours: float, theirs: float, budget: float = 1.0) -> float:
+    seconds = budget * PROBLEMS[workload].budget
+    return speed_up({workload: ours}, {workload: theirs}, {workload: seconds})
 
 
 def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:
@@ -314,18 +335,14 @@ def _print_tuners(rows: Sequence[Row], size: Size) -> None:
     )
     for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
         best = {
-            name: [min(clock_of(r) for r in of[name][key] if r["trial"] < count) for key in whole]
+            name: {
+                key: min(clock_of(r) for r in of[name][key] if r["trial"] < count) for key in whole
+            }
             for name in names
         }
         ours, theirs = best["sgd, CARBS"], best["sgd"]
-        budgets = [PROBLEMS[w].budget for w, _ in whole]
-        mean, low, high = mean_factor(
-            [
-                speed_up({"": a}, {"": b}, {"": c})
-                for a, b, c in zip(ours, theirs, budgets, strict=True)
-            ]
-        )
-        reached = [sum(map(math.isfinite, each)) for each in (ours, theirs)]
+        mean, low, high = over_studies(ours, theirs)
+        reached = [sum(map(math.isfinite, each.values())) for each in (ours, theirs)]
         print(
             f"| {count} | {between(mean, low, high)} | {reached[0]}, {reached[1]} of {len(whole)} |"
         )

@@ -7,9 +7,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -33,20 +32,11 @@ from noisescale.cli.workers import (
     Lease,
     StorageOrNone,
     WorkerCount,
-    check_workers,
-    options_of,
+    to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
-
-if TYPE_CHECKING:
-    from noisescale.prediction.branches import Branch, BranchedRun
-
-OF_THE_RUN = (
-    "Branches use the module's code, the optimizer's state and the learning rate schedule of the"
-    " run. They do not use the run's callbacks, and only the Trainer settings that you give here."
-)
 
 TOO_LARGE = (
     "`--max-device-batch-size` must fit in memory, got batches that do not. Finished branches are"
@@ -144,12 +134,10 @@ def branch_run(
     """Measure the critical batch size by training branches of a run at larger batch sizes."""
     from rich.console import Console
 
+    from noisescale.cli import branch_shown
     from noisescale.history.reading import read_run
-    from noisescale.lightning.branching.branching import begin_branches, train_branches
+    from noisescale.lightning.branching.branching import train_branches
     from noisescale.lightning.branching.planning import plan_branches
-    from noisescale.report.branches import Planned, branches_table, cost_lines, headline
-    from noisescale.report.branches import as_json as json_of
-    from noisescale.tuning.branch_job import BranchJob
     from noisescale.tuning.jobs import Training
 
     check_output(output)
@@ -160,7 +148,7 @@ def branch_run(
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
-        check_workers(workers, lease)
+        workers_wanted = to_start(workers, launcher or "local", launcher_option, lease, accelerator)
         history = read_run(run, monitor=monitor)
         branching = plan_branches(
             history,
@@ -173,44 +161,16 @@ def branch_run(
             max_device_batch_size=max_device_batch_size,
         )
     console = Console(stderr=True, highlight=False, quiet=not is_first())
-    planned = [
-        Planned(size, branching.steps_at(size), branching.factor(size))
-        for size in (plan.batch_size for plan in branching.plans)
-    ]
-    steps = branching.checkpoint.step, branching.end
-    for line in cost_lines(*steps, planned, orders, branching.device_hours(loss_examples)):
-        console.print(line, markup=False)
-    console.print(OF_THE_RUN, markup=False)
+    branch_shown.print_costs(console, branching, orders, loss_examples)
     module, examples = module_and_data(target, data)
     if dry_run:
         return
-    status = console.status("Measuring the losses of the run's checkpoints...")
     training = Training(
-        target,
-        data,
-        devices,
-        accelerator,
-        strategy,
-        precision,
-        gradient_clip_val,
-        gradient_clip_algorithm,
+        *(target, data, devices, accelerator, strategy, precision),
+        *(gradient_clip_val, gradient_clip_algorithm),
     )
-
-    def on_course(found: BranchedRun) -> None:
-        console.print(
-            f"The loss of the run is {found.course[0][1]:.4g} at step {found.start:,.0f} and"
-            f" {found.goal:.4g} at step {found.end:,.0f}. Branches train until they reach the"
-            " second one.",
-            markup=False,
-        )
-
-    def on_branch(one: Branch) -> None:
-        console.print(
-            f"{one.batch_size:,.4g}, order {one.order + 1}: loss {one.losses[-1]:.4g} after"
-            f" {one.steps[-1]:,.0f} steps, {one.seconds:,.0f} s{_diverged(one)}",
-            markup=False,
-        )
-
+    status = console.status("Measuring the losses of the run's checkpoints...")
+    told = branch_shown.Told(console, status, orders)
     with _kept_if_interrupted(output), status, renamed(flags), told_in_a_line(TOO_LARGE):
         if launcher is None and storage is None:
             branched = train_branches(
@@ -219,11 +179,9 @@ def branch_run(
                 examples,
                 output,
                 loss_examples=loss_examples,
-                on_course=on_course,
-                on_start=lambda plan, order: status.update(
-                    f"Training a branch at {plan.batch_size:,.4g}, order {order + 1} of {orders}..."
-                ),
-                on_branch=on_branch,
+                on_course=told.course,
+                on_start=told.start,
+                on_branch=told.branch,
                 **training.trainer_options,
                 num_nodes=nodes,
             )
@@ -234,67 +192,31 @@ def branch_run(
                     f"`nodes` must be 1 for branches by workers, got {nodes}: a worker trains on"
                     " one machine. Leave `--launcher` and `--storage` out."
                 )
-            branched = begin_branches(
+            branched = branched_by_workers(
                 branching,
                 module,
                 examples,
                 output,
-                loss_examples=loss_examples,
-                **training.trainer_options,
-            )
-            on_course(branched)
-            job = BranchJob(
                 training,
-                {
-                    "run": str(run.absolute()),
-                    "monitor": monitor,
-                    "checkpoint": str(branching.checkpoint.path.absolute()),
-                    "until": str(branching.course[-1].absolute()),
-                    "batch_sizes": [float(plan.batch_size) for plan in branching.plans],
-                    "orders": orders,
-                    "rule": branching.rule,
-                    "devices": devices,
-                    "max_device_batch_size": max_device_batch_size,
-                },
-                asdict(replace(branched, branches=())),
-                tuple(float(plan.batch_size) for plan in branching.plans),
-                orders,
-                loss_examples,
-            )
-            branched = branched_by_workers(
-                job,
-                branched,
-                output,
-                storage or str(output.with_suffix(".journal")),
-                workers=workers,
-                launcher=launcher or "local",
-                options=options_of(launcher_option),
-                lease=lease,
-                status=status,
-                on_branch=on_branch,
+                run=run,
+                monitor=monitor,
+                orders=orders,
+                max_device_batch_size=max_device_batch_size,
+                loss_examples=loss_examples,
+                place=storage or str(output.with_suffix(".journal")),
+                to_start=workers_wanted,
+                told=told,
             )
     if not is_first():
         return
     if as_json:
+        from noisescale.report.branches import as_json as json_of
+
         print(printable_json(json_of(branched, history)))
         return
-    answers = headline(branched, history)
-    from noisescale.report.text import Section, listed, pairs
-
-    out = Console(highlight=False)
-    out.print(pairs(answers), Section(branches_table(branched)), sep="\n")
-    if branched.doubts:
-        out.print(*listed("Warnings", branched.doubts, "! ", "bold"), sep="\n")
+    branch_shown.print_result(branched, history)
     words = ["noisescale", "predict", printable(run), "--branches", printable(output)]
     console.print(f"Next: {shlex.join(words)}", markup=False, soft_wrap=True)
-
-
-def _diverged(branch: Branch) -> str:
-    """Return the learning rates at which a branch diverged before, as text."""
-    if not branch.diverged_at:
-        return ""
-    tried = ", ".join(f"{factor:.3g}" for factor in branch.diverged_at)
-    return f"; learning rate x {branch.learning_rate_factor:.3g}, after it diverged at x {tried}"
 
 
 @contextmanager

@@ -3,45 +3,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from noisescale.cli.workers import stopped, trained_by_workers
+from noisescale.cli.awaited import trained_by_workers
+from noisescale.cli.workers import Started, stopped
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
+    from noisescale.cli.branch_shown import Told
+    from noisescale.lightning.branching.planning import Branching
     from noisescale.prediction.branches import Branch, BranchedRun
     from noisescale.tuning.branch_job import BranchJob
+    from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Entry
 
 
 def branched_by_workers(
-    job: BranchJob,
-    branched: BranchedRun,
+    branching: Branching,
+    module: Any,
+    examples: Any,
     output: Path,
-    place: str,
+    training: Training,
     *,
-    workers: int,
-    launcher: str,
-    options: dict[str, Any],
-    lease: float,
-    status: Status,
-    on_branch: Callable[[Branch], None],
+    run: Path,
+    monitor: str | None,
+    orders: int,
+    max_device_batch_size: int | None,
+    loss_examples: int,
+    place: str,
+    to_start: Started,
+    told: Told,
 ) -> BranchedRun:
     """Have the missing branches trained by workers, and save each one in the file.
 
     Raises:
         ValueError: If a branch was given up.
     """
+    from noisescale.lightning.branching.branching import begin_branches
+    from noisescale.tuning.branch_job import BranchJob
+
+    branched = begin_branches(
+        branching,
+        module,
+        examples,
+        output,
+        loss_examples=loss_examples,
+        **training.trainer_options,
+    )
+    told.course(branched)
+    sizes = tuple(float(plan.batch_size) for plan in branching.plans)
+    job = BranchJob(
+        training,
+        {
+            "run": str(run.absolute()),
+            "monitor": monitor,
+            "checkpoint": str(branching.checkpoint.path.absolute()),
+            "until": str(branching.course[-1].absolute()),
+            "batch_sizes": list(sizes),
+            "orders": orders,
+            "rule": branching.rule,
+            "devices": training.devices,
+            "max_device_batch_size": max_device_batch_size,
+        },
+        asdict(replace(branched, branches=())),
+        sizes,
+        orders,
+        loss_examples,
+    )
+    return _trained(job, branched, output, place, to_start, told)
+
+
+def _trained(
+    job: BranchJob,
+    branched: BranchedRun,
+    output: Path,
+    place: str,
+    to_start: Started,
+    told: Told,
+) -> BranchedRun:
     from noisescale.prediction.branches import Branch
     from noisescale.tuning.branch_job import branch_name
     from noisescale.tuning.jobs import FAILED
     from noisescale.tuning.ledger import Ledger
 
-    ledger = Ledger.begin(place, output.stem, job, lease)
+    ledger = Ledger.begin(place, output.stem, job, to_start.lease)
     known = {branch_name(b.batch_size, b.order): {"branch": asdict(b)} for b in branched.branches}
     ledger.take(known)
     found = branched
@@ -56,22 +103,13 @@ def branched_by_workers(
             if (one.batch_size, one.order) not in have:
                 found = replace(found, branches=_in_order((*found.branches, one), job.sizes))
                 found.to_file(output)
-                on_branch(one)
-        status.update(f"{len(found.branches)} of {len(job.sizes) * job.orders} branches trained")
+                told.branch(one)
+        count = len(job.sizes) * job.orders
+        told.status.update(f"{len(found.branches)} of {count} branches trained")
 
     with stopped(place):
         folder = output.parent / f"{output.stem}_trials"
-        trained_by_workers(
-            ledger,
-            job,
-            place,
-            folder,
-            workers=workers,
-            launcher=launcher,
-            options=options,
-            accelerator=job.training.accelerator,
-            show=show,
-        )
+        trained_by_workers(ledger, job, place, folder, to_start, show)
     for key, result in ledger.results().items():
         if FAILED in result:
             raise ValueError(

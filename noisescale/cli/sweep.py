@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisescale.cli.awaited import trained_in_sight
 from noisescale.cli.targets import module_and_data, told_in_a_line
 from noisescale.cli.training import (
     Accelerator,
@@ -33,26 +33,22 @@ from noisescale.cli.workers import (
     LauncherOptions,
     Lease,
     WorkerCount,
-    check_workers,
     made_folder,
-    options_of,
     stopped,
-    trained_by_workers,
-    work_command,
+    to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
+    from noisescale.cli.awaited import Shown
+    from noisescale.time_to_result.comparison import Comparison
     from noisescale.tuning.jobs import Training
     from noisescale.tuning.ledger import Entry
     from noisescale.tuning.settings import SweepJob
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'
-
-LINE_EVERY = 300.0
-"""Seconds between two lines of progress, where they go to a file."""
 
 MOST_SEED = 2**31
 """Beyond it, a seed of a later round might be too large for the sampler."""
@@ -147,22 +143,15 @@ def sweep_batch_sizes(
 
     The same command with the same storage goes on where it was stopped.
     """
-    from rich.console import Console, Group
-    from rich.text import Text
+    from rich.console import Console
 
     need("optuna", "`noisescale sweep`")
     from noisescale.cli import sweep_shown
-    from noisescale.cli.sweep_doubts import doubts_after, doubts_before
-    from noisescale.report.comparison_answers import sweep_answers
-    from noisescale.report.text import Section, listed, pairs
+    from noisescale.cli.sweep_doubts import doubts_before
+    from noisescale.report.text import Section
     from noisescale.tuning.jobs import Training
-    from noisescale.tuning.ledger import Ledger, results_of
-    from noisescale.tuning.storage import patiently
-    from noisescale.tuning.table import (
-        comparison_of,
-        sweep_progress,
-        write_sweep,
-    )
+    from noisescale.tuning.ledger import results_of
+    from noisescale.tuning.table import comparison_of, sweep_progress, write_sweep
 
     flags = flags_of(sweep_batch_sizes) | {
         "goal": "--goal",
@@ -172,18 +161,11 @@ def sweep_batch_sizes(
     place = storage or str(output / "sweep.journal")
     err = Console(stderr=True, highlight=False)
     training = Training(
-        target,
-        data,
-        devices,
-        accelerator,
-        strategy,
-        precision,
-        gradient_clip_val,
-        gradient_clip_algorithm,
+        *(target, data, devices, accelerator, strategy, precision),
+        *(gradient_clip_val, gradient_clip_algorithm),
     )
     with renamed(flags), stopped(place):
-        options = options_of(launcher_option)
-        check_workers(workers, lease)
+        workers_wanted = to_start(workers, launcher, launcher_option, lease, accelerator)
         job = _job(
             training,
             goal,
@@ -196,61 +178,53 @@ def sweep_batch_sizes(
             max_device_batch_size=max_device_batch_size,
         )
         made_folder(output)
-        ledger = Ledger.begin(place, name, job, lease)
-        further = shlex.join(work_command(place, name))
-        err.print(f"Further workers join with: {further}", markup=False, soft_wrap=True)
-        for text in (doubts := doubts_before(job)):
-            err.print(text, markup=False)
-        said, written = time.monotonic(), set[str]()
-        with err.status("Starting...") as status:
+        doubts, written = doubts_before(job), set[str]()
 
-            def show(entries: Mapping[str, Entry]) -> None:
-                nonlocal said, written
-                progress = sweep_progress(job, entries)
-                line = sweep_shown.progress_line(progress)
-                if written != (results := results_of(entries)).keys():
-                    write_sweep(job, results, output)
-                    written = set(results)
-                if err.is_terminal:
-                    table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
-                    status.update(Group(Text(line), table))
-                elif time.monotonic() - said > LINE_EVERY:
-                    err.print(line, markup=False, soft_wrap=True)
-                    said = time.monotonic()
+        def shown(entries: Mapping[str, Entry]) -> Shown:
+            nonlocal written
+            if written != (results := results_of(entries)).keys():
+                write_sweep(job, results, output)
+                written = set(results)
+            progress = sweep_progress(job, entries)
+            table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
+            return sweep_shown.progress_line(progress), [table]
 
-            trained_by_workers(
-                ledger,
-                job,
-                place,
-                output,
-                workers=workers,
-                launcher=launcher,
-                options=options,
-                accelerator=accelerator,
-                show=show,
-            )
-        entries = patiently(ledger.entries)
-        results = results_of(entries)
-        write_sweep(job, results, output)
-    found = comparison_of(job, results)
+        entries = trained_in_sight(job, place, name, output, workers_wanted, err, doubts, shown)
+        write_sweep(job, results_of(entries), output)
+    found = comparison_of(job, results_of(entries))
     if as_json:
         record = sweep_shown.status_as_dict(name, job, entries)
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
     else:
-        out = Console(highlight=False)
-        progress = sweep_progress(job, entries)
-        out.print(sweep_shown.progress_line(progress), markup=False)
-        out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-        warnings = [*doubts, *doubts_after(job, found, results, progress)]
-        answers = [line for each in found.sweeps for line in sweep_answers(each)]
-        out.print(pairs([("", ""), *answers]))
-        if warnings:
-            out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
+        _print_result(job, entries, found, doubts)
     if not found.reached:
         raise typer.Exit(1)
     fits = any(each.regimes is not None for each in found.sweeps)
     for command in _next(output, goal, fits=fits):
         err.print(f"Next: {shlex.join(command)}", markup=False, soft_wrap=True)
+
+
+def _print_result(
+    job: SweepJob, entries: Mapping[str, Entry], found: Comparison, doubts: Sequence[str]
+) -> None:
+    from rich.console import Console
+
+    from noisescale.cli import sweep_shown
+    from noisescale.cli.sweep_doubts import doubts_after
+    from noisescale.report.comparison_answers import sweep_answers
+    from noisescale.report.text import Section, listed, pairs
+    from noisescale.tuning.ledger import results_of
+    from noisescale.tuning.table import sweep_progress
+
+    out = Console(highlight=False)
+    progress = sweep_progress(job, entries)
+    out.print(sweep_shown.progress_line(progress), markup=False)
+    out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
+    warnings = [*doubts, *doubts_after(job, found, results_of(entries), progress)]
+    answers = [line for each in found.sweeps for line in sweep_answers(each)]
+    out.print(pairs([("", ""), *answers]))
+    if warnings:
+        out.print(*listed("Warnings", warnings, "! ", "bold"), sep="\n")
 
 
 def _job(

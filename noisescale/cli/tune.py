@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisescale.cli.awaited import trained_in_sight
 from noisescale.cli.training import (
     Accelerator,
     Data,
@@ -30,27 +29,23 @@ from noisescale.cli.workers import (
     LauncherOptions,
     Lease,
     WorkerCount,
-    check_workers,
     made_folder,
-    options_of,
     stopped,
-    trained_by_workers,
-    work_command,
+    to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
+    from noisescale.cli.awaited import Shown
     from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.tune.standing import TuneProgress
 
 EXAMPLE = (
     "noisescale tune train.py:make --search learning_rate=0.001..1 --search batch_size=16..1024"
     " --metric val_loss --budget 1h"
 )
-
-LINE_EVERY = 300.0
-"""Seconds between two lines of progress, where they go to a file."""
 
 LIVE = 12
 """Lines of the front that are shown while the search goes on."""
@@ -159,8 +154,7 @@ def tune_parameters(
 
     The same command goes on where it was stopped, also with a larger budget.
     """
-    from rich.console import Console, Group
-    from rich.text import Text
+    from rich.console import Console
 
     for package in ("optuna", "sklearn"):
         need(package, "`noisescale tune`", extra="tune")
@@ -168,11 +162,9 @@ def tune_parameters(
         need("plotly", "`--html`")
     from noisescale.cli import tune_shown
     from noisescale.cli.tune_job_made import made_job
-    from noisescale.report.text import Section, listed, pairs
-    from noisescale.report.tuned_tables import front_answers, front_table, front_tables
+    from noisescale.report.text import Section
+    from noisescale.report.tuned_tables import front_table
     from noisescale.tuning.jobs import Training
-    from noisescale.tuning.ledger import Ledger
-    from noisescale.tuning.storage import patiently
     from noisescale.tuning.tune.standing import tune_progress, write_tuned
 
     place = storage or str(output / "tune.journal")
@@ -183,8 +175,7 @@ def tune_parameters(
     )
     flags = flags_of(tune_parameters) | {"metric": "--metric", "goal": "--metric"}
     with renamed(flags | {"center": "center"}), stopped(place):
-        options = options_of(launcher_option)
-        check_workers(workers, lease)
+        workers_wanted = to_start(workers, launcher, launcher_option, lease, accelerator)
         if html is not None and not html.absolute().parent.is_dir():
             raise ValueError(
                 f"`html` must be in a folder that exists, got {printable(html)}. Create the folder"
@@ -207,40 +198,19 @@ def tune_parameters(
             max_device_batch_size=max_device_batch_size,
         )
         made_folder(output)
-        ledger = Ledger.begin(place, name, job, lease)
-        further = shlex.join(work_command(place, name))
-        err.print(f"Further workers join with: {further}", markup=False, soft_wrap=True)
-        for text in (doubts := tune_shown.doubts_before(job)):
-            err.print(text, markup=False)
-        said, written = time.monotonic(), -1
-        with err.status("Starting...") as status:
+        doubts, written = tune_shown.doubts_before(job), -1
 
-            def show(entries: Mapping[str, Entry]) -> None:
-                nonlocal said, written
-                progress = tune_progress(job, entries)
-                line = tune_shown.progress_line(progress)
-                if written != (ended := len(progress.front.trials)):
-                    write_tuned(progress.front, output)
-                    written = ended
-                if err.is_terminal:
-                    parts = [Section(front_table(progress.front, LIVE))] if written > 0 else []
-                    status.update(Group(Text(line), *parts))
-                elif time.monotonic() - said > LINE_EVERY:
-                    err.print(line, markup=False, soft_wrap=True)
-                    said = time.monotonic()
+        def shown(entries: Mapping[str, Entry]) -> Shown:
+            nonlocal written
+            progress = tune_progress(job, entries)
+            if written != (ended := len(progress.front.trials)):
+                write_tuned(progress.front, output)
+                written = ended
+            tables = [Section(front_table(progress.front, LIVE))] if ended else []
+            return tune_shown.progress_line(progress), tables
 
-            trained_by_workers(
-                ledger,
-                job,
-                place,
-                output,
-                workers=workers,
-                launcher=launcher,
-                options=options,
-                accelerator=accelerator,
-                show=show,
-            )
-        progress = tune_progress(job, patiently(ledger.entries))
+        entries = trained_in_sight(job, place, name, output, workers_wanted, err, doubts, shown)
+        progress = tune_progress(job, entries)
         write_tuned(progress.front, output)
         if html is not None:
             from noisescale.report.tuned_html import write_tuned_html
@@ -250,13 +220,23 @@ def tune_parameters(
         record = tune_shown.tuned_as_dict(job, progress)
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
     else:
-        out = Console(highlight=False)
-        out.print(tune_shown.progress_line(progress), markup=False)
-        out.print(pairs(front_answers(progress.front)))
-        out.print(*map(Section, front_tables(progress.front)), sep="\n")
-        if doubts:
-            out.print(*listed("Warnings", doubts, "! ", "bold"), sep="\n")
+        _print_result(progress, doubts)
         if html is not None:
             print(f"Report: {printable(html)}")
     if progress.front.best is None:
         raise typer.Exit(1)
+
+
+def _print_result(progress: TuneProgress, doubts: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from noisescale.cli import tune_shown
+    from noisescale.report.text import Section, listed, pairs
+    from noisescale.report.tuned_tables import front_answers, front_tables
+
+    out = Console(highlight=False)
+    out.print(tune_shown.progress_line(progress), markup=False)
+    out.print(pairs(front_answers(progress.front)))
+    out.print(*map(Section, front_tables(progress.front)), sep="\n")
+    if doubts:
+        out.print(*listed("Warnings", doubts, "! ", "bold"), sep="\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the commands that have trainings done by workers, and what they share."""
+"""Options of the commands that have trainings done by workers, and checks of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import math
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from noisescale.printable import printable
-
-if TYPE_CHECKING:
-    from noisescale.tuning.jobs import Job
-    from noisescale.tuning.launchers import Workers
-    from noisescale.tuning.ledger import Entry, Ledger
 
 WORKERS = "Workers and machines"
 
@@ -96,8 +91,31 @@ TOO_LARGE = (
     " larger batches are then accumulated."
 )
 
-SHOWN_EVERY = 2.0
-"""Seconds between two looks at the ledger."""
+
+@dataclass(frozen=True)
+class Started:
+    """The workers that a command starts."""
+
+    workers: int
+    launcher: str
+    options: dict[str, Any]
+    """Of the launcher."""
+    lease: float
+    accelerator: str
+    """Of the trainings."""
+
+
+def to_start(
+    workers: int, launcher: str, options: Sequence[str] | None, lease: float, accelerator: str
+) -> Started:
+    """Return the workers to start.
+
+    Raises:
+        ValueError: If a value is impossible.
+    """
+    wanted = Started(workers, launcher, options_of(options), lease, accelerator)
+    check_workers(workers, lease)
+    return wanted
 
 
 def check_workers(workers: int, lease: float) -> None:
@@ -129,99 +147,6 @@ def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
         number = value.lstrip("-").isdigit()
         found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
     return found
-
-
-def trained_by_workers(
-    ledger: Ledger,
-    job: Job,
-    place: str,
-    output: Path,
-    *,
-    workers: int,
-    launcher: str,
-    options: dict[str, Any],
-    accelerator: str = "auto",
-    show: Callable[[Mapping[str, Entry]], None],
-) -> None:
-    """Start workers, and wait until the job is done, whoever does it.
-
-    Args:
-        ledger: Of the job.
-        job: The job.
-        place: Of the storage.
-        output: Folder of the trainings.
-        workers: How many are started.
-        launcher: See `launch`.
-        options: Of the launcher.
-        accelerator: Of the trainings.
-        show: Called with the ledger's entries at each look.
-
-    Raises:
-        ValueError: If every worker has stopped before the end.
-    """
-    from noisescale.tuning.launchers import launch
-    from noisescale.tuning.ledger import results_of
-    from noisescale.tuning.storage import patiently
-    from noisescale.tuning.trial_process import end_with_stdin
-
-    end_with_stdin(gently=True)
-    place = place if "://" in place else str(Path(place).absolute())
-    command = [sys.executable, "-m", "noisescale", "work", "--storage", place]
-    command += ["--name", ledger.name, "--output", str(output.absolute())]
-    command += ["--lease", f"{ledger.lease:g}"]
-    started: Workers | None = None
-    known: set[str] | None = None
-    finished = False
-    try:
-        while True:
-            entries = patiently(ledger.entries)
-            results = results_of(entries)
-            if known != results.keys():  # else nothing else is wanted
-                known, finished = set(results), job.finished(results, entries)
-            show(entries)
-            if finished:
-                break
-            if started is None and workers:
-                folder = output / "workers"
-                started = launch(
-                    launcher,
-                    command,
-                    workers,
-                    folder,
-                    devices=job.devices,
-                    accelerator=accelerator,
-                    options=options,
-                )
-            elif started is not None and not started.running():
-                _refuse_to_go_on(ledger, job, started)
-            time.sleep(SHOWN_EVERY)
-    finally:
-        if started is not None:
-            _until_they_end(started, patiently=not sys.exc_info()[0])
-
-
-def _until_they_end(started: Workers, *, patiently: bool) -> None:
-    """Let workers see that the job is done, and stop those that do not."""
-    until = time.monotonic() + (10.0 if patiently else 0.0)
-    while started.running() and time.monotonic() < until:
-        time.sleep(0.2)
-    started.stop()
-
-
-def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
-    from noisescale.tuning.ledger import results_of
-    from noisescale.tuning.storage import patiently
-
-    entries = patiently(ledger.entries)
-    if job.finished(results_of(entries), entries):
-        return
-    printed = [line for line in started.printed().splitlines() if line.strip()]
-    ours = [line for line in printed if "noisescale: " in line]
-    said = (ours or printed or ["a worker was killed"])[-1].rpartition("noisescale: ")[2]
-    raise ValueError(
-        f"{printable(said)} All workers have stopped. Finished trainings are kept: the same command"
-        " goes on."
-    )
 
 
 def made_folder(output: Path) -> None:
