@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,19 +16,29 @@ PACKAGES = ("noisescale", "torch", "pytorch-lightning", "numpy", "scipy")
 
 
 def write_results(
-    name: str, rows: list[dict[str, Any]], *, quiet: bool = False, **facts: Any
+    name: str,
+    rows: list[dict[str, Any]],
+    *,
+    packages: Sequence[str] = (),
+    quiet: bool = False,
+    **facts: Any,
 ) -> Path:
-    """Save to results/<name>.json, a line for each row; `facts` are what holds for all rows."""
+    """Save to results/<name>.json, a line for each row.
+
+    Args:
+        name: Of the benchmark.
+        rows: Its figures.
+        packages: Whose versions matter, too.
+        quiet: Whether to say nothing.
+        facts: What holds for all rows.
+    """
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     record = {
         "benchmark": name,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"processor": processor(), "system": platform.system(), "cores": cores()},
-        "versions": {
-            "python": platform.python_version(),
-            **{package: version(package) for package in PACKAGES},
-        },
+        "versions": versions(packages),
         **facts,
     }
     head = json.dumps(record, indent=1, ensure_ascii=False).removesuffix("\n}")
@@ -39,11 +50,22 @@ def write_results(
     return path
 
 
+def versions(packages: Sequence[str] = ()) -> dict[str, str]:
+    found = {package: version(package) for package in (*PACKAGES, *packages)}
+    return {"python": platform.python_version(), **found}
+
+
 def saved_rows(name: str) -> list[dict[str, Any]]:
     """Rows of an earlier run; none where there was none."""
-    path = FOLDER / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows: list[dict[str, Any]] = saved(name).get("rows", [])
     return rows
+
+
+def saved(name: str) -> dict[str, Any]:
+    """All that an earlier run saved; nothing where there was none."""
+    path = FOLDER / f"{name}.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return record
 
 
 def processor() -> str:

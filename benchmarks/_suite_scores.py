@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +17,19 @@ from _suite_submissions import (
     EXTERNALS,
     SELF,
     SELVES,
-    SPACES,
-    TUNERS,
     Size,
     Submission,
 )
-from _suite_trials import CLOCK, DEVICES, Row
+from _suite_trials import CLOCK, Row
 from _suite_workloads import PROBLEMS, VARIANTS
 from scipy.special import stdtrit
 
-from noisescale import algoperf_score, performance_profile
+from noisescale import algoperf_score
 from noisescale.history.metrics import Goal
 from noisescale.time_to_result import Measurements, Trial, compare
 from noisescale.time_to_result.algoperf import Ruleset, TrialTime, times_to_result
 from noisescale.time_to_result.profiles import speed_up
 
-DRAWS = 300
 Times = dict[str, dict[str, float]]
 
 
@@ -111,28 +109,31 @@ def scored(times: Times) -> dict[str, float]:
     return algoperf_score(times, variants=counting_variants(next(iter(times.values()))))
 
 
-def drawn(trials: Sequence[Row], draws: int = DRAWS) -> list[list[Row]]:
-    """Trials with the studies of each workload drawn anew, the same for all submissions."""
-    rng = np.random.default_rng(0)
-    of: dict[tuple[str, int], list[Row]] = defaultdict(list)
-    for row in trials:
-        of[row["workload"], row["study"]].append(row)
-    workloads = dict.fromkeys(w for w, _ in of)
-    studies = {w: sorted(s for v, s in of if v == w) for w in workloads}
-    return [
-        [
-            row | {"study": place}
-            for w in workloads
-            for place, study in enumerate(rng.choice(studies[w], len(studies[w])))
-            for row in of[w, int(study)]
-        ]
-        for _ in range(draws)
-    ]
+def scores_of_studies(trials: Sequence[Row], ruleset: Ruleset) -> dict[str, list[float]]:
+    """Scores of the first, second, ... study of all workloads alone."""
+    studies = sorted({row["study"] for row in trials})
+    each = [scored(times_of([r for r in trials if r["study"] == k], ruleset)) for k in studies]
+    return {name: [of[name] for of in each] for name in each[0]}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    low, high = np.quantile(values, (0.025, 0.975))
-    return float(low), float(high)
+class SpeedUp(NamedTuple):
+    """A geometric mean of speed-ups."""
+
+    mean: float
+    low: float
+    high: float
+    workloads: int
+    """On how many workloads one of the two reached the goal; the others tell nothing."""
+
+    def __str__(self) -> str:
+        if not self.workloads:
+            return "?"
+        known = f"{self.low:.2f} to {self.high:.2f}" if self.low > 0 else "?"
+        return f"{self.mean:.2f} ({known})"
+
+    @property
+    def verdict(self) -> str:
+        return "helped" if self.low > 1 else "slower" if self.high < 1 else "open"
 
 
 def mean_factor(factors: Mapping[str, Sequence[float]]) -> tuple[float, float, float]:
@@ -156,38 +157,56 @@ def half_width(values: npt.NDArray[np.float64]) -> float:
     return float(stdtrit(len(values) - 1, 0.975)) * spread
 
 
-def between(mean: float, low: float, high: float) -> str:
-    """One workload alone has no interval."""
-    return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low > 0 else f"{mean:.2f} (?)"
+def mean_speed_up(pairs: Iterable[tuple[str, float, float]], budget: float = 1.0) -> SpeedUp:
+    """The mean over workloads like these, of times (workload, ours, theirs).
 
+    A workload and its variants are alike. Where both missed the goal nothing is known.
 
-def overall(
-    ours: Mapping[str, float], theirs: Mapping[str, float], budget: float = 1.0
-) -> tuple[float, float, float]:
-    """The geometric mean over workloads of speed-ups, with its interval, for workloads like these.
-
-    A workload and its variants are alike. Where both missed the goal the ratio is 1: nothing is
-    known of it.
+    Args:
+        pairs: Times may be infinite. A workload may come several times.
+        budget: Of the workloads' budgets, which a missed goal counts as.
     """
     factors: dict[str, list[float]] = defaultdict(list)
-    for name, time in ours.items():
-        factors[VARIANTS.get(name, name)].append(speed_up_on(name, time, theirs[name], budget))
-    return mean_factor(factors)
+    known: set[str] = set()
+    for name, ours, theirs in pairs:
+        if min(ours, theirs) < math.inf:
+            known.add(name)
+            seconds = budget * PROBLEMS[name].budget
+            factor = speed_up({name: ours}, {name: theirs}, {name: seconds})
+            factors[VARIANTS.get(name, name)].append(factor)
+    if not factors:
+        return SpeedUp(math.nan, 0.0, math.inf, 0)
+    return SpeedUp(*mean_factor(factors), len(known))
 
 
-def over_studies(
-    ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]
-) -> tuple[float, float, float]:
-    """As `overall`, of the time of each study of a workload. The studies of one are alike."""
-    factors: dict[str, list[float]] = defaultdict(list)
-    for (name, study), time in ours.items():
-        factors[name].append(speed_up_on(name, time, theirs[name, study]))
-    return mean_factor(factors)
+class Rescued(NamedTuple):
+    """Trials with the same settings, weights and batches."""
+
+    by_size: dict[int, SpeedUp]
+    """By the batch size that they begin with."""
+    won: int
+    """That reached the goal, which the others missed."""
+    lost: int
 
 
-def speed_up_on(workload: str, ours: float, theirs: float, budget: float = 1.0) -> float:
-    seconds = budget * PROBLEMS[workload].budget
-    return speed_up({workload: ours}, {workload: theirs}, {workload: seconds})
+def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str) -> Rescued:
+    """Compare each trial with that of another submission in the same place."""
+    of: dict[str, dict[tuple[str, int, int], Row]] = {ours: {}, theirs: {}}
+    for row in rows:
+        if row["submission"] in of:
+            of[row["submission"]][row["workload"], row["study"], row["trial"]] = row
+    pairs: dict[int, list[tuple[str, float, float]]] = defaultdict(list)
+    for place, row in of[ours].items():
+        other = of[theirs][place]
+        assert row["settings"] == other["settings"]
+        size = int(row["settings"]["batch_size"])
+        pairs[size].append((place[0], clock_of(row), clock_of(other)))
+    both = [(mine, other) for size in pairs.values() for _, mine, other in size]
+    return Rescued(
+        {size: mean_speed_up(found) for size, found in sorted(pairs.items())},
+        sum(mine < other == math.inf for mine, other in both),
+        sum(other < mine == math.inf for mine, other in both),
+    )
 
 
 def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:
@@ -241,108 +260,3 @@ def verdicts(rows: Sequence[Row], goals: Mapping[str, float], control: str) -> l
     return [
         f"{of.count('faster')} / {of.count('slower')} / {of.count('open')}" for of in found.values()
     ]
-
-
-def report(rows: Sequence[Row], size: Size) -> None:
-    """Print the tables of docs/suite.md."""
-    _print_targets(rows)
-    for group in GROUPS:
-        names = [name for name in group.submissions if name in size.externals + size.selves]
-        workloads = trained_on(rows, names, size)
-        print(f"\n## {group.title}: {len(workloads)} of {len(PROBLEMS)} workloads are trained\n")
-        if not workloads:
-            continue
-        trials = trials_of(rows, names, workloads, size)
-        _print_scores(trials, names, group.ruleset)
-        _print_speed_ups(trials, group, names, goals_of(rows))
-        _print_times(trials, names, group.ruleset)
-    _print_tuners(rows, size)
-
-
-def _print_targets(rows: Sequence[Row]) -> None:
-    print(f"| workload | target | {' | '.join(SPACES)} |\n|---|---|{'---|' * len(SPACES)}")
-    for row in rows:
-        if row["kind"] == "target":
-            medians = " | ".join(f"{row['of_each'][name]:.4g}" for name in SPACES)
-            print(f"| {row['workload']} | {row['goal']:.4g} | {medians} |")
-
-
-def _print_scores(trials: Sequence[Row], names: Sequence[str], ruleset: Ruleset) -> None:
-    times = times_of(trials, ruleset)
-    clocks = [*map(str, DEVICES), "steps"]
-    other = {clock: scored(times_of(trials, ruleset, clock)) for clock in clocks}
-    scores, again = scored(times), [scored(times_of(t, ruleset)) for t in drawn(trials)]
-    within = performance_profile(times)
-    ones, twos = within.at(1.25), within.at(2)
-    reached = {
-        name: sum(r["ended"] == "goal" for r in trials if r["submission"] == name) for name in names
-    }
-    count = {name: sum(r["submission"] == name for r in trials) for name in names}
-    print(
-        "| submission | score (95 %) | 1 device | 64 devices | steps | within 1.25 | within 2 |"
-        " trials at the goal |\n|---|---|---|---|---|---|---|---|"
-    )
-    for name in sorted(names, key=lambda n: -scores[n]):
-        low, high = interval([of[name] for of in again])
-        print(
-            f"| {name} | {scores[name]:.2f} ({low:.2f} to {high:.2f}) | {other['1'][name]:.2f} |"
-            f" {other['64'][name]:.2f} | {other['steps'][name]:.2f} | {ones[name]:.0%} |"
-            f" {twos[name]:.0%} | {reached[name]} of {count[name]} |"
-        )
-
-
-def _print_speed_ups(
-    trials: Sequence[Row], group: Group, names: Sequence[str], goals: Mapping[str, float]
-) -> None:
-    times = times_of(trials, group.ruleset)
-    print(
-        "\n| submission | over | speed-up (95 %) | faster / slower / open | verdict |"
-        "\n|---|---|---|---|---|"
-    )
-    for name in names:
-        control = group.submissions[name].control
-        if control not in names:
-            continue
-        pair = [r for r in trials if r["submission"] in (name, control)]
-        (counts,) = verdicts(pair, {w: goals[w] for w in times[name]}, control)
-        mean, low, high = overall(times[name], times[control], group.ruleset.budget)
-        said = "helped" if low > 1 else "was slower" if high < 1 else "not shown"
-        print(f"| {name} | {control} | {between(mean, low, high)} | {counts} | {said} |")
-
-
-def _print_times(trials: Sequence[Row], names: Sequence[str], ruleset: Ruleset) -> None:
-    times = times_of(trials, ruleset)
-    workloads = list(times[names[0]])
-    print(f"\n| submission | {' | '.join(workloads)} |\n|---|{'---|' * len(workloads)}")
-    for name in names:
-        cells = (f"{t:.2f}" if math.isfinite(t := times[name][w]) else "-" for w in workloads)
-        print(f"| {name} | {' | '.join(cells)} |")
-
-
-def _print_tuners(rows: Sequence[Row], size: Size) -> None:
-    """CARBS against quasi-random search: the best time after so many trials."""
-    names = [name for name in TUNERS if name in size.externals]
-    of: dict[str, dict[tuple[str, int], list[Row]]] = {name: defaultdict(list) for name in names}
-    for row in rows:
-        if row["kind"] == "trial" and row["submission"] in names:
-            of[row["submission"]][row["workload"], row["study"]].append(row)
-    whole = [key for key in of[names[0]] if all(len(of[name][key]) == size.long for name in names)]
-    if len(names) < 2 or not whole:
-        return
-    print(
-        f"\n## CARBS over quasi-random search, {len(whole)} studies\n"
-        "\n| trials | speed-up (95 %) | studies at the goal: CARBS, quasi-random |\n|---|---|---|"
-    )
-    for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
-        best = {
-            name: {
-                key: min(clock_of(r) for r in of[name][key] if r["trial"] < count) for key in whole
-            }
-            for name in names
-        }
-        ours, theirs = best["sgd, CARBS"], best["sgd"]
-        mean, low, high = over_studies(ours, theirs)
-        reached = [sum(map(math.isfinite, each.values())) for each in (ours, theirs)]
-        print(
-            f"| {count} | {between(mean, low, high)} | {reached[0]}, {reached[1]} of {len(whole)} |"
-        )

@@ -3,8 +3,8 @@
 
 The rules are those of AlgoPerf 0.6: three studies of five quasi-random points from a space that is
 the same for all workloads, or three trainings with settings that are the same for all workloads,
-which then have 1.5 times the budget. Points and seeds depend on the study alone: submissions with
-one space have the same points, initial weights and batches.
+which then have 1.5 times the budget. Points and seeds depend on the workload and the study: there,
+submissions with one space have the same points, initial weights and batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from _suite_trials import CLOCK, MOST, Method, Row, Task
+from _suite_trials import CLOCK, DEVICES, MOST, Method, Row, Task, step_seconds
 from _suite_workloads import PROBLEMS
 
 from noisescale.time_to_result.algoperf import RULESETS
@@ -27,6 +27,8 @@ TARGET_TRIALS, RERUNS = 8, 5
 """Of each algorithm, and of its best trial with other seeds. AlgoPerf: 200, 20."""
 TARGET_BUDGET = 0.25
 """Of the workload's budget: four times the fastest is as far as the score looks. AlgoPerf: 0.75."""
+CARBS = "sgd, CARBS"
+"""It is compared after `LONG` trials alone: the first four of CARBS are drawn around the middle."""
 LONG = 15
 """Trials of a study that compares tuners."""
 
@@ -76,12 +78,12 @@ def _external() -> Iterator[Submission]:
         for ranks in (2, 4):
             method = Method("momentum", combine=combine, ranks=ranks)
             yield Submission(f"{combine} x {ranks}, large", method, "momentum, large", large)
-    yield Submission("sgd, CARBS", Method("sgd"), "sgd", sgd, carbs=True)
+    yield Submission(CARBS, Method("sgd"), "sgd", sgd, carbs=True)
 
 
 def _self() -> Iterator[Submission]:
     settings: dict[str, dict[str, float]] = {
-        "sgd": {"learning_rate": 0.3, "batch_size": 128},
+        "sgd": {"learning_rate": 1.0, "batch_size": 128},  # 0.1/(1 - 0.9), as with momentum
         "momentum": {"learning_rate": 0.1, "batch_size": 128, "momentum": 0.9},
         "adamw": {"learning_rate": 0.003, "batch_size": 128, "momentum": 0.9},
     }
@@ -98,8 +100,10 @@ def _self() -> Iterator[Submission]:
 
 EXTERNALS = {each.name: each for each in _external()}
 SELVES = {each.name: each for each in _self()}
-TUNERS = ("sgd", "sgd, CARBS")
-"""Their studies go on to `LONG` trials on the four workloads."""
+TUNERS = ("sgd", CARBS)
+"""Their studies go on to `LONG` trials on the four workloads that are no variants."""
+SEARCHES = {name: EXTERNAL.studies * rank for rank, name in enumerate(sorted(PROBLEMS))}
+"""Number of the first study of each workload, so that no two have the same points and seeds."""
 
 
 @dataclass(frozen=True)
@@ -197,15 +201,18 @@ def _study_tasks(workload: str, size: Size, done: Mapping[Key, Row], goal: float
                 workload,
                 each.method,
                 each.settings,
-                _seed(study, 0),
+                _seed(workload, study, 0),
                 goal,
                 SELF.budget * budget,
                 about,
             )
         for name in size.externals:
             each = EXTERNALS[name]
-            long = name in TUNERS and not PROBLEMS[workload].variant_of
-            count = size.long if long else size.trials
+            base = not PROBLEMS[workload].variant_of
+            if each.carbs and not base:
+                continue
+            count = size.long if name in TUNERS and base else size.trials
+            search = SEARCHES[workload] + study
             for k in range(count):
                 about = _about("trial", workload, name, study, k)
                 if key_of(about) in done:
@@ -218,15 +225,17 @@ def _study_tasks(workload: str, size: Size, done: Mapping[Key, Row], goal: float
                     ]
                     if len(earlier) < k:
                         break  # its next trial depends on all before
-                    asked = by_carbs(each.space, earlier, study, goal, budget)
+                    asked = by_carbs(each.space, earlier, search, goal, budget)
                     point, about = rounded(asked), about | {"asked": asked}
                 else:
-                    point = rounded(points(each.space, count, study)[k])
-                yield Task(workload, each.method, point, _seed(study, k), goal, budget, about)
+                    point = rounded(points(each.space, count, search)[k])
+                yield Task(
+                    workload, each.method, point, _seed(workload, study, k), goal, budget, about
+                )
 
 
 def by_carbs(
-    space: Space, earlier: Sequence[Row], study: int, goal: float, budget: float
+    space: Space, earlier: Sequence[Row], seed: int, goal: float, budget: float
 ) -> dict[str, float]:
     """What CARBS tries next. Its result is the log of the time to the goal; cost is time, too.
 
@@ -241,7 +250,7 @@ def by_carbs(
     wanted: dict[str, Any] = {d.name: FloatDistribution(d.low, d.high, log=True) for d in space}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        search = optuna.create_study(sampler=CarbsSampler(seed=study))
+        search = optuna.create_study(sampler=CarbsSampler(seed=seed))
         for row in earlier:
             seconds = row["last"][-1]["seconds"][str(CLOCK)]
             value = math.log(seconds)
@@ -259,14 +268,28 @@ def by_carbs(
     return {name: float(f"{value:.6g}") for name, value in asked.items()}
 
 
+def protocol() -> dict[str, Any]:
+    """What all rows of one file of results have in common."""
+    return {
+        "clock": {str(d): [step_seconds(b, d) for b in (16, 128, MOST)] for d in DEVICES},
+        "budgets": {name: problem.budget for name, problem in PROBLEMS.items()},
+        "targets": [TARGET_TRIALS, RERUNS, TARGET_BUDGET],
+        "spaces": {
+            name: {d.name: [d.low, d.high] for d in each.space} or dict(each.settings)
+            for name, each in {**EXTERNALS, **SELVES}.items()
+        },
+        "first_studies": SEARCHES,
+    }
+
+
 def rounded(point: Mapping[str, float]) -> dict[str, float]:
     """The point with a batch size that is a power of two."""
     size = min(2 ** math.floor(math.log2(point["batch_size"])), MOST)
     return {**point, "batch_size": size}
 
 
-def _seed(study: int, trial: int) -> int:
-    return 100 * (study + 1) + trial
+def _seed(workload: str, study: int, trial: int) -> int:
+    return 100 * (SEARCHES[workload] + study + 1) + trial
 
 
 def _about(kind: str, workload: str, submission: str, study: int, trial: int) -> Row:

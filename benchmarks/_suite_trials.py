@@ -5,8 +5,9 @@ The clock is modelled. A machine that others use cannot time a training, and on 
 batch is ever faster. So each step costs what `noisescale.step_time` says of a plan on 1, 8 or 64
 devices, from one assumed timing: a device takes 32 ms for 32 examples. What the package assumes
 for all else (half of that is fixed; synchronising costs a quarter, more with more devices, and
-more across nodes of 8) is the same for all submissions. Adasum and DecentLaM pay what averaging
-pays. Measured seconds are saved beside it, without evaluations.
+more across nodes of 8) is the same for all submissions. Measuring the noise scale costs what the
+meter takes it to cost. Adasum and DecentLaM pay what averaging pays. Measured seconds are saved
+beside it, without evaluations.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ CLOCK = 8
 A_NODE = 8
 MOST = 2048
 """The largest global batch."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ def step_seconds(batch_size: float, devices: int) -> float:
     return _law().seconds(batch_size / used, 1, used, max(1, used // A_NODE)).value
 
 
+def measuring_seconds(plain_steps: float, batch_size: float, devices: int) -> float:
+    """What measuring takes that costs so many plain steps: of computing, and not of waiting."""
+    return plain_steps * step_seconds(batch_size / max(min(devices, batch_size), 1), 1)
+
+
 def optimizer_of(method: Method, model: nn.Module, settings: Mapping[str, float]) -> Any:
     lr, momentum = settings["learning_rate"], settings.get("momentum", 0.9)
     if method.optimizer == "adamw":
@@ -114,30 +121,59 @@ class Fixed:
     def held_out_loss(self) -> float:
         return self.problem.held_out_loss(self.model)
 
+    @property
+    def measuring_cost(self) -> float:
+        return 0.0
+
 
 class Scheduled(Fixed):
-    """Steps whose batch size a policy decides on."""
+    """Steps whose batch size a policy decides on, as on the devices of the clock.
+
+    A step that may be measured is as many micro-batches as there are devices.
+    """
 
     def __init__(self, problem: Problem, model: nn.Module, task: Task) -> None:
         super().__init__(problem, model, task)
-        self.meter = NoiseScaleMeter(model, small_batch="example", unit=problem.unit)
-        self.meter.follow()
         self.controller = BatchSizeController(
-            Plan(self.size, 1),
+            Plan(self.size // CLOCK, 1, devices=CLOCK),
             self.optimizer,
             task.method.policy,
-            max_device_batch_size=MOST,
+            max_device_batch_size=MOST // CLOCK,
             max_batch_size=MOST,
         )
+        self.meter: NoiseScaleMeter | None = None
+        if self.controller.settings.needs_noise_scale:
+            self.meter = NoiseScaleMeter(model, small_batch="micro_batch", unit=problem.unit)
+            self.meter.follow()
+
+    @property
+    def measuring_cost(self) -> float:
+        """What measuring has cost so far, in plain steps."""
+        return 0.0 if self.meter is None else self.meter.measuring_cost
 
     def step(self, batch: Batch) -> None:
-        self.optimizer.zero_grad()
-        loss = self.problem.loss(self.model, batch)
-        self.meter.backward(loss, local_batch_size=self.size)
-        self.meter.step()
-        self.optimizer.step()
-        self.controller.update(self.meter)
+        if self.meter is None:
+            super().step(batch)
+            self.controller.update()
+        else:
+            self.optimizer.zero_grad()
+            for part in zip(*(each.chunk(CLOCK) for each in batch), strict=True):
+                loss = self.problem.loss(self.model, part) / CLOCK
+                self.meter.backward(loss, local_batch_size=len(part[0]))
+            self.meter.step()
+            self.optimizer.step()
+            self._decide(self.meter)
         self.size = int(self.controller.plan.batch_size)
+
+    def _decide(self, meter: NoiseScaleMeter) -> None:
+        """As `controller.update` does, which would want micro-batches on each device."""
+        self.controller.step()
+        if self.controller.due_after(meter.last_measured_step):
+            self.controller.decide(
+                meter.recent_noise_scale,
+                meter.average_moments,
+                measured_step=meter.last_measured_step,
+            )
 
 
 class AcrossRanks(Fixed):
@@ -186,16 +222,20 @@ def _train(task: Task) -> Row:
     modelled = dict.fromkeys(map(str, DEVICES), 0.0)
     course = Course(task.goal)
     step = examples = 0
-    due, measured, began = 1.0, 0.0, time.perf_counter()
+    due, cost, measured, began = 0.0, 0.0, 0.0, time.perf_counter()
     while not course.ended:
         size = trained.size
         trained.step(problem.draw(size, generator))
         step, examples = step + 1, examples + size
+        measuring, cost = trained.measuring_cost - cost, trained.measuring_cost
         for devices in DEVICES:
-            modelled[str(devices)] += step_seconds(size, devices)
-        spent = modelled[str(CLOCK)] + step_seconds(trained.size, CLOCK) > task.budget
-        if step >= due or spent:
-            due = max(1.05 * due, step + 1)
+            seconds = step_seconds(size, devices) + measuring_seconds(measuring, size, devices)
+            modelled[str(devices)] += seconds
+        now = modelled[str(CLOCK)]
+        next_step = step_seconds(trained.size, CLOCK)
+        spent = now + next_step > task.budget
+        if now * (1 + ROUNDING) >= due or spent:
+            due = max(1.05 * due, now + next_step)
             measured += time.perf_counter() - began
             course.add(
                 {

@@ -8,35 +8,42 @@ algorithms have 8 quasi-random trials each, for 1/4 of the workload's budget; th
 trained with 5 other seeds. Each algorithm's result is the median of their lowest losses, and the
 median of the three results is the target. It is set once and saved. Then the submissions are
 trained to it (_suite_submissions.py), on a modelled clock (_suite_trials.py), and scored by
-`algoperf_score` and `compare` (_suite_scores.py).
+`algoperf_score` and `compare` (_suite_scores.py, _suite_report.py).
 
-All is estimated to take three hours on two idle cores. Results are saved after every training, so
-that an interruption loses those under way, one a process. A later call goes on from there.
+All is estimated to take three hours on two idle cores. Results are saved after every training. An
+interruption (Ctrl-C, SIGTERM) waits for those under way, one a process, and saves them. A later
+call goes on from there. It refuses results of another protocol, or of other versions.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from multiprocessing import get_context
 
-from _results import saved_rows, write_results
-from _suite_scores import report
+from _results import saved, saved_rows, versions, write_results
+from _suite_report import report
 from _suite_submissions import (
     Key,
     Size,
     key_of,
     missing,
+    protocol,
     target_of,
 )
-from _suite_trials import CLOCK, Row, train
-from _suite_workloads import PROBLEMS, VARIANTS
+from _suite_trials import Row, train
+from _suite_workloads import PROBLEMS
 from threadpoolctl import threadpool_limits
+
+NAME = "suite"
+PACKAGES = ("optuna", "scikit-learn")
+"""Of the quasi-random points, CARBS and the digits, beside those of every benchmark."""
 
 SMOKE = Size(
     externals=("sgd", "sgd, tradeoff", "adasum x 2, large", "decentlam x 2, large", "sgd, CARBS"),
@@ -59,20 +66,37 @@ class Suite:
     def run(self, workloads: Sequence[str], deadline: float) -> bool:
         """Train what is missing; return whether nothing is left."""
         busy: dict[Future[Row], Key] = {}
-        with ProcessPoolExecutor(self.processes, mp_context=get_context("fork")) as pool:
-            while True:
-                self._set_targets(workloads)
-                tasks = missing(self.rows, workloads, self.size, set(busy.values()))
-                while len(busy) < self.processes and time.monotonic() < deadline:
-                    if (task := next(tasks, None)) is None:
-                        break
-                    busy[pool.submit(train, task)] = key_of(task.about)
-                if not busy:
-                    break
-                for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                    self._add(future.result())
-                    del busy[future]
+        fork = get_context("fork")
+        with ProcessPoolExecutor(self.processes, fork, initializer=_leave_signals) as pool:
+            try:
+                self._run(pool, busy, workloads, deadline)
+            except BaseException:  # an interruption, or an error of one training
+                for future in as_completed(busy):
+                    if future.exception() is None:
+                        self._add(future.result())
+                raise
         return next(missing(self.rows, workloads, self.size, set()), None) is None
+
+    def _run(
+        self,
+        pool: ProcessPoolExecutor,
+        busy: dict[Future[Row], Key],
+        workloads: Sequence[str],
+        deadline: float,
+    ) -> None:
+        while True:
+            self._set_targets(workloads)
+            tasks = missing(self.rows, workloads, self.size, set(busy.values()))
+            while len(busy) < self.processes and time.monotonic() < deadline:
+                if (task := next(tasks, None)) is None:
+                    break
+                busy[pool.submit(train, task)] = key_of(task.about)
+            if not busy:
+                break
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                row = future.result()
+                del busy[future]
+                self._add(row)
 
     def _set_targets(self, workloads: Sequence[str]) -> None:
         known = {row["workload"] for row in self.rows if row["kind"] == "target"}
@@ -87,7 +111,26 @@ class Suite:
         named = f"{row['workload']}, {row['kind']}, {row['submission']}"
         print(f"{named}, study {row['study']}, trial {row['trial']}: {ended}", flush=True)
         if self.saved:
-            write_results("suite", self.rows, clock_devices=CLOCK, variants=VARIANTS, quiet=True)
+            write_results(NAME, self.rows, packages=PACKAGES, protocol=protocol(), quiet=True)
+
+
+def _leave_signals() -> None:
+    """An interruption is for the first process alone, which waits for what is under way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def check_saved() -> None:
+    """End unless the saved rows are of this protocol, with these versions."""
+    if not (before := saved(NAME)):
+        return
+    now = {"protocol": protocol(), "versions": versions(PACKAGES)}
+    for what, value in now.items():
+        if json.dumps(value, sort_keys=True) != json.dumps(before.get(what), sort_keys=True):
+            sys.exit(
+                f"results/{NAME}.json has results with another `{what}`, which cannot be compared"
+                " with new ones. Move the file away to begin anew."
+            )
 
 
 def main() -> int:
@@ -102,11 +145,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes, too
     rows: list[Row] = [] if given.smoke else saved_rows("suite")
     size = SMOKE if given.smoke else Size()
+    if not (given.smoke or given.report):
+        check_saved()
     workloads = ["regression", "regression_init"] if given.smoke else given.only or list(PROBLEMS)
     suite = Suite(rows, size, saved=not given.smoke, processes=given.processes)
-    with threadpool_limits(1):
-        done = True if given.report else suite.run(workloads, deadline)
-    report(rows, size)
+    try:
+        with threadpool_limits(1):
+            done = True if given.report else suite.run(workloads, deadline)
+    except KeyboardInterrupt:
+        print("\nStopped. Call again to go on.")
+        return 130
+    found = report(rows, size)
+    if not given.smoke:
+        write_results(f"{NAME}_scores", found, packages=PACKAGES)
     if not done:
         print("\nNot all is trained: call again to go on.")
     return 0

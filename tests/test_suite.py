@@ -13,8 +13,18 @@ import torch
 from scipy.stats import ttest_1samp
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from _suite_scores import mean_factor, overall, scored, times_of, verdicts
-from _suite_submissions import EXTERNAL, Size, key_of, missing, target_of
+import _results
+import suite
+from _suite_scores import (
+    mean_factor,
+    mean_speed_up,
+    scored,
+    scores_of_studies,
+    times_of,
+    trial_by_trial,
+    verdicts,
+)
+from _suite_submissions import CARBS, EXTERNAL, EXTERNALS, Key, Size, key_of, missing, target_of
 from _suite_trials import Method, Task, step_seconds, train
 from _suite_workloads import PROBLEMS, VARIANTS
 
@@ -74,6 +84,96 @@ def test_an_interrupted_suite_goes_on_as_if_it_had_not_been() -> None:
     assert parts == whole
 
 
+TINY = Size(
+    externals=("sgd", "momentum, large"),
+    selves=("sgd, untuned",),
+    studies=1,
+    trials=2,
+    long=2,
+    target_trials=1,
+    reruns=1,
+    budget=0.05,
+)
+
+
+def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_results, "FOLDER", tmp_path)
+    whole = suite.Suite([], TINY, saved=False, processes=1)
+    assert whole.run(["regression"], math.inf)
+    added = suite.Suite._add
+
+    def interrupted(self: suite.Suite, row: dict[str, Any]) -> None:
+        added(self, row)
+        if len(self.rows) == 3:
+            raise KeyboardInterrupt
+
+    begun: list[Key] = []
+    with monkeypatch.context() as once:
+        once.setattr(suite.Suite, "_add", interrupted)
+        once.setattr(suite, "key_of", lambda row: begun.append(key_of(row)) or begun[-1])
+        with pytest.raises(KeyboardInterrupt):
+            suite.Suite([], TINY, saved=True, processes=2).run(["regression"], math.inf)
+    kept = _results.saved_rows("suite")
+    later = suite.Suite(_results.saved_rows("suite"), TINY, saved=True, processes=2)
+    assert later.run(["regression"], math.inf)
+
+    assert {key_of(row) for row in kept} == set(begun)  # none of them is lost
+    assert len(kept) == len(begun) < len(whole.rows)
+    found = {key_of(row): row["best"] if "best" in row else row["goal"] for row in later.rows}
+    assert len(found) == len(later.rows) == len(whole.rows) == 3 * 2 + 1 + 1 + 2 * 2
+    assert found == {key_of(r): r["best"] if "best" in r else r["goal"] for r in whole.rows}
+    assert len(_results.saved_rows("suite")) == len(later.rows)
+
+
+def test_results_of_another_protocol_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_results, "FOLDER", tmp_path)
+    suite.check_saved()  # nothing is saved
+    suite.Suite([], TINY, saved=True, processes=1)._add(
+        {"kind": "target", "workload": "digits", "submission": "", "goal": 0.1, "of_each": {}}
+        | {"study": 0, "trial": 0}
+    )
+    suite.check_saved()
+
+    changed = suite.protocol() | {"budgets": {"digits": 3.0}}
+    monkeypatch.setattr(suite, "protocol", lambda: changed)
+    with pytest.raises(SystemExit, match="`protocol`"):
+        suite.check_saved()
+
+
+def test_no_two_workloads_share_points_or_seeds() -> None:
+    size = Size(externals=("sgd",), selves=(), studies=3, trials=5, long=5)
+    rows = [
+        {"kind": "target", "workload": w, "submission": "", "study": 0, "trial": 0, "goal": 1.0}
+        for w in PROBLEMS
+    ]
+
+    tasks = list(missing(rows, list(PROBLEMS), size, set()))
+
+    assert len(tasks) == 16 * 15
+    assert len({task.seed for task in tasks}) == len(tasks)
+    assert len({task.settings["learning_rate"] for task in tasks}) == len(tasks)
+
+
+def test_carbs_is_tried_on_workloads_that_are_no_variants() -> None:
+    size = Size(externals=("sgd", CARBS), selves=(), studies=1, trials=2, long=3)
+    target = {"kind": "target", "submission": "", "study": 0, "trial": 0, "goal": 1.0}
+    rows = [target | {"workload": w} for w in ("mnist", "mnist_width")]
+
+    tasks = missing(rows, ["mnist", "mnist_width"], size, set())
+
+    found = [(task.workload, task.about["submission"]) for task in tasks]
+    # Three trials of SGD, and the first of CARBS, which waits for it.
+    assert found == [("mnist", "sgd")] * 3 + [("mnist", CARBS)] + [("mnist_width", "sgd")] * 2
+
+
+def test_submissions_are_compared_with_one_that_exists() -> None:
+    assert all(each.control in {"", *EXTERNALS} for each in EXTERNALS.values())
+
+
 def test_trainings_under_way_are_not_begun_again() -> None:
     first, second = (
         t for _, t in zip(range(2), missing([], ["digits"], SMALL, set()), strict=False)
@@ -110,6 +210,38 @@ def test_the_clock_is_the_law_of_step_times_with_what_it_assumes() -> None:
     assert timed == pytest.approx(
         [0.016 * 5, 0.016 * 1.5 + 0.008 * 1.375, 0.016 * 9 + 0.008 * 1.375], rel=1e-5
     )
+
+
+def test_measuring_is_charged_as_the_meter_counts_it() -> None:
+    """Each of the first steps is measured, for 1/8 of its computing: 16 ms, 1 ms an example."""
+    settings = {"learning_rate": 0.01, "batch_size": 128}
+    plain = step_seconds(128, 8)
+    charged = 0.125 * 0.016 * (1 + 16 / 32 * 1)
+    budget = 4.5 * (plain + charged)
+
+    row = train(Task("regression", Method("sgd", "tradeoff"), settings, 0, 0.0, budget))
+
+    last = row["last"][-1]
+    assert (last["step"], last["examples"]) == (4, 4 * 128)
+    assert last["seconds"]["8"] == pytest.approx(4 * (plain + charged), rel=1e-3)
+
+
+def test_a_schedule_that_never_moves_trains_as_a_fixed_batch_size() -> None:
+    """Until the first decision it does not move; 8 micro-batches have the gradient of the batch."""
+    settings = {"learning_rate": 0.3, "batch_size": 64}
+
+    fixed, scheduled = (
+        train(Task("digits", Method("sgd", policy), settings, 3, 0.0, 0.35))
+        for policy in ("", "ratio")
+    )
+
+    steps = [row["last"][-1]["step"] for row in (fixed, scheduled)]
+    assert steps[0] > steps[1]
+    again = train(
+        Task("digits", Method("sgd"), settings, 3, 0.0, 1.0001 * steps[1] * step_seconds(64, 8))
+    )
+    assert again["last"][-1]["step"] == steps[1]
+    assert scheduled["last"][-1]["loss"] == pytest.approx(again["last"][-1]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["regression", "regression_init", "regression_labels"])
@@ -199,18 +331,54 @@ def test_a_time_is_the_median_over_studies_of_the_fastest_trial() -> None:
     assert scored(times) == pytest.approx({"a": 1.0, "b": 2 / 3})
 
 
-def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
-    ours, theirs = {"digits": 2.0, "mnist": 3.0}, {"digits": 4.0, "mnist": 6.0}
+def test_the_score_of_a_study_is_of_its_trials_alone() -> None:
+    rows = rows_of("a", "digits", [[2.0], [4.0], [9.0]]) + rows_of("b", "digits", [[4.0]] * 3)
 
-    assert overall(ours, theirs) == pytest.approx((2.0, 2.0, 2.0))
+    of_studies = scores_of_studies(rows, EXTERNAL)
+
+    assert of_studies["a"] == pytest.approx([1.0, 1.0, (4 - 9 / 4) / 3])
+    assert of_studies["b"] == pytest.approx([2 / 3, 1.0, 1.0])
+
+
+def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
+    found = mean_speed_up([("digits", 2.0, 4.0), ("mnist", 3.0, 6.0)])
+
+    assert found == pytest.approx((2.0, 2.0, 2.0, 2))
+    assert found.verdict == "helped"
 
 
 def test_variants_of_a_workload_have_one_share_in_the_mean() -> None:
     """Speed-ups of 2 and 8 on one workload, of 4 on the other: 4 on both."""
-    ours = {"digits": 2.0, "digits_width": 2.0, "mnist": 1.0}
-    theirs = {"digits": 4.0, "digits_width": 16.0, "mnist": 4.0}
+    found = mean_speed_up([("digits", 2.0, 4.0), ("digits_width", 2.0, 16.0), ("mnist", 1.0, 4.0)])
 
-    assert overall(ours, theirs)[0] == pytest.approx(4.0)
+    assert found.mean == pytest.approx(4.0)
+    assert found.workloads == 3
+
+
+def test_a_workload_that_both_missed_tells_nothing() -> None:
+    """Where one missed the goal its time is the budget and a second."""
+    both = ("digits", math.inf, math.inf)
+    one = [("mnist", 2.0, math.inf), ("regression", math.inf, 2.0)]
+
+    assert mean_speed_up([both]).workloads == 0
+    assert str(mean_speed_up([both])) == "?"
+    mnist, regression = (PROBLEMS[name].budget + 1 for name, *_ in one)
+    expected = math.sqrt(mnist / 2 * 2 / regression)
+    assert mean_speed_up([both, *one])[::3] == pytest.approx((expected, 2))
+
+
+def test_trials_with_the_same_settings_are_compared_by_batch_size() -> None:
+    fixed = rows_of("sgd", "digits", [[4.0, math.inf], [2.0, math.inf]])
+    moved = rows_of("x", "digits", [[2.0, 5.0], [math.inf, math.inf]])
+    for row in fixed + moved:
+        row["settings"] |= {"batch_size": 16 if row["trial"] == 0 else 32}
+
+    found = trial_by_trial(fixed + moved, "x", "sgd")
+
+    late = PROBLEMS["digits"].budget + 1
+    assert found.by_size[16].mean == pytest.approx(math.sqrt(4.0 / 2.0 * 2.0 / late))
+    assert found.by_size[32].mean == pytest.approx(late / 5.0)
+    assert (found.won, found.lost) == (1, 1)
 
 
 @pytest.mark.parametrize(

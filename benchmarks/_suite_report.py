@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/suite.md, and the scores to save."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from _suite_scores import (
+    GROUPS,
+    Group,
+    SpeedUp,
+    clock_of,
+    goals_of,
+    mean_speed_up,
+    scored,
+    scores_of_studies,
+    times_of,
+    trained_on,
+    trial_by_trial,
+    trials_of,
+    verdicts,
+)
+from _suite_submissions import CARBS, SPACES, TUNERS, Size
+from _suite_trials import DEVICES, Row
+from _suite_workloads import PROBLEMS
+
+from noisescale import performance_profile
+
+RATIOS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+"""At which the performance profile is saved."""
+
+
+def report(rows: Sequence[Row], size: Size) -> list[Row]:
+    """Print the tables, and return a row for each submission."""
+    _print_targets(rows)
+    found: list[Row] = []
+    for group in GROUPS:
+        names = [n for n in group.submissions if n in size.externals + size.selves and n != CARBS]
+        workloads = trained_on(rows, names, size)
+        print(f"\n## {group.title}: {len(workloads)} of {len(PROBLEMS)} workloads are trained")
+        if workloads:
+            trials = trials_of(rows, names, workloads, size)
+            found += _of_group(trials, group, names, goals_of(rows))
+            _print_by_batch_size(trials, group, names)
+    found += _tuners(rows, size)
+    return found
+
+
+def _of_group(
+    trials: Sequence[Row], group: Group, names: Sequence[str], goals: Mapping[str, float]
+) -> list[Row]:
+    """Print speed-ups, scores and times."""
+    times = times_of(trials, group.ruleset)
+    found = _scores(trials, group, names)
+    lines = []
+    for row in found:
+        name = row["submission"]
+        if (control := group.submissions[name].control) not in names:
+            continue
+        pair = [r for r in trials if r["submission"] in (name, control)]
+        (counts,) = verdicts(pair, {w: goals[w] for w in times[name]}, control)
+        ours, theirs = times[name], times[control]
+        mean = mean_speed_up(((w, ours[w], theirs[w]) for w in ours), group.ruleset.budget)
+        row |= {"over": control, "speed_up": _saved(mean)}
+        lines.append(
+            [name, control, mean, mean.verdict, counts, f"{mean.workloads} of {len(ours)}"]
+        )
+    lines.sort(key=lambda line: names.index(line[0]))
+    headings = "submission | over | speed-up (95 %) | verdict | faster / slower / open | workloads"
+    _print_table(headings, lines)
+    headings = "submission | score | single studies | 1 device | 64 devices | steps | within 1.25"
+    _print_table(
+        f"{headings} | within 2 | trials at the goal",
+        [
+            [
+                row["submission"],
+                f"{row['score']:.2f}",
+                f"{min(row['of_studies']):.2f} to {max(row['of_studies']):.2f}",
+                *(f"{row['by_other_clocks'][clock]:.2f}" for clock in ("1", "64", "steps")),
+                *(f"{row['profile'][ratio]:.0%}" for ratio in ("1.25", "2.0")),
+                f"{row['at_the_goal']} of {row['trials']}",
+            ]
+            for row in sorted(found, key=lambda row: -row["score"])
+        ],
+    )
+    workloads = list(times[names[0]])
+    cells = {
+        name: [f"{t:.2f}" if math.isfinite(t := times[name][w]) else "-" for w in workloads]
+        for name in names
+    }
+    _print_table(f"submission | {' | '.join(workloads)}", [[n, *cells[n]] for n in names])
+    return found
+
+
+def _scores(trials: Sequence[Row], group: Group, names: Sequence[str]) -> list[Row]:
+    times = times_of(trials, group.ruleset)
+    clocks = [*map(str, DEVICES), "steps"]
+    by_clock = {clock: scored(times_of(trials, group.ruleset, clock)) for clock in clocks}
+    scores, of_studies = scored(times), scores_of_studies(trials, group.ruleset)
+    profile = performance_profile(times)
+    shares = {str(ratio): profile.at(ratio) for ratio in RATIOS}
+    of = {name: [row for row in trials if row["submission"] == name] for name in names}
+    return [
+        {
+            "ruleset": group.title,
+            "submission": name,
+            "score": round(scores[name], 4),
+            "of_studies": [round(score, 4) for score in of_studies[name]],
+            "by_other_clocks": {clock: round(by_clock[clock][name], 4) for clock in clocks},
+            "profile": {ratio: round(share[name], 4) for ratio, share in shares.items()},
+            "at_the_goal": sum(row["ended"] == "goal" for row in of[name]),
+            "trials": len(of[name]),
+            "seconds": {w: t if math.isfinite(t) else None for w, t in times[name].items()},
+        }
+        for name in names
+    ]
+
+
+def _print_by_batch_size(trials: Sequence[Row], group: Group, names: Sequence[str]) -> None:
+    """Adaptive against fixed batch sizes, with the same settings otherwise."""
+    scheduled = [n for n in names if group.submissions[n].method.policy]
+    if not scheduled or not group.submissions[scheduled[0]].space:
+        return
+    found = {n: trial_by_trial(trials, n, group.submissions[n].control) for n in scheduled}
+    sizes = sorted({size for each in found.values() for size in each.by_size})
+    _print_table(
+        f"policy | {' | '.join(map(str, sizes))} | goals won, lost",
+        [
+            [
+                name,
+                *(
+                    f"{s.mean:.2f}" if (s := each.by_size.get(size)) and s.workloads else ""
+                    for size in sizes
+                ),
+                f"{each.won}, {each.lost}",
+            ]
+            for name, each in found.items()
+        ],
+    )
+
+
+def _print_targets(rows: Sequence[Row]) -> None:
+    _print_table(
+        f"workload | target | {' | '.join(SPACES)}",
+        [
+            [row["workload"], f"{row['goal']:.4g}"]
+            + [f"{row['of_each'][name]:.4g}" for name in SPACES]
+            for row in rows
+            if row["kind"] == "target"
+        ],
+    )
+
+
+def _tuners(rows: Sequence[Row], size: Size) -> list[Row]:
+    """Print CARBS against quasi-random search: the best time after so many trials."""
+    of: dict[str, dict[tuple[str, int], list[Row]]] = {n: defaultdict(list) for n in TUNERS}
+    for row in rows:
+        if row["kind"] == "trial" and row["submission"] in of:
+            of[row["submission"]][row["workload"], row["study"]].append(row)
+    whole = [key for key in of[CARBS] if all(len(of[n][key]) >= size.long for n in TUNERS)]
+    if not whole:
+        return []
+    theirs, ours = ({k: of[n][k] for k in whole} for n in TUNERS)
+    print(f"\n## CARBS over quasi-random search, {len(whole)} studies")
+    lines, found = [], []
+    for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
+        best = [{k: _best(each[k][:count]) for k in whole} for each in (ours, theirs)]
+        mean = mean_speed_up((k[0], best[0][k], best[1][k]) for k in whole)
+        reached = [sum(map(math.isfinite, each.values())) for each in best]
+        at_goal = [
+            sum(r["ended"] == "goal" for r in _first(each, count)) for each in (ours, theirs)
+        ]
+        lines.append([count, mean, *reached, *at_goal])
+        found.append({"submission": CARBS, "after": count, "speed_up": _saved(mean)})
+    headings = "trials | speed-up (95 %) | studies at the goal: CARBS | quasi-random"
+    _print_table(f"{headings} | trials at the goal: CARBS | quasi-random", lines)
+    return found
+
+
+def _saved(mean: SpeedUp) -> Row:
+    return {k: round(v, 4) if math.isfinite(v) else None for k, v in mean._asdict().items()}
+
+
+def _best(trials: Sequence[Row]) -> float:
+    return min(map(clock_of, trials))
+
+
+def _first(of: Mapping[tuple[str, int], Sequence[Row]], count: int) -> list[Row]:
+    return [row for trials in of.values() for row in trials[:count]]
+
+
+def _print_table(headings: str, lines: Iterable[Sequence[object]]) -> None:
+    print(f"\n| {headings} |\n|{'---|' * (headings.count('|') + 1)}")
+    for line in lines:
+        print(f"| {' | '.join(map(str, line))} |")
