@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from _suite_scores import (
     GROUPS,
     Group,
     SpeedUp,
     clock_of,
+    compared,
     goals_of,
     mean_speed_up,
     scored,
@@ -46,6 +48,17 @@ def report(rows: Sequence[Row], size: Size) -> list[Row]:
             _print_by_batch_size(trials, group, names)
     found += _tuners(rows, size)
     return found
+
+
+def write_page(rows: Sequence[Row], size: Size, path: Path) -> None:
+    """Write the report of `noisescale compare` on external tuning."""
+    from noisescale.report.comparison_html import write_comparison
+
+    names = [name for name in size.externals if name != CARBS]
+    workloads = trained_on(rows, names, size)
+    goals = {w: goal for w, goal in goals_of(rows).items() if w in workloads}
+    write_comparison(compared(trials_of(rows, names, workloads, size), goals, "sgd"), path)
+    print(f"\nReport: {path}")
 
 
 def _of_group(

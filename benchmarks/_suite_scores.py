@@ -26,7 +26,7 @@ from scipy.special import stdtrit
 
 from noisescale import algoperf_score
 from noisescale.history.metrics import Goal
-from noisescale.time_to_result import Measurements, Trial, compare
+from noisescale.time_to_result import Comparison, Measurements, Trial, compare
 from noisescale.time_to_result.algoperf import Ruleset, TrialTime, times_to_result
 from noisescale.time_to_result.profiles import speed_up
 
@@ -210,6 +210,7 @@ def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str) -> Rescued:
 
 
 def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:
+    """Without `batch_size`, as these are no sweeps: it is one of the settings."""
     return [
         Trial(
             name="/".join(str(row[k]) for k in ("workload", "submission", "study", "trial")),
@@ -222,7 +223,6 @@ def as_trials(rows: Sequence[Row], goals: Mapping[str, float]) -> list[Trial]:
             submission=row["submission"],
             workload=row["workload"],
             study=str(row["study"]),
-            batch_size=row["settings"]["batch_size"],
             learning_rate=row["settings"]["learning_rate"],
             hyperparameters=row["settings"],
         )
@@ -235,21 +235,32 @@ def goals_of(rows: Sequence[Row]) -> dict[str, float]:
     return {row["workload"]: row["goal"] for row in rows if row["kind"] == "target"}
 
 
+def compared(rows: Sequence[Row], goals: Mapping[str, float], reference: str) -> Comparison:
+    """What a user of `compare` gets from these trials."""
+    wanted = {name: Goal("loss", goal, "<") for name, goal in goals.items()}
+    return compare(
+        as_trials(rows, goals),
+        wanted,
+        clock="seconds",
+        reference=reference,
+        variants=counting_variants(goals),
+    )
+
+
 def verdicts(rows: Sequence[Row], goals: Mapping[str, float], control: str) -> list[str]:
     """On how many workloads each submission was faster, slower, or neither for sure.
 
     Where some studies reached the goal and others did not, nothing is sure: a study that found no
     setting that gets there is no slow one, as `compare` takes it for.
     """
-    wanted = {name: Goal("loss", goal, "<") for name, goal in goals.items()}
-    compared = compare(as_trials(rows, goals), wanted, clock="seconds", reference=control)
+    found_by = compared(rows, goals, control)
     mixed = {
         (each.submission, each.workload)
-        for each in compared.standings
+        for each in found_by.standings
         if len({outcome.reached is None for outcome in each.counting}) > 1
     }
     found: dict[str, list[str]] = defaultdict(list)
-    for standing in compared.standings:
+    for standing in found_by.standings:
         if standing.submission == control:
             continue
         s, pair = standing.speed_up, {standing.submission, control}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small AlgoPerf of batch sizes: which methods get to a result sooner, and how sure that is.
 
-    python benchmarks/suite.py [--budget MINUTES] [--only digits ...] [--report] [--smoke]
+    python benchmarks/suite.py [--budget MINUTES] [--only digits ...] [--report]
 
 Four workloads and three variants of each (_suite_workloads.py). First each gets its target: three
 algorithms have 8 quasi-random trials each, for 1/4 of the workload's budget; the best of each is
@@ -26,9 +26,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from multiprocessing import get_context
+from pathlib import Path
 
 from _results import saved, saved_rows, versions, write_results
-from _suite_report import report
+from _suite_report import report, write_page
 from _suite_submissions import (
     Key,
     Size,
@@ -139,6 +140,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(PROBLEMS), metavar="WORKLOAD")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="print what is saved, run none")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page of the comparison")
     parser.add_argument("--smoke", action="store_true", help="a little of each, unsaved")
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.budget
@@ -156,6 +158,8 @@ def main() -> int:
         print("\nStopped. Call again to go on.")
         return 130
     found = report(rows, size)
+    if given.html:
+        write_page(rows, size, given.html)
     if not given.smoke:
         write_results(f"{NAME}_scores", found, packages=PACKAGES)
     if not done:

@@ -16,14 +16,29 @@ from noisescale.time_to_result.swept import Swept
 _MOST_NAMED = 3
 """Submissions after the first that have an answer."""
 
+_MOST_SWEPT = 6
+"""Sweeps over batch sizes that have an answer."""
+
 
 def headline_of(c: Comparison) -> list[tuple[str, str]]:
     """Return the answers: who was first, by how much, and what the batch sizes show."""
     return [
         *(line for workload in c.workloads for line in _first(c, workload)),
         *_scores(c),
-        *(line for each in c.sweeps for line in sweep_answers(each)),
+        *_sweeps(c),
     ]
+
+
+def _sweeps(c: Comparison) -> Iterator[tuple[str, str]]:
+    """What batch sizes show; of many sweeps the first ones that show something."""
+    if len(c.sweeps) <= _MOST_SWEPT:
+        yield from (line for each in c.sweeps for line in sweep_answers(each))
+        return
+    showing = [each for each in c.sweeps if each.regimes is not None]
+    for each in showing[:_MOST_SWEPT]:
+        yield from sweep_answers(each)
+    if left := len(c.sweeps) - len(showing[:_MOST_SWEPT]):
+        yield "Batch sizes", f"{plural(left, 'further sweep')}: see the tables"
 
 
 def _first(c: Comparison, workload: str) -> Iterator[tuple[str, str]]:

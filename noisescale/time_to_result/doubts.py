@@ -24,6 +24,12 @@ UNLIKE = 1.5
 GAP = 3
 """A log may be the rest of another run if it begins this many of its usual gaps after step 0."""
 
+NAMED = 3
+"""Submissions that a sentence names at the most."""
+
+SWEEPS = 6
+"""Sweeps over batch sizes whose doubts are told."""
+
 _CLOCK_DOUBTS = {
     "steps": " are calls of wandb.log. They are optimizer steps only if each step was logged once."
     " Export trainer/global_step, or compare by time.",
@@ -59,9 +65,35 @@ def doubts_of(
             f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
             " reached it is not known. Choose a goal that is farther away, or measure more often."
         )
-    for each in sweeps:
+    yield from _drawn(outcomes, sweeps)
+    yield from _of_sweeps([each for each in sweeps if each.warnings])
+
+
+def _of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
+    for each in sweeps[:SWEEPS]:
         whose = " on ".join(filter(None, (each.submission, each.workload)))
         yield from (f"{whose}: {text}" if whose else text for text in each.warnings)
+    if len(sweeps) > SWEEPS:
+        yield f"{len(sweeps) - SWEEPS} further sweeps over batch sizes have doubts of their own."
+
+
+def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str]:
+    """Say where batch sizes are no sweep, as they were drawn along with other settings."""
+    of: dict[tuple[str, str], set[float]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.trial.batch_size > 0:
+            of[outcome.trial.submission, outcome.trial.workload].add(outcome.trial.batch_size)
+    known = {(each.submission, each.workload) for each in sweeps}
+    drawn = [of_both for of_both, sizes in of.items() if len(sizes) > 1 and of_both not in known]
+    if drawn:
+        names = dict.fromkeys(submission for submission, _ in drawn if submission)
+        others = " and others" if len(names) > NAMED else ""
+        whose = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
+        yield (
+            f"The batch sizes{whose} were drawn along with learning rates. Such a search says"
+            " nothing of the critical batch size: search the learning rate at each batch size"
+            " (`noisescale sweep`)."
+        )
 
 
 def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:

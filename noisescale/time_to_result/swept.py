@@ -12,6 +12,12 @@ from noisescale.bounded import UNKNOWN, Bounded
 from noisescale.time_to_result.outcomes import Outcome, best_setting, middle
 from noisescale.time_to_result.regimes import Regimes, find_regimes
 
+DRAWN = 4
+"""Batch sizes were drawn along with learning rates if a smaller batch has this many times the rate.
+
+No rule, and no search at each batch size, has the learning rate fall so far as the batch grows.
+"""
+
 
 class SweptBatch(NamedTuple):
     """What was found at one batch size."""
@@ -29,11 +35,16 @@ class SweptBatch(NamedTuple):
     diverged: int
     edge: str
     """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
+    drawn: bool = False
+    """Whether its only learning rate was drawn along with the batch size, see `DRAWN`."""
 
     @property
     def counts(self) -> bool:
-        """Whether the goal was reached after step 0, by a learning rate that is not at the edge."""
-        return bool(self.steps) and not self.edge
+        """Whether the goal was reached after step 0, by a learning rate that was searched.
+
+        That is one between others, or the only one, by a rule or from a search elsewhere.
+        """
+        return bool(self.steps) and not self.edge and not self.drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +71,8 @@ def swept(
     """Return what several batch sizes did; None if fewer than two are known.
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
-    for the law, as Shallue et al. ask: a better one may lie beyond.
+    for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one whose only
+    learning rate was drawn along with it. A search that drew both is no sweep.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
@@ -73,12 +85,29 @@ def swept(
         _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
         for size in sizes
     )
+    drawn = _were_drawn(batches)
+    if drawn:
+        batches = tuple(b._replace(drawn=len(b.learning_rates) == 1) for b in batches)
     counting = [batch for batch in batches if batch.counts]
+    if drawn and len(counting) < 2:
+        return None
     points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
     regimes = None
     if len(counting) > 1:
         regimes = find_regimes(*zip(*points, strict=True), confidence=confidence)
     return Swept(submission, workload, batches, regimes, _warnings(batches, regimes))
+
+
+def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
+    """Whether the learning rates of batch sizes that have a single one follow no rule."""
+    highest = 0.0
+    for batch in batches:
+        if len(batch.learning_rates) == 1:
+            (rate,) = batch.learning_rates
+            if highest >= DRAWN * rate:
+                return True
+            highest = max(highest, rate)
+    return False
 
 
 def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
@@ -111,7 +140,12 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
             f"At batch size {named} the best learning rate is at the edge of those that were"
             " tried, so the law leaves it out. Search beyond the edge."
         )
-    single = [batch for batch in batches if len(batch.learning_rates) < 2 and batch.steps]
+    if drawn := sum(batch.drawn for batch in batches):
+        found.append(
+            f"At {drawn} of {len(batches)} batch sizes a single learning rate was tried, drawn"
+            " along with the batch size, so the law leaves them out. Search it at each batch size."
+        )
+    single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.drawn]
     if single and regimes is not None:
         found.append(
             f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."

@@ -147,6 +147,23 @@ def test_several_workloads_have_scores_and_shares() -> None:
     assert comparison_tables(c)[0].title == "When loss <= 0.1 was reached: x"
 
 
+def test_of_many_sweeps_the_first_six_have_answers() -> None:
+    trials = [
+        trial(steps, submission=submission, batch_size=size, learning_rate=0.1)
+        for submission in "abcdefgh"
+        for size, steps in ((8.0, 100), (16.0, 60), (32.0, 40))
+    ]
+    c = compare(trials, GOAL)
+
+    names = [name for name, _ in headline_of(c)]
+
+    assert [n for n in names[names.index("a") :] if not n.startswith(" ")] == [
+        *"abcdef",
+        "Batch sizes",
+    ]
+    assert headline_of(c)[-1] == ("Batch sizes", "2 further sweeps: see the tables")
+
+
 def test_a_sweep_has_its_batch_sizes_regimes_and_learning_rates() -> None:
     c = compare(sweep(LAW, submission="sgd"), GOAL)
 

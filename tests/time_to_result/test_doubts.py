@@ -119,3 +119,32 @@ def test_a_log_that_begins_late_may_be_the_rest_of_another() -> None:
         in warnings_of(whole, resumed)
     )
     assert "first measured" not in warnings_of(whole)
+
+
+def test_batch_sizes_that_were_drawn_are_named_once() -> None:
+    drawn = [
+        trial(100, batch_size=size, learning_rate=rate, submission=submission)
+        for submission in "abcd"
+        for size, rate in ((8.0, 1.0), (64.0, 0.1), (512.0, 0.5))
+    ]
+
+    said = warnings_of(*drawn)
+
+    assert said.count("were drawn along with learning rates") == 1
+    assert "The batch sizes of a, b, c and others were drawn" in said
+    assert "drawn" not in warnings_of(
+        *(trial(100, batch_size=size, learning_rate=0.1) for size in (8.0, 64.0))
+    )
+
+
+def test_of_many_sweeps_six_are_doubted_aloud() -> None:
+    sweeps = [
+        trial(steps, batch_size=size, learning_rate=0.1, submission=submission)
+        for submission in "abcdefgh"
+        for size, steps in ((8.0, 100), (16.0, math.inf))
+    ]
+
+    said = warnings_of(*sweeps)
+
+    assert said.count("No run reached the goal at batch size 16.") == 6
+    assert "2 further sweeps over batch sizes have doubts of their own." in said

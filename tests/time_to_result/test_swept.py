@@ -189,3 +189,48 @@ def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
 
     assert found is not None
     assert found.batches[1].steps == steps
+
+
+RULES = {
+    "constant": lambda size: 0.1,
+    "square root": lambda size: 0.01 * size**0.5,
+    "searched elsewhere, with chance": lambda size: 0.1 if size != 64 else 0.03,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str) -> None:
+    trials = [trial(s, batch_size=b, learning_rate=RULES[rule](b)) for b, s in LAW.items()]
+
+    found = swept("sgd", "", outcomes(trials))
+
+    assert found is not None
+    assert all(batch.counts for batch in found.batches)
+
+
+def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() -> None:
+    """Of a random search over both, nothing is known of the best learning rate at a batch size."""
+    rates = [0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0]
+    drawn = [
+        trial(steps, batch_size=size, learning_rate=rate)
+        for (size, steps), rate in zip(LAW.items(), rates, strict=True)
+    ]
+
+    assert swept("sgd", "", outcomes(drawn)) is None
+
+
+def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
+    drawn = [
+        trial(50, batch_size=1024.0, learning_rate=0.4),
+        trial(40, batch_size=2048.0, learning_rate=0.1),
+    ]
+
+    found = swept("sgd", "", outcomes([*sweep(LAW), *drawn]))
+    without = swept("sgd", "", outcomes(sweep(LAW)))
+
+    assert found is not None
+    assert without is not None
+    assert [batch.counts for batch in found.batches] == [*7 * [True], False, False]
+    assert found.regimes == without.regimes
+    (told,) = found.warnings
+    assert told.startswith("At 2 of 9 batch sizes a single learning rate was tried, drawn along")
