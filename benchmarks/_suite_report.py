@@ -181,13 +181,17 @@ def _tuners(rows: Sequence[Row], size: Size) -> list[Row]:
     for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
         best = [{k: _best(each[k][:count]) for k in whole} for each in (ours, theirs)]
         mean = mean_speed_up((k[0], best[0][k], best[1][k]) for k in whole)
+        once = {k: _best(_without_repeats(ours[k][:count])) for k in whole}
+        fair = mean_speed_up((k[0], once[k], best[1][k]) for k in whole)
         reached = [sum(map(math.isfinite, each.values())) for each in best]
         at_goal = [
             sum(r["ended"] == "goal" for r in _first(each, count)) for each in (ours, theirs)
         ]
-        lines.append([count, mean, *reached, *at_goal])
-        found.append({"submission": CARBS, "after": count, "speed_up": _saved(mean)})
-    headings = "trials | speed-up (95 %) | studies at the goal: CARBS | quasi-random"
+        lines.append([count, mean, fair, *reached, *at_goal])
+        speed_ups = {"speed_up": _saved(mean), "without_repeats": _saved(fair)}
+        found.append({"submission": CARBS, "after": count} | speed_ups)
+    headings = "trials | speed-up (95 %) | without repeats | studies at the goal: CARBS"
+    headings += " | quasi-random"
     _print_table(f"{headings} | trials at the goal: CARBS | quasi-random", lines)
     return found
 
@@ -198,6 +202,14 @@ def _saved(mean: SpeedUp) -> Row:
 
 def _best(trials: Sequence[Row]) -> float:
     return min(map(clock_of, trials))
+
+
+def _without_repeats(trials: Sequence[Row]) -> list[Row]:
+    """CARBS tries some of its points again, with another seed, which may be a lucky one."""
+    first: dict[str, Row] = {}
+    for row in trials:
+        first.setdefault(str(row["asked"]), row)
+    return list(first.values())
 
 
 def _first(of: Mapping[tuple[str, int], Sequence[Row]], count: int) -> list[Row]:

@@ -91,11 +91,11 @@ def _self() -> Iterator[Submission]:
         control = "" if name == "sgd" else "sgd, untuned"
         yield Submission(f"{name}, untuned", Method(name), control, settings=chosen)
     for name in ("sgd", "adamw"):
-        method = Method(name, "tradeoff")
-        untuned = f"{name}, untuned"
-        yield Submission(
-            f"{name}, tradeoff, untuned", method, untuned, settings=dict(settings[name])
-        )
+        for least, said in ((0, "tradeoff"), (128, "tradeoff from 128 up")):
+            method = Method(name, "tradeoff", least)
+            yield Submission(
+                f"{name}, {said}, untuned", method, f"{name}, untuned", settings=settings[name]
+            )
 
 
 EXTERNALS = {each.name: each for each in _external()}

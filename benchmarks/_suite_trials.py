@@ -56,6 +56,8 @@ class Method:
     """"sgd", "momentum" or "adamw"."""
     policy: str = ""
     """Of BatchSizeController; "": the batch size is fixed."""
+    least: int = 0
+    """The least batch size of a policy; 0: one example a device."""
     combine: str = ""
     """"adasum" or "decentlam", over so many ranks."""
     ranks: int = 1
@@ -138,6 +140,7 @@ class Scheduled(Fixed):
             Plan(self.size // CLOCK, 1, devices=CLOCK),
             self.optimizer,
             task.method.policy,
+            min_batch_size=task.method.least or None,
             max_device_batch_size=MOST // CLOCK,
             max_batch_size=MOST,
         )

@@ -138,6 +138,10 @@ def test_results_of_another_protocol_are_refused(
     )
     suite.check_saved()
 
+    more = suite.protocol() | {"budgets": {**suite.protocol()["budgets"], "another": 1.0}}
+    with monkeypatch.context() as grown:
+        grown.setattr(suite, "protocol", lambda: more)
+        suite.check_saved()
     changed = suite.protocol() | {"budgets": {"digits": 3.0}}
     monkeypatch.setattr(suite, "protocol", lambda: changed)
     with pytest.raises(SystemExit, match="`protocol`"):
