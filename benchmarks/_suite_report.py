@@ -30,6 +30,15 @@ from _suite_workloads import PROBLEMS
 
 from noisescale import performance_profile
 
+STARTS = {
+    "16": [16],
+    "32": [32],
+    "64 to 256": [64, 128, 256],
+    "512 and 1,024": [512, 1024],
+    "2,048": [2048],
+}
+"""Batch sizes that trainings begin with, in groups."""
+
 RATIOS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 """At which the performance profile is saved."""
 
@@ -46,7 +55,7 @@ def report(rows: Sequence[Row], size: Size) -> list[Row]:
             trials = trials_of(rows, names, workloads, size)
             found += _of_group(trials, group, names, goals_of(rows))
             _print_by_batch_size(trials, group, names)
-    found += _tuners(rows, size)
+    found += tuners(rows, size)
     return found
 
 
@@ -136,22 +145,12 @@ def _print_by_batch_size(trials: Sequence[Row], group: Group, names: Sequence[st
     scheduled = [n for n in names if group.submissions[n].method.policy]
     if not scheduled or not group.submissions[scheduled[0]].space:
         return
-    found = {n: trial_by_trial(trials, n, group.submissions[n].control) for n in scheduled}
-    sizes = sorted({size for each in found.values() for size in each.by_size})
-    _print_table(
-        f"policy | {' | '.join(map(str, sizes))} | goals won, lost",
-        [
-            [
-                name,
-                *(
-                    f"{s.mean:.2f}" if (s := each.by_size.get(size)) and s.workloads else ""
-                    for size in sizes
-                ),
-                f"{each.won}, {each.lost}",
-            ]
-            for name, each in found.items()
-        ],
-    )
+    lines = []
+    for name in scheduled:
+        control = group.submissions[name].control
+        each = [trial_by_trial(trials, name, control, sizes) for sizes in STARTS.values()]
+        lines.append([name, *(f"{e.speed_up}; {e.won}, {e.lost}" for e in each)])
+    _print_table(f"policy | {' | '.join(STARTS)}", lines)
 
 
 def _print_targets(rows: Sequence[Row]) -> None:
@@ -166,33 +165,45 @@ def _print_targets(rows: Sequence[Row]) -> None:
     )
 
 
-def _tuners(rows: Sequence[Row], size: Size) -> list[Row]:
-    """Print CARBS against quasi-random search: the best time after so many trials."""
+def tuners(rows: Sequence[Row], size: Size) -> list[Row]:
+    """Print CARBS against quasi-random search: the best time after so many trials.
+
+    A workload counts once all of its studies are there.
+    """
     of: dict[str, dict[tuple[str, int], list[Row]]] = {n: defaultdict(list) for n in TUNERS}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: int(row["trial"])):
         if row["kind"] == "trial" and row["submission"] in of:
             of[row["submission"]][row["workload"], row["study"]].append(row)
-    whole = [key for key in of[CARBS] if all(len(of[n][key]) >= size.long for n in TUNERS)]
+    whole = [
+        (workload, study)
+        for workload in dict.fromkeys(workload for workload, _ in of[CARBS])
+        for study in range(size.studies)
+        if all(len(of[n][workload, k]) >= size.long for n in TUNERS for k in range(size.studies))
+    ]
     if not whole:
         return []
     theirs, ours = ({k: of[n][k] for k in whole} for n in TUNERS)
-    print(f"\n## CARBS over quasi-random search, {len(whole)} studies")
+    workloads = len({workload for workload, _ in whole})
+    print(f"\n## CARBS over quasi-random search, {len(whole)} studies of {workloads} workloads")
     lines, found = [], []
     for count in sorted({size.trials, 2 * size.trials, size.long} & set(range(size.long + 1))):
         best = [{k: _best(each[k][:count]) for k in whole} for each in (ours, theirs)]
         mean = mean_speed_up((k[0], best[0][k], best[1][k]) for k in whole)
-        once = {k: _best(_without_repeats(ours[k][:count])) for k in whole}
-        fair = mean_speed_up((k[0], once[k], best[1][k]) for k in whole)
+        once = {k: _without_repeats(ours[k][:count]) for k in whole}
+        fair = mean_speed_up((k[0], _best(once[k]), best[1][k]) for k in whole)
         reached = [sum(map(math.isfinite, each.values())) for each in best]
         at_goal = [
-            sum(r["ended"] == "goal" for r in _first(each, count)) for each in (ours, theirs)
+            sum(row["ended"] == "goal" for trials in of.values() for row in trials[:count])
+            for of in (ours, once, theirs)
         ]
-        lines.append([count, mean, fair, *reached, *at_goal])
+        tried = [sum(len(trials[:count]) for trials in of.values()) for of in (ours, once, theirs)]
+        shares = [f"{a} of {b}" for a, b in zip(at_goal, tried, strict=True)]
+        lines.append([count, mean, fair, f"{reached[0]}, {reached[1]}", *shares])
         speed_ups = {"speed_up": _saved(mean), "without_repeats": _saved(fair)}
-        found.append({"submission": CARBS, "after": count} | speed_ups)
-    headings = "trials | speed-up (95 %) | without repeats | studies at the goal: CARBS"
-    headings += " | quasi-random"
-    _print_table(f"{headings} | trials at the goal: CARBS | quasi-random", lines)
+        found.append({"submission": CARBS, "after": count, "studies": len(whole)} | speed_ups)
+    headings = "trials | speed-up (95 %) | without repeats | studies at the goal: CARBS, others"
+    headings += " | trials at the goal: CARBS | without repeats | quasi-random"
+    _print_table(headings, lines)
     return found
 
 
@@ -210,10 +221,6 @@ def _without_repeats(trials: Sequence[Row]) -> list[Row]:
     for row in trials:
         first.setdefault(str(row["asked"]), row)
     return list(first.values())
-
-
-def _first(of: Mapping[tuple[str, int], Sequence[Row]], count: int) -> list[Row]:
-    return [row for trials in of.values() for row in trials[:count]]
 
 
 def _print_table(headings: str, lines: Iterable[Sequence[object]]) -> None:

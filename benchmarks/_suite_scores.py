@@ -179,33 +179,31 @@ def mean_speed_up(pairs: Iterable[tuple[str, float, float]], budget: float = 1.0
     return SpeedUp(*mean_factor(factors), len(known))
 
 
-class Rescued(NamedTuple):
-    """Trials with the same settings, weights and batches."""
+class SameTrials(NamedTuple):
+    """Trials of two submissions with the same settings, weights and batches."""
 
-    by_size: dict[int, SpeedUp]
-    """By the batch size that they begin with."""
+    speed_up: SpeedUp
     won: int
     """That reached the goal, which the others missed."""
     lost: int
 
 
-def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str) -> Rescued:
-    """Compare each trial with that of another submission in the same place."""
+def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str, sizes: Sequence[int]) -> SameTrials:
+    """Compare each trial that begins with one of these batch sizes with that of another."""
     of: dict[str, dict[tuple[str, int, int], Row]] = {ours: {}, theirs: {}}
     for row in rows:
         if row["submission"] in of:
             of[row["submission"]][row["workload"], row["study"], row["trial"]] = row
-    pairs: dict[int, list[tuple[str, float, float]]] = defaultdict(list)
+    pairs: list[tuple[str, float, float]] = []
     for place, row in of[ours].items():
         other = of[theirs][place]
         assert row["settings"] == other["settings"]
-        size = int(row["settings"]["batch_size"])
-        pairs[size].append((place[0], clock_of(row), clock_of(other)))
-    both = [(mine, other) for size in pairs.values() for _, mine, other in size]
-    return Rescued(
-        {size: mean_speed_up(found) for size, found in sorted(pairs.items())},
-        sum(mine < other == math.inf for mine, other in both),
-        sum(other < mine == math.inf for mine, other in both),
+        if int(row["settings"]["batch_size"]) in sizes:
+            pairs.append((place[0], clock_of(row), clock_of(other)))
+    return SameTrials(
+        mean_speed_up(pairs),
+        sum(mine < other == math.inf for _, mine, other in pairs),
+        sum(other < mine == math.inf for _, mine, other in pairs),
     )
 
 

@@ -15,6 +15,7 @@ from scipy.stats import ttest_1samp
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import _results
 import suite
+from _suite_report import tuners
 from _suite_scores import (
     mean_factor,
     mean_speed_up,
@@ -138,13 +139,24 @@ def test_results_of_another_protocol_are_refused(
     )
     suite.check_saved()
 
-    more = suite.protocol() | {"budgets": {**suite.protocol()["budgets"], "another": 1.0}}
-    with monkeypatch.context() as grown:
-        grown.setattr(suite, "protocol", lambda: more)
-        suite.check_saved()
-    changed = suite.protocol() | {"budgets": {"digits": 3.0}}
-    monkeypatch.setattr(suite, "protocol", lambda: changed)
-    with pytest.raises(SystemExit, match="`protocol`"):
+    now = suite.protocol()
+    sgd = {**now["spaces"]["sgd"], "momentum": [0.1, 0.9]}
+    added = now | {"budgets": {**now["budgets"], "another": 1.0}}
+    others = [
+        now | {"budgets": {**now["budgets"], "digits": 3.0}},
+        now | {"spaces": {**now["spaces"], "sgd": sgd}},
+        {what: value for what, value in now.items() if what != "clock"},
+    ]
+
+    monkeypatch.setattr(suite, "protocol", lambda: added)
+    suite.check_saved()
+    for other in others:
+        monkeypatch.setattr(suite, "protocol", lambda other=other: other)
+        with pytest.raises(SystemExit, match="`protocol`"):
+            suite.check_saved()
+    monkeypatch.setattr(suite, "protocol", lambda: now)
+    monkeypatch.setattr(suite, "versions", lambda packages: {"torch": "1.0"})
+    with pytest.raises(SystemExit, match="`versions`"):
         suite.check_saved()
 
 
@@ -377,12 +389,30 @@ def test_trials_with_the_same_settings_are_compared_by_batch_size() -> None:
     for row in fixed + moved:
         row["settings"] |= {"batch_size": 16 if row["trial"] == 0 else 32}
 
-    found = trial_by_trial(fixed + moved, "x", "sgd")
+    small, both = (trial_by_trial(fixed + moved, "x", "sgd", s) for s in ([16], [16, 32]))
 
     late = PROBLEMS["digits"].budget + 1
-    assert found.by_size[16].mean == pytest.approx(math.sqrt(4.0 / 2.0 * 2.0 / late))
-    assert found.by_size[32].mean == pytest.approx(late / 5.0)
-    assert (found.won, found.lost) == (1, 1)
+    assert small.speed_up.mean == pytest.approx(math.sqrt(4.0 / 2.0 * 2.0 / late))
+    assert both.speed_up.mean == pytest.approx((4.0 / 2.0 * 2.0 / late * late / 5.0) ** (1 / 3))
+    assert (small[1:], both[1:]) == ((0, 1), (1, 1))
+
+
+def test_carbs_is_compared_after_the_first_trials_of_workloads_that_are_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rows are saved as trainings end, so not in their order."""
+    size = Size(externals=(), selves=(), studies=1, trials=1, long=2)
+    rows = rows_of("sgd", "digits", [[4.0, 1.0]]) + rows_of(CARBS, "digits", [[2.0, 0.5]])
+    rows += rows_of("sgd", "mnist", [[1.0, 1.0]]) + rows_of(CARBS, "mnist", [[9.0]])
+    for row in rows:
+        row["asked"] = {"learning_rate": 0.1}  # the second trial of CARBS repeats the first
+
+    first, second = tuners(rows[::-1], size)
+
+    assert first["speed_up"]["mean"] == pytest.approx(4.0 / 2.0)
+    assert second["speed_up"]["mean"] == pytest.approx(1.0 / 0.5)
+    assert second["without_repeats"]["mean"] == pytest.approx(1.0 / 2.0)
+    assert "1 studies of 1 workloads" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def branch_run(
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
-        workers_wanted = to_start(workers, launcher or "local", launcher_option, lease, accelerator)
+        given = launcher_option if launcher or storage else None
+        workers_wanted = to_start(workers, launcher or "local", given, lease, accelerator)
         history = read_run(run, monitor=monitor)
         branching = plan_branches(
             history,

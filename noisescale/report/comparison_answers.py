@@ -37,7 +37,9 @@ def _sweeps(c: Comparison) -> Iterator[tuple[str, str]]:
     showing = [each for each in c.sweeps if each.regimes is not None]
     for each in showing[:_MOST_SWEPT]:
         yield from sweep_answers(each)
-    if left := len(c.sweeps) - len(showing[:_MOST_SWEPT]):
+    if not showing:
+        yield "Batch sizes", f"none of {len(c.sweeps)} sweeps shows its regimes: see the tables"
+    elif left := len(c.sweeps) - len(showing[:_MOST_SWEPT]):
         yield "Batch sizes", f"{plural(left, 'further sweep')}: see the tables"
 
 

@@ -74,7 +74,15 @@ def _of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
         whose = " on ".join(filter(None, (each.submission, each.workload)))
         yield from (f"{whose}: {text}" if whose else text for text in each.warnings)
     if len(sweeps) > SWEEPS:
-        yield f"{len(sweeps) - SWEEPS} further sweeps over batch sizes have doubts of their own."
+        further = [
+            f"{each.submission} on {each.workload}".removesuffix(" on ")
+            for each in sweeps[SWEEPS:][:NAMED]
+        ]
+        others = ", ..." if len(sweeps) > SWEEPS + NAMED else ""
+        yield (
+            f"{len(sweeps) - SWEEPS} further sweeps over batch sizes have such doubts:"
+            f" {', '.join(further)}{others}. `noisescale compare --json` has them all."
+        )
 
 
 def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str]:
@@ -90,9 +98,9 @@ def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str
         others = " and others" if len(names) > NAMED else ""
         whose = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
         yield (
-            f"The batch sizes{whose} were drawn along with learning rates. Such a search says"
-            " nothing of the critical batch size: search the learning rate at each batch size"
-            " (`noisescale sweep`)."
+            f"The batch sizes{whose} are no sweep: each has one learning rate, and these rise and"
+            " fall as if both were drawn. Such runs say nothing of the critical batch size. Search"
+            " the learning rate at each batch size (`noisescale sweep`)."
         )
 
 

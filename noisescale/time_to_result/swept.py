@@ -13,10 +13,10 @@ from noisescale.time_to_result.outcomes import Outcome, best_setting, middle
 from noisescale.time_to_result.regimes import Regimes, find_regimes
 
 DRAWN = 4
-"""Batch sizes were drawn along with learning rates if a smaller batch has this many times the rate.
+"""How many times a learning rate has to rise, or to fall, to tell of chance."""
 
-No rule, and no search at each batch size, has the learning rate fall so far as the batch grows.
-"""
+SOME = 0.1
+"""Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
 
 
 class SweptBatch(NamedTuple):
@@ -36,7 +36,7 @@ class SweptBatch(NamedTuple):
     edge: str
     """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
     drawn: bool = False
-    """Whether its only learning rate was drawn along with the batch size, see `DRAWN`."""
+    """Whether its only learning rate seems drawn along with the batch size, see `swept`."""
 
     @property
     def counts(self) -> bool:
@@ -72,7 +72,8 @@ def swept(
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
     for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one whose only
-    learning rate was drawn along with it. A search that drew both is no sweep.
+    learning rate seems drawn along with it: if rates go up and down fourfold and more, in a tenth
+    of the pairs of batch sizes each. Then batch sizes with one rate each are no sweep.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
@@ -89,7 +90,7 @@ def swept(
     if drawn:
         batches = tuple(b._replace(drawn=len(b.learning_rates) == 1) for b in batches)
     counting = [batch for batch in batches if batch.counts]
-    if drawn and len(counting) < 2:
+    if drawn and not any(len(batch.learning_rates) > 1 for batch in batches):
         return None
     points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
     regimes = None
@@ -99,15 +100,15 @@ def swept(
 
 
 def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
-    """Whether the learning rates of batch sizes that have a single one follow no rule."""
-    highest = 0.0
-    for batch in batches:
-        if len(batch.learning_rates) == 1:
-            (rate,) = batch.learning_rates
-            if highest >= DRAWN * rate:
-                return True
-            highest = max(highest, rate)
-    return False
+    """Whether the learning rates of batch sizes that have a single one follow no rule.
+
+    Neither a rule nor a search at each batch size has them both rise and fall so far.
+    """
+    rates = [batch.learning_rates[0] for batch in batches if len(batch.learning_rates) == 1]
+    pairs = [(low, high) for k, low in enumerate(rates) for high in rates[k + 1 :]]
+    rising = sum(high >= DRAWN * low for low, high in pairs)
+    falling = sum(low >= DRAWN * high for low, high in pairs)
+    return min(rising, falling) >= max(SOME * len(pairs), 1)
 
 
 def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
@@ -142,8 +143,9 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
         )
     if drawn := sum(batch.drawn for batch in batches):
         found.append(
-            f"At {drawn} of {len(batches)} batch sizes a single learning rate was tried, drawn"
-            " along with the batch size, so the law leaves them out. Search it at each batch size."
+            f"At {drawn} of {len(batches)} batch sizes a single learning rate was tried. They rise"
+            " and fall as if drawn along with the batch size, so the law leaves them out. Search"
+            " the learning rate at each batch size."
         )
     single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.drawn]
     if single and regimes is not None:

@@ -15,6 +15,7 @@ from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.report.colours import DARK, SERIES, SHADES
 from noisescale.report.comparison_figures import comparison_figures
+from noisescale.report.comparison_tables import comparison_tables
 from noisescale.report.curves_of_trials import MOST_CURVES, MOST_POINTS, curves_figure
 from noisescale.report.learning_rates import learning_rates_figure
 from noisescale.report.profile_of_workloads import profile_figure
@@ -294,6 +295,25 @@ def test_borders_lie_below_all_points_and_names_above() -> None:
     assert low < min(borders) < max(borders) < min(figure.layout.yaxis.tickvals)
     assert max(borders) < 100 < 1700 < high
     assert min(figure.layout.yaxis.tickvals) >= 50
+
+
+def test_batch_sizes_that_seem_drawn_are_hollow_and_named() -> None:
+    by_chance = [
+        trial(60, batch_size=size, learning_rate=rate, submission="sgd")
+        for size, rate in ((4096.0, 0.4), (8192.0, 0.1), (16384.0, 0.8))
+    ]
+    c = compare([*sweep(law(128), submission="sgd"), *by_chance], GOAL)
+
+    figure = steps(c)
+
+    symbols = trace(figure, "runs at the best setting").marker.symbol
+    assert list(symbols) == ["circle"] * len(law(128)) + ["circle-open"] * 3
+    assert "Hollow: not counted, a single learning rate that follows no rule." in caption(figure)
+    rates = learning_rates_figure(c, "")
+    assert rates is not None
+    assert "Hollow: a single one that follows no rule." in caption(rates)
+    (table,) = [t for t in comparison_tables(c) if t.title.startswith("Steps to")]
+    assert [line.cells[3].text for line in table.lines][-2:] == ["0.1 (drawn)", "0.8 (drawn)"]
 
 
 def test_batch_sizes_that_do_not_count_are_hollow_and_missed_ones_are_crosses_at_the_top() -> None:

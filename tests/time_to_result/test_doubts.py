@@ -125,13 +125,13 @@ def test_batch_sizes_that_were_drawn_are_named_once() -> None:
     drawn = [
         trial(100, batch_size=size, learning_rate=rate, submission=submission)
         for submission in "abcd"
-        for size, rate in ((8.0, 1.0), (64.0, 0.1), (512.0, 0.5))
+        for size, rate in ((8.0, 1.0), (64.0, 0.1), (512.0, 0.5), (1024.0, 0.2))
     ]
 
     said = warnings_of(*drawn)
 
-    assert said.count("were drawn along with learning rates") == 1
-    assert "The batch sizes of a, b, c and others were drawn" in said
+    assert said.count("as if both were drawn") == 1
+    assert "The batch sizes of a, b, c and others are no sweep: each has one" in said
     assert "drawn" not in warnings_of(
         *(trial(100, batch_size=size, learning_rate=0.1) for size in (8.0, 64.0))
     )
@@ -147,4 +147,4 @@ def test_of_many_sweeps_six_are_doubted_aloud() -> None:
     said = warnings_of(*sweeps)
 
     assert said.count("No run reached the goal at batch size 16.") == 6
-    assert "2 further sweeps over batch sizes have doubts of their own." in said
+    assert "2 further sweeps over batch sizes have such doubts: g, h. `noisescale" in said

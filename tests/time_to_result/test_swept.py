@@ -192,15 +192,19 @@ def test_repetitions_that_were_at_the_goal_at_step_0_are_no_points(
 
 
 RULES = {
-    "constant": lambda size: 0.1,
-    "square root": lambda size: 0.01 * size**0.5,
-    "searched elsewhere, with chance": lambda size: 0.1 if size != 64 else 0.03,
+    "constant": dict.fromkeys(LAW, 0.1),
+    "square root": {size: 0.01 * size**0.5 for size in LAW},
+    "of a loss that is summed over the batch": {size: 1 / size for size in LAW},
+    "constant, but the largest diverged": dict.fromkeys(LAW, 0.1) | {512: 0.02},
+    "searched elsewhere, by factors of ten": dict(
+        zip(LAW, (0.01, 0.01, 0.1, 0.01, 0.1, 0.1, 1.0), strict=True)
+    ),
 }
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str) -> None:
-    trials = [trial(s, batch_size=b, learning_rate=RULES[rule](b)) for b, s in LAW.items()]
+    trials = [trial(s, batch_size=b, learning_rate=RULES[rule][b]) for b, s in LAW.items()]
 
     found = swept("sgd", "", outcomes(trials))
 
@@ -223,6 +227,7 @@ def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
     drawn = [
         trial(50, batch_size=1024.0, learning_rate=0.4),
         trial(40, batch_size=2048.0, learning_rate=0.1),
+        trial(60, batch_size=4096.0, learning_rate=0.8),
     ]
 
     found = swept("sgd", "", outcomes([*sweep(LAW), *drawn]))
@@ -230,7 +235,26 @@ def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
 
     assert found is not None
     assert without is not None
-    assert [batch.counts for batch in found.batches] == [*7 * [True], False, False]
+    assert [batch.counts for batch in found.batches] == [*7 * [True], *3 * [False]]
     assert found.regimes == without.regimes
     (told,) = found.warnings
-    assert told.startswith("At 2 of 9 batch sizes a single learning rate was tried, drawn along")
+    assert told.startswith("At 3 of 10 batch sizes a single learning rate was tried. They rise")
+
+
+def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
+    """Of two sizes with three rates each the best is at the edge; one more may help."""
+    at_edge = [
+        trial(100 if rate == 0.4 else 200, batch_size=size, learning_rate=rate, name=f"{rate}")
+        for size in (8.0, 16.0)
+        for rate in (0.1, 0.2, 0.4)
+    ]
+    drawn = [
+        trial(90, batch_size=size, learning_rate=rate)
+        for size, rate in ((64.0, 0.4), (128.0, 0.05), (256.0, 0.5))
+    ]
+
+    found = swept("sgd", "", outcomes([*at_edge, *drawn]))
+
+    assert found is not None
+    assert found.regimes is None
+    assert found.warnings[0].startswith("At batch size 8, 16 the best learning rate is at the edge")
