@@ -164,6 +164,18 @@ def test_of_many_sweeps_the_first_six_have_answers() -> None:
     assert headline_of(c)[-1] == ("Batch sizes", "2 further sweeps: see the tables")
 
 
+def test_of_many_sweeps_without_regimes_one_answer_says_so() -> None:
+    trials = [
+        trial(steps, submission=submission, batch_size=size, learning_rate=0.1)
+        for submission in "abcdefgh"
+        for size, steps in ((8.0, 100), (16.0, math.inf))
+    ]
+
+    answers = headline_of(compare(trials, GOAL))
+
+    assert answers[-1] == ("Batch sizes", "none of 8 sweeps shows its regimes: see the tables")
+
+
 def test_a_sweep_has_its_batch_sizes_regimes_and_learning_rates() -> None:
     c = compare(sweep(LAW, submission="sgd"), GOAL)
 
