@@ -242,6 +242,35 @@ def test_measuring_is_charged_as_the_meter_counts_it() -> None:
     assert last["seconds"]["8"] == pytest.approx(4 * (plain + charged), rel=1e-3)
 
 
+def test_evaluations_come_after_five_percent_more_time() -> None:
+    """At a fixed batch size that is 5 % more steps, from 20 steps on; before, every step."""
+    settings = {"learning_rate": 0.01, "batch_size": 128}
+
+    row = train(Task("regression", Method("sgd"), settings, 0, 0.0, 140.5 * step_seconds(128, 8)))
+
+    due, evaluated = 0.0, 0
+    for step in range(1, 141):
+        if step >= due or step == 140:
+            due, evaluated = max(1.05 * due, step + 1), evaluated + 1
+    assert row["last"][-1]["step"] == 140
+    assert row["evaluations"] == evaluated
+    assert row["last"][-2]["step"] > 140 / 1.05 / 1.05
+
+
+def test_a_least_batch_size_is_never_left() -> None:
+    """In its first steps this training shrinks from 128 to 8, unless it must not."""
+    settings = {"learning_rate": 0.01, "batch_size": 128}
+
+    free, kept = (
+        train(Task("regression", Method("sgd", "tradeoff", least), settings, 0, 0.0, 0.5))
+        for least in (0, 128)
+    )
+
+    sizes = [row["last"][-1]["examples"] / row["last"][-1]["step"] for row in (free, kept)]
+    assert sizes[0] < 100
+    assert sizes[1] >= 128
+
+
 def test_a_schedule_that_never_moves_trains_as_a_fixed_batch_size() -> None:
     """Until the first decision it does not move; 8 micro-batches have the gradient of the batch."""
     settings = {"learning_rate": 0.3, "batch_size": 64}
