@@ -100,7 +100,8 @@ def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str
         yield (
             f"The batch sizes{whose} are no sweep: each has one learning rate, and these rise and"
             " fall as if both were drawn. Such runs say nothing of the critical batch size. Search"
-            " the learning rate at each batch size (`noisescale sweep`)."
+            " the learning rate at each batch size (`noisescale sweep`). If each rate is the best"
+            " of a search, give the other runs of that search, too."
         )
 
 

@@ -13,7 +13,7 @@ from noisescale.time_to_result.outcomes import Outcome, best_setting, middle
 from noisescale.time_to_result.regimes import Regimes, find_regimes
 
 DRAWN = 4
-"""How many times a learning rate has to rise, or to fall, to tell of chance."""
+"""A learning rate has to rise, or to fall, more than so many times to tell of chance."""
 
 SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
@@ -72,7 +72,7 @@ def swept(
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
     for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one whose only
-    learning rate seems drawn along with it: if rates go up and down fourfold and more, in a tenth
+    learning rate seems drawn along with it: if rates go up and down more than fourfold, in a tenth
     of the pairs of batch sizes each. Then batch sizes with one rate each are no sweep.
 
     References:
@@ -106,8 +106,8 @@ def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
     """
     rates = [batch.learning_rates[0] for batch in batches if len(batch.learning_rates) == 1]
     pairs = [(low, high) for k, low in enumerate(rates) for high in rates[k + 1 :]]
-    rising = sum(high >= DRAWN * low for low, high in pairs)
-    falling = sum(low >= DRAWN * high for low, high in pairs)
+    rising = sum(high > DRAWN * low for low, high in pairs)
+    falling = sum(low > DRAWN * high for low, high in pairs)
     return min(rising, falling) >= max(SOME * len(pairs), 1)
 
 

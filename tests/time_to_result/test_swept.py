@@ -199,6 +199,9 @@ RULES = {
     "searched elsewhere, by factors of ten": dict(
         zip(LAW, (0.01, 0.01, 0.1, 0.01, 0.1, 0.1, 1.0), strict=True)
     ),
+    "searched elsewhere, by factors of four": dict(
+        zip(LAW, (0.1, 0.4, 0.1, 0.4, 0.1, 0.4, 0.1), strict=True)
+    ),
 }
 
 
@@ -225,7 +228,7 @@ def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() ->
 
 def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
     drawn = [
-        trial(50, batch_size=1024.0, learning_rate=0.4),
+        trial(50, batch_size=1024.0, learning_rate=0.5),
         trial(40, batch_size=2048.0, learning_rate=0.1),
         trial(60, batch_size=4096.0, learning_rate=0.8),
     ]
