@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noisescale.cli.workers import Started, work_command
+from noisescale.cli.workers import WorkersToStart, work_command
 from noisescale.printable import printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def trained_in_sight(
     place: str,
     name: str,
     output: Path,
-    to_start: Started,
+    to_start: WorkersToStart,
     console: Console,
     doubts: Sequence[str],
     shown: Callable[[Mapping[str, Entry]], Shown],
@@ -86,7 +86,7 @@ def trained_by_workers(
     job: Job,
     place: str,
     output: Path,
-    to_start: Started,
+    to_start: WorkersToStart,
     show: Callable[[Mapping[str, Entry]], None],
 ) -> None:
     """Start workers, and wait until the job is done, whoever does it.

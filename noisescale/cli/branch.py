@@ -32,7 +32,7 @@ from noisescale.cli.workers import (
     Lease,
     StorageOrNone,
     WorkerCount,
-    to_start,
+    workers_to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
@@ -149,7 +149,7 @@ def branch_run(
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
         given = launcher_option if launcher or storage else None
-        workers_wanted = to_start(workers, launcher or "local", given, lease, accelerator)
+        to_start = workers_to_start(workers, launcher or "local", given, lease, accelerator)
         history = read_run(run, monitor=monitor)
         branching = plan_branches(
             history,
@@ -205,7 +205,7 @@ def branch_run(
                 max_device_batch_size=max_device_batch_size,
                 loss_examples=loss_examples,
                 place=storage or str(output.with_suffix(".journal")),
-                to_start=workers_wanted,
+                to_start=to_start,
                 told=told,
             )
     if not is_first():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescale.cli.awaited import trained_by_workers
-from noisescale.cli.workers import Started, stopped
+from noisescale.cli.workers import WorkersToStart, stopped
 
 if TYPE_CHECKING:
     from noisescale.cli.branch_shown import Told
@@ -33,7 +33,7 @@ def branched_by_workers(
     max_device_batch_size: int | None,
     loss_examples: int,
     place: str,
-    to_start: Started,
+    to_start: WorkersToStart,
     told: Told,
 ) -> BranchedRun:
     """Have the missing branches trained by workers, and save each one in the file.
@@ -80,7 +80,7 @@ def _trained(
     branched: BranchedRun,
     output: Path,
     place: str,
-    to_start: Started,
+    to_start: WorkersToStart,
     told: Told,
 ) -> BranchedRun:
     from noisescale.prediction.branches import Branch

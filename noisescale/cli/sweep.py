@@ -35,7 +35,7 @@ from noisescale.cli.workers import (
     WorkerCount,
     made_folder,
     stopped,
-    to_start,
+    workers_to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
@@ -165,7 +165,7 @@ def sweep_batch_sizes(
         *(gradient_clip_val, gradient_clip_algorithm),
     )
     with renamed(flags), stopped(place):
-        workers_wanted = to_start(workers, launcher, launcher_option, lease, accelerator)
+        to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
         job = _job(
             training,
             goal,
@@ -189,7 +189,7 @@ def sweep_batch_sizes(
             table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
             return sweep_shown.progress_line(progress), [table]
 
-        entries = trained_in_sight(job, place, name, output, workers_wanted, err, doubts, shown)
+        entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
         write_sweep(job, results_of(entries), output)
     found = comparison_of(job, results_of(entries))
     if as_json:

@@ -31,7 +31,7 @@ from noisescale.cli.workers import (
     WorkerCount,
     made_folder,
     stopped,
-    to_start,
+    workers_to_start,
 )
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
@@ -175,7 +175,7 @@ def tune_parameters(
     )
     flags = flags_of(tune_parameters) | {"metric": "--metric", "goal": "--metric"}
     with renamed(flags | {"center": "center"}), stopped(place):
-        workers_wanted = to_start(workers, launcher, launcher_option, lease, accelerator)
+        to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
         if html is not None and not html.absolute().parent.is_dir():
             raise ValueError(
                 f"`html` must be in a folder that exists, got {printable(html)}. Create the folder"
@@ -209,7 +209,7 @@ def tune_parameters(
             tables = [Section(front_table(progress.front, LIVE))] if ended else []
             return tune_shown.progress_line(progress), tables
 
-        entries = trained_in_sight(job, place, name, output, workers_wanted, err, doubts, shown)
+        entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
         progress = tune_progress(job, entries)
         write_tuned(progress.front, output)
         if html is not None:

@@ -93,7 +93,7 @@ TOO_LARGE = (
 
 
 @dataclass(frozen=True)
-class Started:
+class WorkersToStart:
     """The workers that a command starts."""
 
     workers: int
@@ -105,17 +105,17 @@ class Started:
     """Of the trainings."""
 
 
-def to_start(
+def workers_to_start(
     workers: int, launcher: str, options: Sequence[str] | None, lease: float, accelerator: str
-) -> Started:
+) -> WorkersToStart:
     """Return the workers to start.
 
     Raises:
         ValueError: If a value is impossible.
     """
-    wanted = Started(workers, launcher, options_of(options), lease, accelerator)
+    found = WorkersToStart(workers, launcher, options_of(options), lease, accelerator)
     check_workers(workers, lease)
-    return wanted
+    return found
 
 
 def check_workers(workers: int, lease: float) -> None:

@@ -14,7 +14,7 @@ from optuna.exceptions import StorageInternalError
 from tuning.jobs_for_tests import Squares, script, squares_in
 
 from noisescale.cli.awaited import trained_by_workers
-from noisescale.cli.workers import Started
+from noisescale.cli.workers import WorkersToStart
 from noisescale.tuning import trial_process, worker
 from noisescale.tuning.jobs import FAILED
 from noisescale.tuning.ledger import ATTEMPTS, Entry, Ledger, State
@@ -288,7 +288,7 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
         Squares(0),
         str(tmp_path / "j"),
         tmp_path,
-        Started(1, "local", {}, 60.0, "auto"),
+        WorkersToStart(1, "local", {}, 60.0, "auto"),
         lambda found: shown.append(len(found)),
     )
 
