@@ -83,7 +83,7 @@ def trials_of(
 def times_of(trials: Sequence[Row], ruleset: Ruleset | None, clock: str = str(CLOCK)) -> Times:
     """Time to the goal of each submission on each workload.
 
-    The number of an evaluation is its time, as evaluations come at steps and not at seconds.
+    Its time stands for the number of an evaluation, too, as both rise together.
     """
     found = (
         TrialTime(

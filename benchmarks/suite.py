@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a little of each, unsaved")
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.budget
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     rows: list[Row] = [] if given.smoke else saved_rows("suite")
     size = SMOKE if given.smoke else Size()
     if not (given.smoke or given.report):
