@@ -105,7 +105,7 @@ def _batch(each: Swept, batch: SweptBatch) -> dict[str, Any]:
         "learning_rate": batch.best.trial.learning_rate,
         "learning_rates": list(batch.learning_rates),
         "edge": batch.edge or None,
-        "drawn": batch.drawn,
+        "unsearched": batch.unsearched,
         "counts": batch.counts,
         "trials": batch.tried,
         "reached": batch.reached,

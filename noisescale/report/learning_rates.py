@@ -219,8 +219,8 @@ def _caption(searched: Sequence[_Searched]) -> str:
         said.append("Thin vertical lines: the learning rates that were tried.")
     if any(batch.edge for batch in batches):
         said.append("Hollow: the best one is the lowest or the highest of them.")
-    if any(batch.drawn for batch in batches):
-        said.append("Hollow: a single one that follows no rule.")
+    if any(batch.unsearched for batch in batches):
+        said.append("Hollow: a single one was tried.")
     whose = f" of {searched[0].look.shown}" if len(searched) > 1 else ""
     said.append(f"The rules begin at the first point{whose}.")
     return " ".join(said)

@@ -322,8 +322,8 @@ def _caption(sweeps: Sequence[Swept]) -> str:
         said.append(
             "Hollow: not counted, the best learning rate is at the edge of those that were tried."
         )
-    if any(batch.drawn for batch in batches):
-        said.append("Hollow: not counted, a single learning rate that follows no rule.")
+    if any(batch.unsearched for batch in batches):
+        said.append("Hollow: not counted, a single learning rate was tried.")
     if any(batch.best.reached is None for batch in batches):
         said.append("Crosses: goal not reached.")
     if any(

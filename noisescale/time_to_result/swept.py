@@ -35,8 +35,9 @@ class SweptBatch(NamedTuple):
     diverged: int
     edge: str
     """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
-    drawn: bool = False
-    """Whether its only learning rate seems drawn along with the batch size, see `swept`."""
+    unsearched: bool = False
+    """Whether nothing says that the only learning rate, which reached the goal, is the best one:
+    see `swept`."""
 
     @property
     def counts(self) -> bool:
@@ -44,7 +45,7 @@ class SweptBatch(NamedTuple):
 
         That is one between others, or the only one, by a rule or from a search elsewhere.
         """
-        return bool(self.steps) and not self.edge and not self.drawn
+        return bool(self.steps) and not self.edge and not self.unsearched
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +72,12 @@ def swept(
     """Return what several batch sizes did; None if fewer than two are known.
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
-    for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one whose only
-    learning rate seems drawn along with it: if rates go up and down more than fourfold, in a tenth
-    of the pairs of batch sizes each. Then batch sizes with one rate each are no sweep.
+    for the law, as Shallue et al. ask: a better one may lie beyond. Where two batch sizes or more
+    have several learning rates, one with a single rate was not searched, and does not count. Where
+    at most one has several, the others count if their rates may follow a rule, or come from
+    searches elsewhere. Rates that go up and down more than fourfold, in a tenth of the pairs of
+    batch sizes each, seem drawn along with the batch sizes, and do not count. Then, if no batch
+    size has several, there is no sweep.
 
     References:
         Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
@@ -86,12 +90,14 @@ def swept(
         _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
         for size in sizes
     )
-    drawn = _were_drawn(batches)
-    if drawn:
-        batches = tuple(b._replace(drawn=len(b.learning_rates) == 1) for b in batches)
+    several = sum(len(batch.learning_rates) > 1 for batch in batches)
+    if several > 1 or _were_drawn(batches):
+        if not several:
+            return None
+        batches = tuple(
+            b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < 2) for b in batches
+        )
     counting = [batch for batch in batches if batch.counts]
-    if drawn and not any(len(batch.learning_rates) > 1 for batch in batches):
-        return None
     points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
     regimes = None
     if len(counting) > 1:
@@ -100,11 +106,11 @@ def swept(
 
 
 def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
-    """Whether the learning rates of batch sizes that have a single one follow no rule.
+    """Whether the best learning rates follow no rule.
 
     Neither a rule nor a search at each batch size has them both rise and fall so far.
     """
-    rates = [batch.learning_rates[0] for batch in batches if len(batch.learning_rates) == 1]
+    rates = [b.best.trial.learning_rate for b in batches if b.learning_rates]
     pairs = [(low, high) for k, low in enumerate(rates) for high in rates[k + 1 :]]
     rising = sum(high > DRAWN * low for low, high in pairs)
     falling = sum(low > DRAWN * high for low, high in pairs)
@@ -141,13 +147,12 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
             f"At batch size {named} the best learning rate is at the edge of those that were"
             " tried, so the law leaves it out. Search beyond the edge."
         )
-    if drawn := sum(batch.drawn for batch in batches):
+    if unsearched := sum(batch.unsearched for batch in batches):
         found.append(
-            f"At {drawn} of {len(batches)} batch sizes a single learning rate was tried. They rise"
-            " and fall as if drawn along with the batch size, so the law leaves them out. Search"
-            " the learning rate at each batch size."
+            f"At {unsearched} of {len(batches)} batch sizes a single learning rate was tried, so"
+            " the law leaves them out. Search the learning rate at each batch size."
         )
-    single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.drawn]
+    single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.unsearched]
     if single and regimes is not None:
         found.append(
             f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."

@@ -297,7 +297,7 @@ def test_borders_lie_below_all_points_and_names_above() -> None:
     assert min(figure.layout.yaxis.tickvals) >= 50
 
 
-def test_batch_sizes_that_seem_drawn_are_hollow_and_named() -> None:
+def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
     by_chance = [
         trial(60, batch_size=size, learning_rate=rate, submission="sgd")
         for size, rate in ((4096.0, 0.5), (8192.0, 0.1), (16384.0, 0.8))
@@ -308,12 +308,13 @@ def test_batch_sizes_that_seem_drawn_are_hollow_and_named() -> None:
 
     symbols = trace(figure, "runs at the best setting").marker.symbol
     assert list(symbols) == ["circle"] * len(law(128)) + ["circle-open"] * 3
-    assert "Hollow: not counted, a single learning rate that follows no rule." in caption(figure)
+    assert "Hollow: not counted, a single learning rate was tried." in caption(figure)
     rates = learning_rates_figure(c, "")
     assert rates is not None
-    assert "Hollow: a single one that follows no rule." in caption(rates)
+    assert "Hollow: a single one was tried." in caption(rates)
     (table,) = [t for t in comparison_tables(c) if t.title.startswith("Steps to")]
-    assert [line.cells[3].text for line in table.lines][-2:] == ["0.1 (drawn)", "0.8 (drawn)"]
+    shown = [line.cells[3].text for line in table.lines]
+    assert shown[-2:] == ["0.1 (the only one)", "0.8 (the only one)"]
 
 
 def test_batch_sizes_that_do_not_count_are_hollow_and_missed_ones_are_crosses_at_the_top() -> None:

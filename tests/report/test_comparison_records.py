@@ -138,7 +138,7 @@ def test_each_batch_size_is_in_the_record_with_what_was_searched() -> None:
         "learning_rate": 0.1,
         "learning_rates": [0.01, 0.1, 1],
         "edge": None,
-        "drawn": False,
+        "unsearched": False,
         "counts": True,
         "trials": 5,
         "reached": 4,

@@ -125,19 +125,14 @@ def test_one_batch_size_or_unknown_ones_are_no_sweep() -> None:
     assert swept("sgd", "", outcomes([*sweep({8: 100}), trial(200)])) is None
 
 
-def test_the_lowest_learning_rate_is_an_edge_and_a_single_one_is_not() -> None:
+def test_the_lowest_learning_rate_is_an_edge() -> None:
     trials = [t for t in sweep(LAW) if (t.batch_size, t.learning_rate) != (8.0, 0.05)]
-    single = [t for t in sweep(LAW) if t.batch_size > 16 or t.learning_rate == 0.1]
 
-    low, alone = (swept("sgd", "", outcomes(each)) for each in (trials, single))
+    found = swept("sgd", "", outcomes(trials))
 
-    assert low is not None
-    assert [batch.edge for batch in low.batches] == ["low", *6 * [""]]
-    assert low.warnings[0].startswith("At batch size 8 the best learning rate is at the edge")
-    assert alone is not None
-    assert all(batch.counts for batch in alone.batches)
-    (told,) = alone.warnings
-    assert told.startswith("At 2 of 7 batch sizes the learning rate was not searched.")
+    assert found is not None
+    assert [batch.edge for batch in found.batches] == ["low", *6 * [""]]
+    assert found.warnings[0].startswith("At batch size 8 the best learning rate is at the edge")
 
 
 def test_batch_sizes_without_regimes_or_without_the_goal_need_no_search_of_learning_rates() -> None:
@@ -226,14 +221,16 @@ def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() ->
     assert swept("sgd", "", outcomes(drawn)) is None
 
 
-def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
-    drawn = [
-        trial(50, batch_size=1024.0, learning_rate=0.5),
-        trial(40, batch_size=2048.0, learning_rate=0.1),
-        trial(60, batch_size=4096.0, learning_rate=0.8),
+@pytest.mark.parametrize("rates", [(0.5, 0.1, 0.8), (0.1, 0.1, 0.1)], ids=["drawn", "constant"])
+def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count(
+    rates: tuple[float, ...],
+) -> None:
+    single = [
+        trial(steps, batch_size=size, learning_rate=rate)
+        for size, steps, rate in zip((1024.0, 2048.0, 4096.0), (50, 40, 60), rates, strict=True)
     ]
 
-    found = swept("sgd", "", outcomes([*sweep(LAW), *drawn]))
+    found = swept("sgd", "", outcomes([*sweep(LAW), *single]))
     without = swept("sgd", "", outcomes(sweep(LAW)))
 
     assert found is not None
@@ -241,7 +238,45 @@ def test_drawn_batch_sizes_leave_searched_ones_in() -> None:
     assert [batch.counts for batch in found.batches] == [*7 * [True], *3 * [False]]
     assert found.regimes == without.regimes
     (told,) = found.warnings
-    assert told.startswith("At 3 of 10 batch sizes a single learning rate was tried. They rise")
+    assert told.startswith("At 3 of 10 batch sizes a single learning rate was tried, so the law")
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_a_learning_rate_searched_at_one_batch_size_and_scaled_to_others_counts(
+    power: float,
+) -> None:
+    """The usual way: the base batch size is tuned, and a rule gives the others their rate."""
+    base = 64
+    by_rule = [
+        trial(steps, batch_size=size, learning_rate=0.1 * (size / base) ** power)
+        for size, steps in LAW.items()
+    ]
+    searched = [trial(2 * LAW[base], batch_size=base, learning_rate=rate) for rate in (0.05, 0.2)]
+
+    found = swept("sgd", "", outcomes([*by_rule, *searched]))
+
+    assert found is not None
+    assert all(batch.counts for batch in found.batches)
+    assert found.regimes is not None
+    (told,) = found.warnings
+    assert told.startswith("At 6 of 7 batch sizes the learning rate was not searched.")
+
+
+def test_drawn_learning_rates_around_one_searched_do_not_count() -> None:
+    rates = [0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0]
+    drawn = [
+        trial(steps, batch_size=size, learning_rate=rate)
+        for (size, steps), rate in zip(LAW.items(), rates, strict=True)
+    ]
+    searched = [
+        trial(9999, batch_size=drawn[3].batch_size, learning_rate=rate) for rate in (0.5, 9.0)
+    ]
+
+    found = swept("sgd", "", outcomes([*drawn, *searched]))
+
+    assert found is not None
+    assert [batch.counts for batch in found.batches] == [*3 * [False], True, *3 * [False]]
+    assert found.regimes is None
 
 
 def test_drawn_batch_sizes_leave_the_advice_on_searched_ones() -> None:
