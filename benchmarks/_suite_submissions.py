@@ -71,6 +71,8 @@ def _external() -> Iterator[Submission]:
     yield Submission("adamw", Method("adamw"), "sgd", adamw)
     for policy in ("tradeoff", "ratio", "norm_test", "doubling"):
         yield Submission(f"sgd, {policy}", Method("sgd", policy), "sgd", sgd)
+    constant = Method("sgd", "tradeoff", lr_scaling="none")
+    yield Submission("sgd, tradeoff, constant lr", constant, "sgd", sgd)
     yield Submission("adamw, tradeoff", Method("adamw", "tradeoff"), "adamw", adamw)
     large = (WITH_MOMENTUM, LARGE, MOMENTUM)
     yield Submission("momentum, large", Method("momentum"), "momentum", large)

@@ -58,6 +58,8 @@ class Method:
     """Of BatchSizeController; "": the batch size is fixed."""
     least: int = 0
     """The least batch size of a policy; 0: one example a device."""
+    lr_scaling: str = "auto"
+    """What a policy does with the learning rate."""
     combine: str = ""
     """"adasum" or "decentlam", over so many ranks."""
     ranks: int = 1
@@ -140,6 +142,7 @@ class Scheduled(Fixed):
             Plan(self.size // CLOCK, 1, devices=CLOCK),
             self.optimizer,
             task.method.policy,
+            lr_scaling=task.method.lr_scaling,
             min_batch_size=task.method.least or None,
             max_device_batch_size=MOST // CLOCK,
             max_batch_size=MOST,
