@@ -48,11 +48,16 @@ class _Searched(NamedTuple):
         known = [batch for batch in self.swept.batches if batch.steps]
         return [batch for batch in known if batch.best.trial.learning_rate > 0]
 
+    @property
+    def found(self) -> list[SweptBatch]:
+        """Batch sizes whose best learning rate lies between others."""
+        return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
+
 
 def learning_rates_figure(c: Comparison, workload: str) -> go.Figure | None:
     """Draw the best learning rate against the batch size; None where no goal was reached.
 
-    It is also None if no learning rate is known.
+    It is also None if no batch size has several learning rates: a rule that was used is no finding.
     """
     searched = _searched(c, workload)
     if not searched:
@@ -85,7 +90,11 @@ def _searched(c: Comparison, workload: str) -> list[_Searched]:
         for each in c.sweeps
         if each.workload == workload
     ]
-    found = [each for each in found if each.best]
+    found = [
+        each
+        for each in found
+        if each.best and any(len(batch.learning_rates) > 1 for batch in each.swept.batches)
+    ]
     middle = (len(found) - 1) / 2
     return [each._replace(aside=_APART ** (k - middle)) for k, each in enumerate(found)]
 
@@ -176,7 +185,8 @@ def _about(batch: SweptBatch, look: Look) -> str:
     said = [f"<b>batch size {count(batch.batch_size)}</b>"]
     if look.name:
         said.insert(0, look.shown)
-    said.append(f"best learning rate {batch.best.trial.learning_rate:.3g}")
+    rate = f"{batch.best.trial.learning_rate:.3g}"
+    said.append(f"best learning rate {rate}" if len(rates) > 1 else f"learning rate {rate} alone")
     if len(rates) > 1:
         edge = {"low": ": the lowest is the best", "high": ": the highest is the best"}
         said.append(
@@ -187,12 +197,16 @@ def _about(batch: SweptBatch, look: Look) -> str:
 
 
 def _finding(searched: Sequence[_Searched]) -> str:
-    first, last = searched[0].best[0], searched[0].best[-1]
-    rates = [batch.best.trial.learning_rate for batch in (first, last)]
     powers = [(each.look.shown, power) for each in searched if (power := _power(each)) is not None]
     if not powers:
-        return f"At batch size {count(first.batch_size)} the best learning rate is {rates[0]:.3g}"
+        found = next((each.found[0] for each in searched if each.found), None)
+        if found is None:
+            return "At no batch size the best learning rate is known"
+        rate = found.best.trial.learning_rate
+        return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
     if len(searched) == 1:
+        first, last = searched[0].found[0], searched[0].found[-1]
+        rates = [batch.best.trial.learning_rate for batch in (first, last)]
         return (
             f"From batch size {count(first.batch_size)} to {count(last.batch_size)} the best"
             f" learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}: power {powers[0][1]:.2f}"
@@ -202,13 +216,11 @@ def _finding(searched: Sequence[_Searched]) -> str:
 
 
 def _power(each: _Searched) -> float | None:
-    """Return the slope of the line that fits best on logarithmic axes, through what counts."""
-    batches = [batch for batch in each.best if batch.counts]
-    batches = batches if len(batches) > 1 else each.best
-    if len(batches) < 2:
+    """Return the slope of the line that fits best on logarithmic axes."""
+    if len(each.found) < 2:
         return None
-    sizes = np.log([batch.batch_size for batch in batches])
-    rates = np.log([batch.best.trial.learning_rate for batch in batches])
+    sizes = np.log([batch.batch_size for batch in each.found])
+    rates = np.log([batch.best.trial.learning_rate for batch in each.found])
     return round(float(np.polyfit(sizes, rates, 1)[0]), 2) + 0.0  # none is -0.00
 
 
@@ -220,7 +232,7 @@ def _caption(searched: Sequence[_Searched]) -> str:
     if any(batch.edge for batch in batches):
         said.append("Hollow: the best one is the lowest or the highest of them.")
     if any(batch.unsearched for batch in batches):
-        said.append("Hollow: a single one was tried.")
+        said.append("Hollow: only one is known.")
     whose = f" of {searched[0].look.shown}" if len(searched) > 1 else ""
     said.append(f"The rules begin at the first point{whose}.")
     return " ".join(said)

@@ -323,7 +323,7 @@ def _caption(sweeps: Sequence[Swept]) -> str:
             "Hollow: not counted, the best learning rate is at the edge of those that were tried."
         )
     if any(batch.unsearched for batch in batches):
-        said.append("Hollow: not counted, a single learning rate was tried.")
+        said.append("Hollow: not counted, at most one learning rate is known.")
     if any(batch.best.reached is None for batch in batches):
         said.append("Crosses: goal not reached.")
     if any(

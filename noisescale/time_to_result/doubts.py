@@ -98,10 +98,10 @@ def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str
         others = " and others" if len(names) > NAMED else ""
         whose = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
         yield (
-            f"The batch sizes{whose} are no sweep: each has one learning rate, and these rise and"
-            " fall as if both were drawn. Such runs say nothing of the critical batch size. Search"
-            " the learning rate at each batch size (`noisescale sweep`). If each rate is the best"
-            " of a search, give the other runs of that search, too."
+            f"The batch sizes{whose} are no sweep: none has several learning rates, and these"
+            " rise and fall as if both were drawn. Such runs say nothing of the critical batch"
+            " size. Search the learning rate at each batch size (`noisescale sweep`). If each rate"
+            " is the best of a search, give the other runs of that search, too."
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from noisescale.bounded import UNKNOWN, Bounded
@@ -17,6 +18,12 @@ DRAWN = 4
 
 SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
+
+RULED = 4
+"""So many single learning rates tell a rule: of drawn ones fewer than 1 in 24 rise all along."""
+
+ROUNDING = 0.05
+"""A rate that a rule gave may be rounded by this share."""
 
 
 class SweptBatch(NamedTuple):
@@ -36,8 +43,8 @@ class SweptBatch(NamedTuple):
     edge: str
     """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
     unsearched: bool = False
-    """Whether nothing says that the only learning rate, which reached the goal, is the best one:
-    see `swept`."""
+    """Whether the goal was reached, and at most one learning rate is known, which nothing says to
+    be the best one: see `swept`."""
 
     @property
     def counts(self) -> bool:
@@ -72,10 +79,12 @@ def swept(
     """Return what several batch sizes did; None if fewer than two are known.
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
-    for the law, as Shallue et al. ask: a better one may lie beyond. Where two batch sizes or more
-    have several learning rates, one with a single rate was not searched, and does not count. Where
-    at most one has several, the others count if their rates may follow a rule, or come from
-    searches elsewhere. Rates that go up and down more than fourfold, in a tenth of the pairs of
+    for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one with a single
+    rate, where two batch sizes or more have several: it was not searched. But it counts if a rule
+    gives the rate: four single ones or more never fall, and rise at most as the batch size does.
+
+    Where at most one batch size has several rates, the others may have theirs from searches
+    elsewhere, and count. Rates that go up and down more than fourfold, in a tenth of the pairs of
     batch sizes each, seem drawn along with the batch sizes, and do not count. Then, if no batch
     size has several, there is no sweep.
 
@@ -91,7 +100,7 @@ def swept(
         for size in sizes
     )
     several = sum(len(batch.learning_rates) > 1 for batch in batches)
-    if several > 1 or _were_drawn(batches):
+    if _were_drawn(batches) if several < 2 else not _follow_a_rule(batches):
         if not several:
             return None
         batches = tuple(
@@ -115,6 +124,17 @@ def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
     rising = sum(high > DRAWN * low for low, high in pairs)
     falling = sum(low > DRAWN * high for low, high in pairs)
     return min(rising, falling) >= max(SOME * len(pairs), 1)
+
+
+def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
+    """Whether single learning rates never fall, and rise at most as the batch size does."""
+    single = [batch for batch in batches if len(batch.learning_rates) == 1]
+    return len(single) >= RULED and all(
+        1 / (1 + ROUNDING)
+        <= high.learning_rates[0] / low.learning_rates[0]
+        <= (1 + ROUNDING) * high.batch_size / low.batch_size
+        for low, high in pairwise(single)
+    )
 
 
 def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
@@ -149,8 +169,8 @@ def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[s
         )
     if unsearched := sum(batch.unsearched for batch in batches):
         found.append(
-            f"At {unsearched} of {len(batches)} batch sizes a single learning rate was tried, so"
-            " the law leaves them out. Search the learning rate at each batch size."
+            f"At {unsearched} of {len(batches)} batch sizes at most one learning rate is known, so"
+            " the law leaves them out. Search the learning rate at each batch size, and log it."
         )
     single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.unsearched]
     if single and regimes is not None:

@@ -308,10 +308,10 @@ def test_batch_sizes_with_a_single_learning_rate_are_hollow_and_named() -> None:
 
     symbols = trace(figure, "runs at the best setting").marker.symbol
     assert list(symbols) == ["circle"] * len(law(128)) + ["circle-open"] * 3
-    assert "Hollow: not counted, a single learning rate was tried." in caption(figure)
+    assert "Hollow: not counted, at most one learning rate is known." in caption(figure)
     rates = learning_rates_figure(c, "")
     assert rates is not None
-    assert "Hollow: a single one was tried." in caption(rates)
+    assert "Hollow: only one is known." in caption(rates)
     (table,) = [t for t in comparison_tables(c) if t.title.startswith("Steps to")]
     shown = [line.cells[3].text for line in table.lines]
     assert shown[-2:] == ["0.1 (the only one)", "0.8 (the only one)"]
@@ -494,6 +494,25 @@ def test_a_learning_rate_that_stays_has_a_power_without_a_sign() -> None:
     figure = rates(compare(sweep({64: 900, 128: 500, 256: 300, 512: 250, 1024: 200}), GOAL))
 
     assert finding(figure).endswith("power 0.00")
+
+
+def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
+    """Of three searched ones beside it, the power is theirs."""
+    by_rule = [
+        trial(steps, batch_size=size, learning_rate=0.1 * size / 8, submission="sgd")
+        for size, steps in {8: 900, 16: 500, 32: 300, 64: 200}.items()
+    ]
+    edges = [trial(999, batch_size=8.0, learning_rate=0.05, submission="sgd")]
+    searched = sweep({8: 900, 32: 300}, {8: 0.1, 32: 0.2}, submission="sgd")
+
+    assert learning_rates_figure(compare(by_rule, GOAL), "") is None
+    assert finding(rates(compare([*by_rule, *edges], GOAL))) == (
+        "At no batch size the best learning rate is known"
+    )
+    one = rates(compare([*by_rule, *edges, *searched[:3]], GOAL))
+    assert finding(one) == "At batch size 8 the best learning rate is 0.1"
+    two = rates(compare([*by_rule[:1], *by_rule[3:], *searched], GOAL))
+    assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
 
 
 def test_diverged_learning_rates_are_crosses_and_best_ones_at_the_edge_are_hollow() -> None:

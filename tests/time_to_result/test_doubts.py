@@ -131,7 +131,7 @@ def test_batch_sizes_that_were_drawn_are_named_once() -> None:
     said = warnings_of(*drawn)
 
     assert said.count("as if both were drawn") == 1
-    assert "The batch sizes of a, b, c and others are no sweep: each has one" in said
+    assert "The batch sizes of a, b, c and others are no sweep: none has several" in said
     for sizes in ((8.0, 64.0), (math.nan, math.nan), (8.0, math.nan)):
         by_rule = [trial(100, batch_size=size, learning_rate=0.1) for size in sizes]
         assert "drawn" not in warnings_of(*by_rule)

@@ -221,7 +221,7 @@ def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() ->
     assert swept("sgd", "", outcomes(drawn)) is None
 
 
-@pytest.mark.parametrize("rates", [(0.5, 0.1, 0.8), (0.1, 0.1, 0.1)], ids=["drawn", "constant"])
+@pytest.mark.parametrize("rates", [(0.5, 0.1, 0.8), (0.1, 0.2, 0.4)], ids=["drawn", "too few"])
 def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count(
     rates: tuple[float, ...],
 ) -> None:
@@ -238,28 +238,56 @@ def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count
     assert [batch.counts for batch in found.batches] == [*7 * [True], *3 * [False]]
     assert found.regimes == without.regimes
     (told,) = found.warnings
-    assert told.startswith("At 3 of 10 batch sizes a single learning rate was tried, so the law")
+    assert told.startswith("At 3 of 10 batch sizes at most one learning rate is known, so the law")
 
 
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_a_learning_rate_searched_at_one_batch_size_and_scaled_to_others_counts(
-    power: float,
-) -> None:
-    """The usual way: the base batch size is tuned, and a rule gives the others their rate."""
-    base = 64
-    by_rule = [
-        trial(steps, batch_size=size, learning_rate=0.1 * (size / base) ** power)
-        for size, steps in LAW.items()
-    ]
-    searched = [trial(2 * LAW[base], batch_size=base, learning_rate=rate) for rate in (0.05, 0.2)]
+def test_batch_sizes_without_a_learning_rate_beside_searched_ones_do_not_count() -> None:
+    trials = [*sweep(LAW), *(trial(50, batch_size=size) for size in (1024.0, 2048.0))]
 
-    found = swept("sgd", "", outcomes([*by_rule, *searched]))
+    found = swept("sgd", "", outcomes(trials))
 
     assert found is not None
-    assert all(batch.counts for batch in found.batches)
+    assert [batch.counts for batch in found.batches] == [*7 * [True], *2 * [False]]
+    assert found.warnings[0].startswith("At 2 of 9 batch sizes at most one learning rate is known")
+
+
+SCALED = {
+    "constant": lambda size: 0.1,
+    "square root": lambda size: round(0.1 * (size / 64) ** 0.5, 3),
+    "linear": lambda size: 0.1 * size / 64,
+    "AdaScale's, for a noise scale of 100": lambda size: 0.1 * 1.64 / (1 + 100 / size),
+}
+
+
+@pytest.mark.parametrize("rule", SCALED)
+@pytest.mark.parametrize("searched", [(64,), (64, 512), (8, 64, 512)], ids=str)
+def test_a_learning_rate_searched_at_some_batch_sizes_and_scaled_to_others_counts(
+    searched: tuple[int, ...], rule: str
+) -> None:
+    """The usual way: the base batch size is tuned, and a rule gives the others their rate.
+
+    A search at further ones, even if it ends at the edge, takes nothing from those of the rule.
+    """
+    rate = SCALED[rule]
+    by_rule = [trial(s, batch_size=b, learning_rate=rate(b)) for b, s in LAW.items()]
+    also = [
+        trial(2 * LAW[size], batch_size=size, learning_rate=factor * rate(size))
+        for size in searched
+        for factor in ((0.5, 2) if size == 64 else (0.5,))
+    ]
+
+    found = swept("sgd", "", outcomes([*by_rule, *also]))
+
+    assert found is not None
+    assert [batch.counts for batch in found.batches] == [
+        size == 64 or size not in searched for size in LAW
+    ]
     assert found.regimes is not None
-    (told,) = found.warnings
-    assert told.startswith("At 6 of 7 batch sizes the learning rate was not searched.")
+    single = len(LAW) - len(searched)
+    assert any(
+        told.startswith(f"At {single} of 7 batch sizes the learning rate was not searched.")
+        for told in found.warnings
+    )
 
 
 def test_drawn_learning_rates_around_one_searched_do_not_count() -> None:
