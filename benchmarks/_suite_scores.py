@@ -109,13 +109,6 @@ def scored(times: Times) -> dict[str, float]:
     return algoperf_score(times, variants=counting_variants(next(iter(times.values()))))
 
 
-def scores_of_studies(trials: Sequence[Row], ruleset: Ruleset) -> dict[str, list[float]]:
-    """Scores of the first, second, ... study of all workloads alone."""
-    studies = sorted({row["study"] for row in trials})
-    each = [scored(times_of([r for r in trials if r["study"] == k], ruleset)) for k in studies]
-    return {name: [of[name] for of in each] for name in each[0]}
-
-
 class SpeedUp(NamedTuple):
     """A geometric mean of speed-ups."""
 
@@ -180,12 +173,18 @@ def mean_speed_up(pairs: Iterable[tuple[str, float, float]], budget: float = 1.0
 
 
 class SameTrials(NamedTuple):
-    """Trials of two submissions with the same settings, weights and batches."""
+    """Trials of two submissions with the same settings and initial weights."""
 
     speed_up: SpeedUp
+    """Of those that reached the goal in both."""
+    both: int
+    """That reached the goal in both."""
     won: int
     """That reached the goal, which the others missed."""
     lost: int
+
+    def __str__(self) -> str:
+        return f"{self.speed_up} of {self.both}; {self.won}, {self.lost}"
 
 
 def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str, sizes: Sequence[int]) -> SameTrials:
@@ -200,8 +199,10 @@ def trial_by_trial(rows: Sequence[Row], ours: str, theirs: str, sizes: Sequence[
         assert row["settings"] == other["settings"]
         if int(row["settings"]["batch_size"]) in sizes:
             pairs.append((place[0], clock_of(row), clock_of(other)))
+    both = [pair for pair in pairs if max(pair[1:]) < math.inf]
     return SameTrials(
-        mean_speed_up(pairs),
+        mean_speed_up(both),
+        len(both),
         sum(mine < other == math.inf for _, mine, other in pairs),
         sum(other < mine == math.inf for _, mine, other in pairs),
     )

@@ -15,12 +15,11 @@ from scipy.stats import ttest_1samp
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import _results
 import suite
-from _suite_report import tuners
+from _suite_report import tuners, untuned
 from _suite_scores import (
     mean_factor,
     mean_speed_up,
     scored,
-    scores_of_studies,
     times_of,
     trial_by_trial,
     verdicts,
@@ -376,15 +375,6 @@ def test_a_time_is_the_median_over_studies_of_the_fastest_trial() -> None:
     assert scored(times) == pytest.approx({"a": 1.0, "b": 2 / 3})
 
 
-def test_the_score_of_a_study_is_of_its_trials_alone() -> None:
-    rows = rows_of("a", "digits", [[2.0], [4.0], [9.0]]) + rows_of("b", "digits", [[4.0]] * 3)
-
-    of_studies = scores_of_studies(rows, EXTERNAL)
-
-    assert of_studies["a"] == pytest.approx([1.0, 1.0, (4 - 9 / 4) / 3])
-    assert of_studies["b"] == pytest.approx([2 / 3, 1.0, 1.0])
-
-
 def test_a_speed_up_that_all_workloads_have_is_certain() -> None:
     found = mean_speed_up([("digits", 2.0, 4.0), ("mnist", 3.0, 6.0)])
 
@@ -420,10 +410,23 @@ def test_trials_with_the_same_settings_are_compared_by_batch_size() -> None:
 
     small, both = (trial_by_trial(fixed + moved, "x", "sgd", s) for s in ([16], [16, 32]))
 
-    late = PROBLEMS["digits"].budget + 1
-    assert small.speed_up.mean == pytest.approx(math.sqrt(4.0 / 2.0 * 2.0 / late))
-    assert both.speed_up.mean == pytest.approx((4.0 / 2.0 * 2.0 / late * late / 5.0) ** (1 / 3))
-    assert (small[1:], both[1:]) == ((0, 1), (1, 1))
+    assert small.speed_up.mean == pytest.approx(4.0 / 2.0)
+    assert (small[1:], both[1:]) == ((1, 0, 1), (1, 1, 1))
+
+
+def test_one_setting_is_compared_with_the_best_of_five_within_their_budget(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    size = Size(externals=("sgd",), selves=("sgd, untuned",), studies=1, trials=2)
+    late = 1.2 * PROBLEMS["mnist"].budget
+    rows = rows_of("sgd", "digits", [[4.0, 2.0]]) + rows_of("sgd", "mnist", [[3.0, math.inf]])
+    rows += rows_of("sgd, untuned", "digits", [[1.0]]) + rows_of("sgd, untuned", "mnist", [[late]])
+
+    (found,) = untuned(rows, size)
+
+    factor = 2.0 / 1.0 * 3.0 / (PROBLEMS["mnist"].budget + 1)
+    assert found["speed_up"]["mean"] == pytest.approx(math.sqrt(factor), abs=1e-4)
+    assert "| sgd, untuned | sgd | " in capsys.readouterr().out
 
 
 def test_carbs_is_compared_after_the_first_trials_of_workloads_that_are_whole(
