@@ -100,9 +100,10 @@ def swept(
         for size in sizes
     )
     several = sum(len(batch.learning_rates) > 1 for batch in batches)
-    if _were_drawn(batches) if several < 2 else not _follow_a_rule(batches):
-        if not several:
-            return None
+    by_chance = not _follow_a_rule(batches) if several > 1 else _were_drawn(batches)
+    if by_chance and not several:
+        return None
+    if by_chance:
         batches = tuple(
             b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < 2) for b in batches
         )
@@ -115,7 +116,7 @@ def swept(
 
 
 def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
-    """Whether the best learning rates follow no rule.
+    """Whether the best learning rates go up and down, so that no rule gave them.
 
     Neither a rule nor a search at each batch size has them both rise and fall so far.
     """

@@ -200,9 +200,15 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize("searched", [False, True], ids=["", "one searched"])
 @pytest.mark.parametrize("rule", RULES)
-def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str) -> None:
-    trials = [trial(s, batch_size=b, learning_rate=RULES[rule][b]) for b, s in LAW.items()]
+def test_batch_sizes_with_one_learning_rate_each_by_a_rule_count(rule: str, searched: bool) -> None:
+    rates = RULES[rule]
+    trials = [trial(s, batch_size=b, learning_rate=rates[b]) for b, s in LAW.items()]
+    if searched:
+        trials += [
+            trial(9999, batch_size=64, learning_rate=factor * rates[64]) for factor in (0.5, 2)
+        ]
 
     found = swept("sgd", "", outcomes(trials))
 
