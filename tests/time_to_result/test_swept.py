@@ -227,24 +227,30 @@ def test_batch_sizes_that_were_drawn_along_with_learning_rates_are_no_sweep() ->
     assert swept("sgd", "", outcomes(drawn)) is None
 
 
-@pytest.mark.parametrize("rates", [(0.5, 0.1, 0.8), (0.1, 0.2, 0.4)], ids=["drawn", "too few"])
+@pytest.mark.parametrize("searched", [2, 7])
+@pytest.mark.parametrize(
+    "rates",
+    [(0.5, 0.1, 0.8), (0.1, 0.2, 0.4), (0.1, 0.4, 1.6, 6.4), (0.8, 0.4, 0.2, 0.1)],
+    ids=["drawn", "too few", "too steep", "falling"],
+)
 def test_a_batch_size_with_one_learning_rate_beside_searched_ones_does_not_count(
-    rates: tuple[float, ...],
+    rates: tuple[float, ...], searched: int
 ) -> None:
+    law = dict([*LAW.items()][:searched])
     single = [
-        trial(steps, batch_size=size, learning_rate=rate)
-        for size, steps, rate in zip((1024.0, 2048.0, 4096.0), (50, 40, 60), rates, strict=True)
+        trial(60 - k, batch_size=1024.0 * 2**k, learning_rate=rate) for k, rate in enumerate(rates)
     ]
 
-    found = swept("sgd", "", outcomes([*sweep(LAW), *single]))
-    without = swept("sgd", "", outcomes(sweep(LAW)))
+    found = swept("sgd", "", outcomes([*sweep(law), *single]))
+    without = swept("sgd", "", outcomes(sweep(law)))
 
     assert found is not None
     assert without is not None
-    assert [batch.counts for batch in found.batches] == [*7 * [True], *3 * [False]]
+    expected = [*searched * [True], *len(rates) * [False]]
+    assert [batch.counts for batch in found.batches] == expected
     assert found.regimes == without.regimes
     (told,) = found.warnings
-    assert told.startswith("At 3 of 10 batch sizes at most one learning rate is known, so the law")
+    assert told.startswith(f"At {len(rates)} of {len(expected)} batch sizes at most one learning")
 
 
 def test_batch_sizes_without_a_learning_rate_beside_searched_ones_do_not_count() -> None:
@@ -261,6 +267,7 @@ SCALED = {
     "constant": lambda size: 0.1,
     "square root": lambda size: round(0.1 * (size / 64) ** 0.5, 3),
     "linear": lambda size: 0.1 * size / 64,
+    "linear, rounded": lambda size: round(0.1 * size / 60, 3),
     "AdaScale's, for a noise scale of 100": lambda size: 0.1 * 1.64 / (1 + 100 / size),
 }
 
