@@ -214,7 +214,7 @@ def _rate(batch: SweptBatch) -> str:
     if math.isnan(rate) or batch.best.reached is None:
         return ""
     edge = {"low": " (the lowest)", "high": " (the highest)"}.get(batch.edge, "")
-    return f"{rate:.3g}{' (the only one)' if batch.unsearched else edge}"
+    return f"{rate:.3g}{' (the only one)' if len(batch.learning_rates) == 1 else edge}"
 
 
 def _tried(batch: SweptBatch) -> str:

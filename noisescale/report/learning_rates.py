@@ -100,7 +100,7 @@ def _searched(c: Comparison, workload: str) -> list[_Searched]:
 
 
 def _draw_rules(drawn: go.Figure, searched: Sequence[_Searched], left: float, right: float) -> None:
-    """From the first point that counts."""
+    """From the first point that was searched."""
     first = _first(searched[0])
     rate = first.best.trial.learning_rate
     for name, power, dash in _RULES:
@@ -115,7 +115,7 @@ def _draw_rules(drawn: go.Figure, searched: Sequence[_Searched], left: float, ri
 
 
 def _first(each: _Searched) -> SweptBatch:
-    return next((batch for batch in each.best if batch.counts), each.best[0])
+    return (each.found or each.best)[0]
 
 
 def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
@@ -142,7 +142,7 @@ def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
 
 
 def _draw_best(drawn: go.Figure, each: _Searched, *, alone: bool) -> None:
-    look = each.look
+    look, found = each.look, {batch.batch_size for batch in each.found}
     drawn.add_scatter(
         x=[batch.batch_size * each.aside for batch in each.best],
         y=[batch.best.trial.learning_rate for batch in each.best],
@@ -151,7 +151,9 @@ def _draw_best(drawn: go.Figure, each: _Searched, *, alone: bool) -> None:
         mode="lines+markers",
         line={"color": look.colour, "width": 1.5},
         marker={
-            "symbol": [look.symbol if b.counts else f"{look.symbol}-open" for b in each.best],
+            "symbol": [
+                look.symbol if b.batch_size in found else f"{look.symbol}-open" for b in each.best
+            ],
             "size": 10,
             "color": look.colour,
             "line": {"width": 1.5, "color": look.colour},
@@ -201,7 +203,7 @@ def _finding(searched: Sequence[_Searched]) -> str:
     if not powers:
         found = next((each.found[0] for each in searched if each.found), None)
         if found is None:
-            return "At no batch size the best learning rate is known"
+            return "At no batch size is the best learning rate known"
         rate = found.best.trial.learning_rate
         return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
     if len(searched) == 1:
@@ -231,8 +233,9 @@ def _caption(searched: Sequence[_Searched]) -> str:
         said.append("Thin vertical lines: the learning rates that were tried.")
     if any(batch.edge for batch in batches):
         said.append("Hollow: the best one is the lowest or the highest of them.")
-    if any(batch.unsearched for batch in batches):
+    if any(len(batch.learning_rates) == 1 for each in searched for batch in each.best):
         said.append("Hollow: only one is known.")
     whose = f" of {searched[0].look.shown}" if len(searched) > 1 else ""
-    said.append(f"The rules begin at the first point{whose}.")
+    first = "first filled point" if searched[0].found else "first point"
+    said.append(f"The rules begin at the {first}{whose}.")
     return " ".join(said)

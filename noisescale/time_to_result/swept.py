@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from noisescale.bounded import UNKNOWN, Bounded
@@ -20,7 +19,10 @@ SOME = 0.1
 """Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
 
 RULED = 4
-"""So many single learning rates tell a rule: of drawn ones fewer than 1 in 24 rise all along."""
+"""So many single learning rates tell a rule.
+
+If they were drawn from a range, fewer than 1 in 24 would rise all along; from a list of three, 6 %.
+"""
 
 ROUNDING = 0.05
 """A rate that a rule gave may be rounded by this share."""
@@ -80,8 +82,9 @@ def swept(
 
     A batch size whose best learning rate is at the edge of those that were tried does not count
     for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one with a single
-    rate, where two batch sizes or more have several: it was not searched. But it counts if a rule
-    gives the rate: four single ones or more never fall, and rise at most as the batch size does.
+    rate, or an unknown one, where two batch sizes or more have several: it was not searched. But a
+    single rate counts if a rule gave it: four such rates or more, together with the best ones of
+    the searches, never fall, and rise at most as the batch size does.
 
     Where at most one batch size has several rates, the others may have theirs from searches
     elsewhere, and count. Rates that go up and down more than fourfold, in a tenth of the pairs of
@@ -103,10 +106,10 @@ def swept(
     by_chance = not _follow_a_rule(batches) if several > 1 else _were_drawn(batches)
     if by_chance and not several:
         return None
-    if by_chance:
-        batches = tuple(
-            b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < 2) for b in batches
-        )
+    fewest = 2 if by_chance else 1 if several > 1 else 0
+    batches = tuple(
+        b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < fewest) for b in batches
+    )
     counting = [batch for batch in batches if batch.counts]
     points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
     regimes = None
@@ -128,13 +131,34 @@ def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
 
 
 def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
-    """Whether single learning rates never fall, and rise at most as the batch size does."""
-    single = [batch for batch in batches if len(batch.learning_rates) == 1]
-    return len(single) >= RULED and all(
-        1 / (1 + ROUNDING)
-        <= high.learning_rates[0] / low.learning_rates[0]
-        <= (1 + ROUNDING) * high.batch_size / low.batch_size
-        for low, high in pairwise(single)
+    """Whether learning rates that never fall, and rise at most as the batch size does, fit all.
+
+    A rule has to hit single rates but for rounding, and lie nearer to the best rate of a search
+    than to any other that was tried there.
+    """
+    known = [batch for batch in batches if batch.steps and batch.learning_rates]
+    if sum(len(batch.learning_rates) == 1 for batch in known) < RULED:
+        return False
+    lowest, highest, before = 0.0, math.inf, known[0].batch_size
+    for batch in known:
+        low, high = _around_best(batch)
+        lowest = max(lowest, low)
+        highest = min(highest * batch.batch_size / before, high)
+        before = batch.batch_size
+        if lowest > highest:
+            return False
+    return True
+
+
+def _around_best(batch: SweptBatch) -> tuple[float, float]:
+    """The learning rates that are nearest to the best one of a batch size, on logarithmic axes."""
+    rates, best = batch.learning_rates, batch.best.trial.learning_rate
+    if len(rates) == 1:
+        return best / (1 + ROUNDING), best * (1 + ROUNDING)
+    below, above = ([r for r in rates if r < best], [r for r in rates if r > best])
+    return (
+        math.sqrt(best * below[-1]) if below else 0.0,
+        math.sqrt(best * above[0]) if above else math.inf,
     )
 
 

@@ -507,10 +507,13 @@ def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
 
     assert learning_rates_figure(compare(by_rule, GOAL), "") is None
     assert finding(rates(compare([*by_rule, *edges], GOAL))) == (
-        "At no batch size the best learning rate is known"
+        "At no batch size is the best learning rate known"
     )
     one = rates(compare([*by_rule, *edges, *searched[:3]], GOAL))
     assert finding(one) == "At batch size 8 the best learning rate is 0.1"
+    symbols = trace(one, "best learning rate").marker.symbol
+    assert list(symbols) == ["circle", *3 * ["circle-open"]]
+    assert "Hollow: only one is known. The rules begin at the first filled point." in caption(one)
     two = rates(compare([*by_rule[:1], *by_rule[3:], *searched], GOAL))
     assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
 

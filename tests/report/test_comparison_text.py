@@ -504,7 +504,7 @@ def test_a_table_of_batch_sizes_has_repetitions_diverged_runs_and_no_rate_of_mis
 
     assert column(table, "steps") == ["420", "110", "not reached"]
     assert [line.cells[1].bounds for line in table.lines] == ["400–440", "100–120", ""]
-    assert column(table, "best learning rate") == ["0.1 (the lowest)", "0.1", ""]
+    assert column(table, "best learning rate") == ["0.1 (the lowest)", "0.1 (the only one)", ""]
     assert column(table, "tried") == ["0.1 to 1", "", ""]
     assert column(table, "reached by") == ["3 of 4", "3 of 3", "0 of 1"]
     assert column(table, "diverged") == ["1", "0", "0"]

@@ -303,6 +303,43 @@ def test_a_learning_rate_searched_at_some_batch_sizes_and_scaled_to_others_count
     )
 
 
+@pytest.mark.parametrize(
+    ("searched", "single"),
+    [
+        ({8: 0.1, 16: 0.2}, dict.fromkeys((32, 64, 128, 256, 512), 0.1)),
+        ({128: 0.7, 256: 1.0, 512: 1.4}, dict.fromkeys((8, 16, 32, 64), 0.1)),
+    ],
+    ids=["before", "after"],
+)
+def test_a_learning_rate_that_was_never_scaled_does_not_count_against_the_searches(
+    searched: dict[int, float], single: dict[int, float]
+) -> None:
+    """At 16 a rate of 0.2 was found, so 0.1 is too low at larger batch sizes."""
+    trials = [
+        trial(LAW[size] * (1 if factor == 1 else 1.6), batch_size=size, learning_rate=factor * best)
+        for size, best in searched.items()
+        for factor in (0.5, 1, 2)
+    ]
+    trials += [trial(3 * LAW[b], batch_size=b, learning_rate=rate) for b, rate in single.items()]
+
+    found = swept("sgd", "", outcomes(trials))
+
+    assert found is not None
+    assert [batch.counts for batch in found.batches] == [size in searched for size in LAW]
+
+
+def test_a_batch_size_without_a_learning_rate_does_not_count_beside_a_rule() -> None:
+    known = [trial(s, batch_size=b, learning_rate=0.1 * b / 8) for b, s in LAW.items() if b <= 256]
+    edges = [trial(9999, batch_size=b, learning_rate=0.05) for b in (8, 16)]
+    unknown = [trial(500, batch_size=512)]
+
+    found = swept("sgd", "", outcomes([*known, *edges, *unknown]))
+
+    assert found is not None
+    assert [b.batch_size for b in found.batches if b.counts] == [32, 64, 128, 256]
+    assert found.batches[-1].unsearched
+
+
 def test_drawn_learning_rates_around_one_searched_do_not_count() -> None:
     rates = [0.4, 1.0, 0.2, 3.0, 0.1, 0.3, 2.0]
     drawn = [
