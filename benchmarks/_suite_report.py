@@ -56,7 +56,7 @@ def report(rows: Sequence[Row], size: Size) -> list[Row]:
         if workloads:
             trials = trials_of(rows, names, workloads, size)
             found += _of_group(trials, group, names, goals_of(rows))
-            _print_by_batch_size(trials, group, names)
+            found += _by_batch_size(trials, group, names)
     found += untuned(rows, size)
     found += tuners(rows, size)
     return found
@@ -136,17 +136,23 @@ def _scores(trials: Sequence[Row], group: Group, names: Sequence[str]) -> list[R
     ]
 
 
-def _print_by_batch_size(trials: Sequence[Row], group: Group, names: Sequence[str]) -> None:
-    """Adaptive against fixed batch sizes, with the same settings otherwise."""
+def _by_batch_size(trials: Sequence[Row], group: Group, names: Sequence[str]) -> list[Row]:
+    """Print adaptive against fixed batch sizes, with the same settings otherwise."""
     scheduled = [n for n in names if group.submissions[n].method.policy]
     if not scheduled or not group.submissions[scheduled[0]].space:
-        return
-    lines = []
+        return []
+    lines, found = [], []
     for name in scheduled:
         control = group.submissions[name].control
         each = [trial_by_trial(trials, name, control, sizes) for sizes in STARTS.values()]
         lines.append([name, *each])
+        found += [
+            {"submission": name, "over": control, "from": start}
+            | {"speed_up": _saved(e.speed_up), "both": e.both, "won": e.won, "lost": e.lost}
+            for start, e in zip(STARTS, each, strict=True)
+        ]
     _print_table(f"policy | {' | '.join(STARTS)}", lines)
+    return found
 
 
 def untuned(rows: Sequence[Row], size: Size) -> list[Row]:
