@@ -270,6 +270,20 @@ def test_a_least_batch_size_is_never_left() -> None:
     assert sizes[1] >= 128
 
 
+def test_a_constant_learning_rate_gets_on_where_adascale_shrinks_it() -> None:
+    """The batch size shrinks from 128 alike in both, far from the regression's answer."""
+    constant = EXTERNALS["sgd, tradeoff, constant lr"].method
+    settings = {"learning_rate": 0.03, "batch_size": 128}
+
+    ours, theirs = (
+        train(Task("regression", method, settings, 0, 0.0, 1.0))["last"][-1]
+        for method in (constant, Method("sgd", "tradeoff"))
+    )
+
+    assert (ours["step"], ours["examples"]) == (theirs["step"], theirs["examples"])
+    assert ours["loss"] < 0.95 * theirs["loss"]
+
+
 def test_a_schedule_that_never_moves_trains_as_a_fixed_batch_size() -> None:
     """Until the first decision it does not move; 8 micro-batches have the gradient of the batch."""
     settings = {"learning_rate": 0.3, "batch_size": 64}

@@ -514,6 +514,9 @@ def test_a_rule_that_gave_the_learning_rates_is_no_finding() -> None:
     symbols = trace(one, "best learning rate").marker.symbol
     assert list(symbols) == ["circle", *3 * ["circle-open"]]
     assert "Hollow: only one is known. The rules begin at the first filled point." in caption(one)
+    later = rates(compare([*by_rule, *searched[3:]], GOAL))
+    x, y = trace(later, "square root rule").x[0], trace(later, "square root rule").y[0]
+    assert y == pytest.approx(0.2 * (x / 32) ** 0.5)
     two = rates(compare([*by_rule[:1], *by_rule[3:], *searched], GOAL))
     assert finding(two).endswith("goes from 0.1 to 0.2: power 0.50")
 

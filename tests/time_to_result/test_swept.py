@@ -303,6 +303,20 @@ def test_a_learning_rate_searched_at_some_batch_sizes_and_scaled_to_others_count
     )
 
 
+def searched_around(best: dict[int, float], factors: tuple[float, ...]) -> list[Trial]:
+    return [
+        trial(LAW[size] * (1 if f == 1 else 1.6), batch_size=size, learning_rate=f * rate)
+        for size, rate in best.items()
+        for f in factors
+    ]
+
+
+def counted(trials: list[Trial]) -> list[float]:
+    found = swept("sgd", "", outcomes(trials))
+    assert found is not None
+    return [batch.batch_size for batch in found.batches if batch.counts]
+
+
 @pytest.mark.parametrize(
     ("searched", "single"),
     [
@@ -315,17 +329,39 @@ def test_a_learning_rate_that_was_never_scaled_does_not_count_against_the_search
     searched: dict[int, float], single: dict[int, float]
 ) -> None:
     """At 16 a rate of 0.2 was found, so 0.1 is too low at larger batch sizes."""
-    trials = [
-        trial(LAW[size] * (1 if factor == 1 else 1.6), batch_size=size, learning_rate=factor * best)
-        for size, best in searched.items()
-        for factor in (0.5, 1, 2)
-    ]
+    trials = searched_around(searched, (0.5, 1, 2))
     trials += [trial(3 * LAW[b], batch_size=b, learning_rate=rate) for b, rate in single.items()]
 
-    found = swept("sgd", "", outcomes(trials))
+    assert counted(trials) == [*searched]
 
-    assert found is not None
-    assert [batch.counts for batch in found.batches] == [size in searched for size in LAW]
+
+@pytest.mark.parametrize(
+    ("best", "factors", "rate", "count"),
+    [
+        ({8: 0.1, 512: 0.35}, (0.5, 1, 2), 0.35, False),  # at 8 it would be above 0.14
+        ({8: 0.1, 512: 0.35}, (0.5, 1, 2), 0.27, True),
+        ({8: 0.1, 512: 0.1}, (1, 2), 0.05, True),  # the best may be lower
+        ({8: 0.1, 512: 0.1}, (1, 2), 0.3, False),
+        ({8: 0.1, 512: 0.1}, (0.5, 1), 0.2, True),  # the best may be higher
+        ({8: 0.1, 512: 0.1}, (0.5, 1), 0.05, False),
+    ],
+)
+def test_single_learning_rates_count_if_searches_leave_room_for_them(
+    best: dict[int, float], factors: tuple[float, ...], rate: float, count: bool
+) -> None:
+    single = [trial(s, batch_size=b, learning_rate=rate) for b, s in LAW.items() if b not in best]
+    found = counted([*searched_around(best, factors), *single])
+
+    assert set(found) - best.keys() == ({16, 32, 64, 128, 256} if count else set())
+
+
+def test_a_missed_goal_says_nothing_of_the_rule() -> None:
+    single = [trial(LAW[b], batch_size=b, learning_rate=0.1) for b in (32, 64, 128, 256)]
+    missed = [trial(math.inf, batch_size=512, learning_rate=0.001)]
+
+    found = counted([*searched_around({8: 0.1, 16: 0.1}, (0.5, 1, 2)), *single, *missed])
+
+    assert found == [8, 16, 32, 64, 128, 256]
 
 
 def test_a_batch_size_without_a_learning_rate_does_not_count_beside_a_rule() -> None:
