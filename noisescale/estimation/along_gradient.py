@@ -47,19 +47,26 @@ class AlongGradient:
     """
 
     def __init__(self, confidence: float = 0.95, unit: str = "examples") -> None:
-        self._confidence, self._unit = confidence, unit
-        self._along = RecentSteps(confidence=confidence, unit=unit)
-        self._alignment = RecentSteps(confidence=confidence, unit=unit)
+        self.confidence, self._unit = confidence, unit
+        self._along = RecentSteps("auto", confidence, unit)
+        self._alignment = RecentSteps("auto", confidence, unit)
         self._level = Level()
         self._batch_size = 0.0
 
-    def add(self, along: GradientMoments, whole: GradientMoments, weight: float) -> None:
+    def add(
+        self,
+        along: GradientMoments,
+        whole: GradientMoments,
+        weight: float,
+        step: int | None = None,
+    ) -> None:
         """Add one step. The first step only sets the level.
 
         Args:
             along: The moments of g·v. They must be finite, and may be negative.
             whole: Those of g.
             weight: The global batch size of the step.
+            step: Optimizer steps of the run up to this one. Default: one more than the last.
         """
         level = self._level.of(whole, weight)
         _, self._level = self._level.step(whole, weight)
@@ -67,9 +74,9 @@ class AlongGradient:
         if level is None:
             return
         signal = along.grad_sq_norm / level
-        self._along.add_relative(GradientMoments(signal, along.noise_trace / level), weight)
+        self._along.add_relative(GradientMoments(signal, along.noise_trace / level), weight, step)
         of_all = GradientMoments(whole.grad_sq_norm / level, noise_trace=signal)
-        self._alignment.add_relative(of_all, weight)
+        self._alignment.add_relative(of_all, weight, step)
 
     def alignment(self, least: float = 0.0) -> NoiseScale:
         """Return (G·v)²/|G|² of the last steps, between 0 and 1 but for chance.
@@ -92,7 +99,7 @@ class AlongGradient:
         expected = 1 / (1 + noise / max(self._batch_size, 1e-9))
         if found >= max(LEAST_SHARE * expected, LEAST_ALIGNMENT):
             return replace(along, low=along.low / BEYOND, high=along.high * BEYOND)
-        return NoiseScale.unknown(self._confidence, self._unit, steps=along.steps)
+        return NoiseScale.unknown(self.confidence, self._unit, steps=along.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that `load_state_dict` needs, in builtin types."""

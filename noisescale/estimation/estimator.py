@@ -6,48 +6,27 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
-
-from noisescale.checks import check_confidence, is_whole, refuse
-from noisescale.estimation.averages import Average, Scatter
-from noisescale.estimation.level import Level
+from noisescale.checks import is_whole, refuse
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.estimation.ratio_interval import steps_needed
-
-AUTO_WINDOWS = tuple(2**k for k in range(3, 15))
-"""The lengths, in steps, of the windows that `window="auto"` keeps side by side."""
-
-_LEAST_MEMORY = AUTO_WINDOWS.index(64)
-"""Index of the shortest window from which "auto" takes the scatter of single steps."""
+from noisescale.estimation.recent import RecentSteps
 
 LARGEST_MOMENT = 1e100
 """A step with a larger moment is left out: the sums of squares would overflow."""
 
-AUTO_RELATIVE_WIDTH = 0.5
-""""auto" aims at an interval of this relative width, (high - low)/value."""
-
 
 class NoiseScaleEstimator:
-    """Average per-step moments and turn them into a `NoiseScale` with its interval.
+    """Average per-step moments and turn them into the `NoiseScale` of now with its interval.
 
     The noise scale is a ratio of two means. The moments of a single step are noisy, and may be
     negative; their averages are unbiased. So the estimator averages first, divides last and never
-    clamps. The interval is Fieller's for a ratio of two correlated means. Its sandwich covariance
-    remains valid when steps with different noise share one average, as after a change of the batch
-    size.
-
-    The averages are exponential, and debiased when they are read. A window of n steps has the
-    effective weight of n equal steps (1/Σw² = n). While fewer than n steps were measured, all of
-    them count.
+    clamps. It averages over the last measured steps, and its interval holds the noise scale of now:
+    `RecentSteps` says how.
 
     Args:
-        window: Measured steps to average over, at least 2. "auto" keeps averages over 2³ to 2¹⁴
-            steps and answers from the shortest window that is expected to give an interval of
-            relative width 0.5. The expectation comes from the scatter of single steps, over 64
-            steps or more and always over more steps than the window has. The interval itself
-            must not choose the window: this would favour windows that are narrow by luck, and
-            the interval would cover the true value too rarely.
+        window: Measured steps to average over, at least 2. "auto" takes the steps that say most
+            about now: few where the noise scale changes faster than it is measured, many where
+            single steps are noisy, and at most those of the last 70 % of the run.
         confidence: Coverage of the interval, between 0 and 1.
         unit: The unit of batch sizes, for display: "examples", "sequences" or "tokens".
 
@@ -59,7 +38,7 @@ class NoiseScaleEstimator:
         >>> for noise, signal in [(5.0, 0.3), (7.0, 0.2), (6.0, 0.25), (6.5, 0.27)]:
         ...     _ = estimator.update(GradientMoments(grad_sq_norm=signal, noise_trace=noise))
         >>> print(estimator.estimate())
-        24.1 examples (95 % 15.2 to 38.8, 4 steps)
+        27.3 examples (95 % 14.6 to 49.7, 3 steps)
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix A. Fieller 1954, "Some problems in
@@ -73,27 +52,22 @@ class NoiseScaleEstimator:
         unit: str = "examples",
     ) -> None:
         check_window(window)
-        check_confidence(confidence)
         check_unit(unit)
+        self._recent = RecentSteps(window, confidence, unit)
         self.window = window
         self.confidence = confidence
         self.unit = unit
-        lengths = AUTO_WINDOWS if window == "auto" else (int(window),)
-        self._lengths = [float(steps) for steps in lengths]
-        # With the decay (n-1)/(n+1) the weights of an exponential average have 1/Σw² = n.
-        self._decays = [(n - 1) / (n + 1) for n in self._lengths]
-        self._averages = [Average()] * len(lengths)
-        self._scatter = Scatter.empty(len(lengths))
-        self._scatter_decays = Scatter.decays(np.array(self._decays))
 
-    def update(self, moments: GradientMoments, weight: float = 1.0) -> bool:
-        """Add one step's moments.
+    def update(
+        self, moments: GradientMoments, weight: float = 1.0, step: int | None = None
+    ) -> bool:
+        """Add one step's moments. The first step only sets the level of |g|².
 
         Args:
             moments: The step's two moments. They may be negative.
-            weight: Relative weight of the step. It must not depend on the step's gradients, or
-                the averages become biased. The global batch size is a good weight: a larger batch
-                measures |G|² more precisely.
+            weight: The global batch size of the step, in `unit`.
+            step: Optimizer steps of the run up to this one, if some are not measured. Default: one
+                more than at the last update.
 
         Returns:
             True if the step was added. False if a moment is not finite (after an overflow, for
@@ -108,52 +82,24 @@ class NoiseScaleEstimator:
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
-        moments, weight = GradientMoments(*map(float, moments)), float(weight)  # not of numpy
-        self._averages = [
-            average.after(moments, weight, decay)
-            for average, decay in zip(self._averages, self._decays, strict=True)
-        ]
-        self._scatter = self._scatter.after(moments, weight, self._scatter_decays)
+        self._recent.add(GradientMoments(*map(float, moments)), float(weight), step)
         return True
 
-    def estimate(self) -> NoiseScale:
-        """Return the noise scale after the last step. Without data it is unknown; no error."""
-        if self._averages[-1].weight == 0:
-            return NoiseScale.unknown(self.confidence, self.unit)
-        average = self._averages[self._chosen_window()]
-        return NoiseScale.of(average.means, self.confidence, self.unit)
+    def estimate(
+        self, step: int | None = None, *, confidence: float | None = None
+    ) -> NoiseScale:
+        """Return the noise scale of now. Without data it is unknown; no error.
 
-    def _chosen_window(self) -> int:
-        """Return the index of the shortest window that is expected to suffice, or of the longest.
-
-        The scatter for a window of n steps is taken over 2n steps, or 64 if that is more. So no
-        window is chosen by its own steps alone.
+        Args:
+            step: Optimizer steps of the run up to now, if some after the last update were not
+                measured. Default: those up to the last update.
+            confidence: Coverage of the interval, if it is another than the estimator's.
         """
-        last, needed = len(self._lengths) - 1, math.inf
-        for k in range(last):
-            if k == 0 or k >= _LEAST_MEMORY:
-                memory = min(max(k + 1, _LEAST_MEMORY), last)
-                squared_variation = self._scatter.squared_variation(memory)
-                needed = steps_needed(squared_variation, AUTO_RELATIVE_WIDTH)
-            if self._scatter.effective_weight(k) >= needed:
-                return k
-        return last
+        return self._recent.estimate(step, confidence=confidence)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that `load_state_dict` needs, in lists and floats."""
-        return {
-            "lengths": list(self._lengths),
-            "unit": self.unit,
-            "averages": {
-                name: np.array([getattr(average, name) for average in self._averages]).tolist()
-                for name in Average._fields
-            },
-            "scatter": {
-                "level": self._scatter.level.sq_norm,
-                "last": list(self._scatter.last),
-                "sums": self._scatter.sums.tolist(),
-            },
-        }
+        return {"window": self.window, "unit": self.unit, "recent": self._recent.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. If an error is raised, nothing is changed.
@@ -162,10 +108,10 @@ class NoiseScaleEstimator:
             ValueError: If the state was saved with another `window` or `unit`, or is damaged.
             KeyError: If an entry is missing in the state.
         """
-        if state["lengths"] != self._lengths:
+        if state["window"] != self.window:
             raise ValueError(
                 f"`window` must be the one that the state was saved with, got {self.window!r}; the"
-                f" saved averages are over {[int(n) for n in state['lengths']]} steps."
+                f" saved averages are over {state['window']!r} steps."
                 " Restore the earlier `window`, or start new averages."
             )
         if state["unit"] != self.unit:
@@ -174,18 +120,7 @@ class NoiseScaleEstimator:
                 f" saved averages are in {state['unit']}. Restore the earlier `unit` and"
                 " `batch_size_fn`, or start new averages."
             )
-        windows = len(self._lengths)
-        columns = [
-            np.array(state["averages"][name], np.float64).reshape(windows, *np.shape(none)).tolist()
-            for name, none in Average()._asdict().items()
-        ]
-        averages = [Average(*values) for values in zip(*columns, strict=True)]
-        scatter = Scatter.empty(windows)
-        if "sums" in (saved := state["scatter"]):  # 0.1 sized the window from raw moments
-            sums = np.reshape(np.array(saved["sums"], dtype=np.float64), scatter.sums.shape)
-            weight, noise, signal = saved["last"]
-            scatter = Scatter(Level(saved["level"]), (weight, noise, signal), sums)
-        self._averages, self._scatter = averages, scatter
+        self._recent.load_state_dict(state["recent"])
 
 
 def check_window(window: int | Literal["auto"]) -> None:

@@ -15,8 +15,8 @@ COST, COST_OF_DECISIONS = 0.01, 0.05
 SETTLED = 2_000
 """Steps after which a run has spent exactly that share; before, it spends in advance."""
 
-EARLY = 8
-"""In this many first steps the noise scale changes little; later it changes with log time."""
+EARLY = 32
+"""In this many first steps the noise scale is taken to change evenly; later, with log time."""
 
 OPENING = 32
 """Further measured steps among those, where a measured step is dear.
@@ -40,7 +40,7 @@ class Cadence:
     (`Collector.cost`). It is never timed, so that all ranks, and a resumed run, measure the same
     steps. After t steps
 
-        cost·max(t, T·ln(1 + t/8)/ln(1 + T/8)),  T = 2000
+        cost·max(t, T·ln(1 + t/32)/ln(1 + T/32)),  T = 2000
 
     plain steps may have been spent. The noise scale changes with log time, so early steps are
     measured more often. If κ is 0.3 or more, 32 extra steps are measured up to step T. They are

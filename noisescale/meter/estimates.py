@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.estimator import NoiseScaleEstimator
 from noisescale.estimation.moments import GradientMoments
-from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 from noisescale.meter.options import MeterOptions
 from noisescale.tradeoff.run_sums import gain_of
@@ -93,9 +92,10 @@ class Estimates:
         """Of the whole gradient."""
         self.increments = Increments()
         """Increments of the whole gradient since the last row of the history."""
-        self.recent: RecentSteps | None = None
-        """The last steps of the whole gradient, kept if decisions use them."""
         self.whole = options.new_estimator()
+        """The noise scale that is shown, and that decisions go by."""
+        self.step = 0
+        """Steps of the run up to the last measured one, also if that was left out."""
         self.groups = {name: options.new_estimator() for name in groups}
         self.preconditioned: NoiseScaleEstimator | None = None
         """Estimator of the gradient as Adam scales it; its noise scale is not B_simple."""
@@ -122,19 +122,17 @@ class Estimates:
             weight: See `NoiseScaleEstimator.update`.
             steps: The steps that it stands for, see `Increments.add`.
         """
-        if not self.whole.update(whole, weight):
+        if not self.whole.update(whole, weight, self.step):
             return False
         self.sums = self.sums.plus(whole, weight)
         self.run = self.run.after(whole, weight, steps)
         self.increments.add(whole, weight, steps)
-        if self.recent is not None:
-            self.recent.add(whole, weight)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
-            estimator.update(moments, weight)
+            estimator.update(moments, weight, self.step)
         if self.preconditioned is not None:
-            self.preconditioned.update(entries[len(self.groups) + 1], weight)
+            self.preconditioned.update(entries[len(self.groups) + 1], weight, self.step)
         if self.along_gradient is not None and all(map(math.isfinite, entries[-1])):
-            self.along_gradient.add(entries[-1], whole, weight)
+            self.along_gradient.add(entries[-1], whole, weight, self.step)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +144,7 @@ class Estimates:
             "whole": self.whole.state_dict(),
             "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
             "preconditioned": self.preconditioned and self.preconditioned.state_dict(),
-            "recent": None if self.recent is None else self.recent.state_dict(),
+            "step": self.step,
             "along_gradient": self.along_gradient and self.along_gradient.state_dict(),
         }
 
@@ -158,8 +156,7 @@ class Estimates:
         if "increments" in state:  # earlier versions saved none
             self.increments.load_state_dict(state["increments"])
         self.whole.load_state_dict(state["whole"])
-        if self.recent is not None and state["recent"] is not None:
-            self.recent.load_state_dict(state["recent"])
+        self.step = state["step"]
         for name, estimator in self.groups.items():
             if name in state["groups"]:
                 estimator.load_state_dict(state["groups"][name])

@@ -14,7 +14,6 @@ from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.estimation.recent import RecentSteps
 from noisescale.guard import WarnOnce
 from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, OPENING, Cadence, Due, Spent
 from noisescale.meter.capture import StepCapture
@@ -87,37 +86,26 @@ class MeterReadings:
 
     @property
     def noise_scale(self) -> NoiseScale:
-        """The latest estimate. Reads the device: use it when you log, not at every step."""
+        """The noise scale now. Reads the device: use it when you log, not at every step."""
+        return self.noise_scale_at(self._options.confidence)
+
+    def noise_scale_at(self, confidence: float) -> NoiseScale:
+        """Return the noise scale now with an interval of another confidence. Reads the device."""
         self._settle()
-        return self._estimates.whole.estimate()
+        return self._estimates.whole.estimate(self._counts.steps, confidence=confidence)
 
     def follow(self, confidence: float = 0.95) -> None:
-        """Keep the last steps for `recent_noise_scale`. Call it before the first step.
+        """Measure for decisions. Call it before the first step.
 
         Unless a `cost` was given, more steps are then measured, as decisions wait for them.
+
+        Args:
+            confidence: Coverage of the interval of `noise_along_gradient`.
         """
-        estimates, unit = self._estimates, self._options.unit
-        if estimates.recent is None:
-            estimates.recent = RecentSteps(confidence=confidence, unit=unit)
-            if estimates.along_gradient is not None:
-                estimates.along_gradient = AlongGradient(confidence, unit)
+        if self._estimates.along_gradient is not None:
+            self._estimates.along_gradient = AlongGradient(confidence, self._options.unit)
         if self._options.cost is None:
             self._cadence = Cadence(self._options.every_n_steps, COST_OF_DECISIONS)
-
-    @property
-    def recent_noise_scale(self) -> NoiseScale:
-        """The noise scale of as few of the last steps as suffice, for decisions; see `RecentSteps`.
-
-        Raises:
-            RuntimeError: If `follow` was not called.
-        """
-        self._settle()
-        if self._estimates.recent is None:
-            raise RuntimeError(
-                "The last steps are not kept, as `follow()` was not called. Call it"
-                " before training."
-            )
-        return self._estimates.recent.estimate()
 
     @property
     def average_moments(self) -> GradientMoments | None:
@@ -127,9 +115,10 @@ class MeterReadings:
 
     @property
     def group_noise_scales(self) -> dict[str, NoiseScale]:
-        """The latest estimate for each of `groups`."""
+        """The noise scale now of each of `groups`."""
         self._settle()
-        return {name: group.estimate() for name, group in self._estimates.groups.items()}
+        now = self._counts.steps
+        return {name: group.estimate(now) for name, group in self._estimates.groups.items()}
 
     @property
     def preconditioned_noise_scale(self) -> NoiseScale | None:
@@ -140,24 +129,24 @@ class MeterReadings:
         """
         self._settle()
         of_adam = self._estimates.preconditioned
-        return None if of_adam is None else of_adam.estimate()
+        return None if of_adam is None else of_adam.estimate(self._counts.steps)
 
     @property
     def noise_along_gradient(self) -> NoiseScale | None:
-        """G'ΣG/|G|⁴ of the last steps, in `unit`; None without `momentum`, or before `follow`.
+        """G'ΣG/|G|⁴ of the last steps, in `unit`; None without `momentum`.
 
         At this batch size the noise along the gradient is as large as the gradient. It is measured
         along the optimizer's momentum, and unknown where momentum does not point along the
         gradient, see `AlongGradient`.
         """
-        along, recent = self._estimates.along_gradient, self._estimates.recent
-        if along is None or recent is None:
+        along = self._estimates.along_gradient
+        if along is None:
             return None
         self._settle()
         collector = self._capture.collector
         if collector is not None and collector.norms.momentum is not None:
             self._persistence = collector.norms.momentum.persistence
-        return along.estimate(recent.estimate(), self._persistence)
+        return along.estimate(self.noise_scale_at(along.confidence), self._persistence)
 
     @property
     def measures_along_gradient(self) -> bool:
@@ -282,6 +271,7 @@ class MeterReadings:
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
+        self._estimates.step += 1 + step.unmeasured_steps
         if self._is_sound(norms, coverage) and self._estimates.update(
             norms.moments(),
             [entry.moments() for entry in step.entries],

@@ -263,7 +263,7 @@ steps on
         if meter is None or not self.settings.takes_noise_scale:
             return self.decide()
         return self.decide(
-            meter.recent_noise_scale,
+            meter.noise_scale,
             meter.average_moments,
             noise_along_gradient=meter.noise_along_gradient,
             measured_step=measured_step,
@@ -296,7 +296,7 @@ steps on
         """Ask the policy, and adopt the plan for the wanted batch size. All ranks must call it.
 
         Args:
-            noise_scale: The current noise scale, `NoiseScaleMeter.recent_noise_scale`; equal on all
+            noise_scale: The current noise scale, `NoiseScaleMeter.noise_scale`; equal on all
                 ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.

@@ -11,18 +11,23 @@ from cpus import printed_on_each_kind
 from scipy import stats
 
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
-from noisescale.estimation.estimator import AUTO_WINDOWS, LARGEST_MOMENT
+from noisescale.estimation.estimator import LARGEST_MOMENT
 from noisescale.estimation.ratio_interval import fieller_interval
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 
 
 def estimator_after(
-    noise: np.ndarray, signal: np.ndarray, weights: np.ndarray | None = None, **options: object
+    noise: np.ndarray,
+    signal: np.ndarray,
+    weights: np.ndarray | None = None,
+    first: int = 1,
+    **options: object,
 ) -> NoiseScaleEstimator:
     estimator = NoiseScaleEstimator(**options)
     for t, (s, q) in enumerate(zip(noise, signal, strict=True)):
-        assert estimator.update(GradientMoments(q, s), 1 if weights is None else weights[t])
+        weight = 1 if weights is None else weights[t]
+        assert estimator.update(GradientMoments(q, s), weight, first + t)
     return estimator
 
 
@@ -36,33 +41,9 @@ def draws(steps: int, *, signal: float = 1.0, seed: int = 0) -> tuple[np.ndarray
     )
 
 
-@pytest.mark.parametrize("steps", [2, 7, 500])
-def test_estimate_agrees_with_weights_written_out(steps: int) -> None:
-    """The recursion against a direct sum: weights, sandwich covariance, t quantile, Fieller."""
-    noise, signal = draws(steps)
-    weights = np.random.default_rng(1).integers(1, 50, steps).astype(float)
-    decay = (40 - 1) / (40 + 1)
-    w = weights * decay ** np.arange(steps)[::-1]
-    w /= w.sum()
-    s, q = w @ noise, w @ signal
-    residuals = np.stack([noise - s, signal - q])
-    covariance = (w**2 * residuals) @ residuals.T / (1 - w @ w)
-    quantile = stats.t.ppf(0.95, (w @ w) ** 2 / (w**4).sum() - 1)
-
-    estimate = estimator_after(noise, signal, weights, window=40, confidence=0.9).estimate()
-
-    assert estimate.noise_trace == pytest.approx(s, rel=1e-12)
-    assert estimate.grad_sq_norm == pytest.approx(q, rel=1e-12)
-    assert estimate.value == pytest.approx(s / q, rel=1e-12)
-    assert estimate.steps == pytest.approx(1 / (w @ w), rel=1e-12)
-    assert (estimate.low, estimate.high) == pytest.approx(
-        fieller_interval(s, q, covariance[[0, 0, 1], [0, 1, 1]], quantile), rel=1e-9
-    )
-
-
 def test_gradients_without_any_signal_are_not_resolved() -> None:
     """Ranks with disjoint supports have g₁·g₂ = 0, and |G|² is exactly that."""
-    estimator = estimator_after(np.array([20.0, 21.0, 20.5]), np.zeros(3))
+    estimator = estimator_after(np.array([20.0, 20.0, 21.0, 20.5]), np.zeros(4))
 
     assert str(estimator.estimate()) == "not resolved at 95 % after 3 steps"
 
@@ -88,44 +69,21 @@ def test_averages_stay_unbiased_when_the_batch_size_changes() -> None:
         for _ in range(400)
     ]
 
-    means = np.array([(a.noise_trace, a.grad_sq_norm) for a in answers])
-    errors = (means.mean(axis=0) - (20, 1)) / (means.std(axis=0) / math.sqrt(400))
-    assert np.abs(errors).max() < 4, f"errors in standard errors: {errors}"
+    noise = np.array([answer.noise_trace for answer in answers])
+    error = (noise.mean() - 20) / (noise.std() / math.sqrt(400))
+    assert abs(error) < 4, f"error in standard errors: {error}"
+    assert np.median([answer.value for answer in answers]) == pytest.approx(20, rel=0.05)
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     """A small run of benchmarks/coverage.py, at a quarter of its price."""
     answers = [
-        estimator_after(*draws(60, signal=0.5, seed=seed), window=30).estimate()
+        estimator_after(*draws(60, signal=0.5, seed=seed), window=30, first=1_000_000).estimate()
         for seed in range(500)
-    ]
+    ]  # so late in a run that 30 steps are of now
 
     covered = np.mean([a.low <= 40 <= a.high for a in answers])
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 500), covered
-
-
-@pytest.mark.parametrize(("scatter", "window"), [(0.01, 8), (0.5, 32), (2.0, 512)])
-def test_auto_takes_the_shortest_window_that_suffices(scatter: float, window: int) -> None:
-    """A step's relative scatter cv needs (4 cv/0.5)² steps: 0.0064, 16 and 256."""
-    rng = np.random.default_rng(0)
-    signal = 1 + scatter * rng.normal(size=4000)
-
-    estimate = estimator_after(np.full(4000, 20.0), signal).estimate()
-
-    assert estimate.steps == pytest.approx(window, rel=0.51)
-    assert (estimate.high - estimate.low) / estimate.value < 0.6
-
-
-def test_auto_follows_a_drifting_noise_scale() -> None:
-    """|G|² falls a hundredfold: a window sized from the drift itself would average it all."""
-    rng = np.random.default_rng(0)
-    signal = np.geomspace(100, 1, 2000)
-    estimator = estimator_after(np.full(2000, 20.0), signal * (1 + 0.2 * rng.normal(size=2000)))
-
-    estimate = estimator.estimate()
-
-    assert estimate.steps < 64
-    assert estimate.value == pytest.approx(20, rel=0.2)
 
 
 def rising(steps: int, parts: int, seed: int = 0, directions: int = 50) -> NoiseScaleEstimator:
@@ -134,7 +92,7 @@ def rising(steps: int, parts: int, seed: int = 0, directions: int = 50) -> Noise
     Every step draws 16 examples' gradients; they are measured in that many equal parts.
     """
     rng = np.random.default_rng(seed)
-    progress = np.linspace(0, 1, steps)[:, None, None]
+    progress = np.log(np.arange(1, steps + 1))[:, None, None] / math.log(steps)
     signal, noise_scale = 100.0**-progress, 10 ** (1 + progress)
     gradients = rng.normal(size=(steps, 16, directions))
     gradients *= np.sqrt(signal * noise_scale / directions)
@@ -151,13 +109,15 @@ def rising(steps: int, parts: int, seed: int = 0, directions: int = 50) -> Noise
 
 @pytest.mark.parametrize("steps", [300, 1000])
 @pytest.mark.parametrize("parts", [4, 16])
-def test_auto_keeps_its_width_after_the_noise_scale_has_risen(parts: int, steps: int) -> None:
-    """The window used to be sized from the run's early steps: widths were 1.3 to 3."""
+def test_the_interval_holds_the_noise_scale_of_now_after_it_has_risen(
+    parts: int, steps: int
+) -> None:
+    """The average of a run's raw moments reads 20 to 30 here."""
     answers = [rising(steps, parts, seed).estimate() for seed in range(12)]
 
-    widths = [(answer.high - answer.low) / answer.value for answer in answers]
-    assert 0.25 < np.median(widths) < 0.65, widths
-    assert max(widths) < 0.9, widths
+    assert sum(answer.low <= 100 <= answer.high for answer in answers) >= 10, answers
+    assert np.median([answer.value for answer in answers]) == pytest.approx(90, rel=0.25)
+    assert all(answer.resolved for answer in answers)
 
 
 def test_two_ways_of_measuring_one_run_show_nearly_the_same() -> None:
@@ -172,21 +132,6 @@ def test_two_ways_of_measuring_one_run_show_nearly_the_same() -> None:
     assert apart.max() < math.log(1.35), ratios
 
 
-def test_a_window_forgets_late_where_the_gradient_falls() -> None:
-    """|G|² falls by e² in 64 steps, and a window of 64 steps would average the whole run."""
-    rng = np.random.default_rng(0)
-    signal = np.exp(-np.arange(640) / 32)
-    noise_scale = np.geomspace(10, 40, 640)
-    estimator = estimator_after(
-        signal * noise_scale, signal * (1 + 0.8 * rng.normal(size=640)), np.full(640, 1e6)
-    )
-
-    estimate = estimator.estimate()
-
-    assert estimate.steps < 33
-    assert estimate.value > 36
-
-
 def test_auto_does_not_pick_windows_that_are_narrow_by_luck() -> None:
     """At B_simple/B = 70; choosing by the interval itself reads 0.62 to 0.77 of the truth."""
     answers = []
@@ -199,14 +144,16 @@ def test_auto_does_not_pick_windows_that_are_narrow_by_luck() -> None:
     covered = np.mean([a.low <= 70 <= a.high for a in answers])
     assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 100), covered
     assert np.median([a.value for a in answers]) == pytest.approx(70, rel=0.06)
-    assert np.median([a.steps for a in answers]) < 250
 
 
-def test_auto_falls_back_to_the_longest_window_while_nothing_is_known() -> None:
-    estimator = estimator_after(np.full(300, 20.0), np.full(300, -0.1))
+def test_moments_are_those_of_the_steps_that_the_noise_scale_is_of() -> None:
+    """In their own unit: |G|² falls from 1,000 to 1, and the last steps have about 1.3."""
+    signal = np.geomspace(1000, 1, 1000)
+    estimate = estimator_after(20 * signal, signal, np.full(1000, 16.0)).estimate()
 
-    assert estimator.estimate().steps == pytest.approx(300, rel=1e-3)
-    assert AUTO_WINDOWS == (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert estimate.noise_trace / estimate.grad_sq_norm == pytest.approx(estimate.value)
+    assert estimate.steps == pytest.approx(8)
+    assert estimate.grad_sq_norm == pytest.approx(signal[-8:].mean(), rel=0.1)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e101, -1e200])
@@ -242,11 +189,11 @@ def test_a_run_that_diverges_is_estimated_up_to_the_end_of_floats() -> None:
 
 def test_a_damaged_state_changes_nothing() -> None:
     saved = estimator_after(*draws(20)).state_dict()
-    saved["averages"]["scatter"].append([0.0, 0.0, 0.0])
+    saved["recent"]["steps"].append([0.0, 0.0, 0.0])
     estimator = estimator_after(*draws(30))
     before = estimator.state_dict()
 
-    with pytest.raises(ValueError, match="cannot reshape"):
+    with pytest.raises(ValueError, match="inhomogeneous shape"):
         estimator.load_state_dict(saved)
 
     assert estimator.state_dict() == before
@@ -267,28 +214,6 @@ def test_resuming_continues_every_number_exactly() -> None:
 
     assert second.estimate() == whole.estimate()
     assert second.state_dict() == whole.state_dict()
-
-
-def test_a_state_of_version_0_1_goes_on_with_its_averages() -> None:
-    """It was saved with the scatter of raw moments: how long a window has to be is found anew."""
-    estimator = estimator_after(*draws(300))
-    state = estimator.state_dict()
-    state["averages"]["length"] = [7.5] * len(AUTO_WINDOWS)
-    state["scatter"] = {
-        "last": [20.0, 1.0],
-        "last_weight": 1.0,
-        "pairs": 297.3,
-        "squares": [2900.0, 10.0, 80.0],
-    }
-
-    resumed = NoiseScaleEstimator()
-    resumed.load_state_dict(state)
-
-    assert resumed.estimate().steps == pytest.approx(300, rel=1e-3)
-    for s, q in zip(*draws(100, seed=1), strict=True):
-        for each in (estimator, resumed):
-            each.update(GradientMoments(q, s))
-    assert resumed.estimate() == estimator.estimate()
 
 
 def test_estimates_are_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
@@ -317,7 +242,7 @@ def test_estimates_are_the_same_to_the_last_bit_on_every_kind_of_cpu() -> None:
 def test_a_state_of_another_window_is_refused() -> None:
     message = (
         "`window` must be the one that the state was saved with, got 50; the saved averages are"
-        " over [20] steps. Restore the earlier `window`, or start new averages."
+        " over 20 steps. Restore the earlier `window`, or start new averages."
     )
     state = NoiseScaleEstimator(window=20).state_dict()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -341,12 +266,13 @@ def test_what_is_known_grows_with_the_steps() -> None:
     one = estimator.estimate()
     estimator.update(GradientMoments(1.1, 21.0))
     two = estimator.estimate()
+    estimator.update(GradientMoments(1.0, 22.0))
+    three = estimator.estimate()
 
-    assert (nothing.steps, nothing.low, nothing.high) == (0, 0, math.inf)
-    assert math.isnan(nothing.value)
-    assert (one.value, one.low, one.high) == (20, 0, math.inf)
-    assert two.resolved
-    assert not one.resolved
+    for unknown, steps in ((nothing, 0), (one, 0), (two, 1)):  # the first only sets the level
+        assert (unknown.steps, unknown.low, unknown.high) == (steps, 0, math.inf)
+        assert math.isnan(unknown.value)
+    assert three.resolved
 
 
 @pytest.mark.parametrize(

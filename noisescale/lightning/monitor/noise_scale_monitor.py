@@ -224,18 +224,18 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
     def follow(self, confidence: float = 0.95, *, along_gradient: bool = False) -> None:
-        """Keep the last steps of the next fits, for `recent_noise_scale`.
+        """Measure in the next fits for decisions: as often as a scheduler needs.
 
         Args:
-            confidence: Coverage of its interval.
+            confidence: Coverage of the interval of `noise_along_gradient`.
             along_gradient: Whether to measure `noise_along_gradient` in the next fit, too.
         """
         self._follow, self._along_gradient = confidence, along_gradient
 
-    @property
-    def recent_noise_scale(self) -> NoiseScale:
-        """The noise scale of the last steps, see `NoiseScaleMeter`; not measured before the fit."""
-        return self._unmeasured if self._first is None else self._first.meter.recent_noise_scale
+    def noise_scale_at(self, confidence: float) -> NoiseScale:
+        """Return the noise scale now with an interval of another confidence. Reads the device."""
+        first = self._first
+        return self._unmeasured if first is None else first.meter.noise_scale_at(confidence)
 
     @property
     def noise_along_gradient(self) -> NoiseScale | None:

@@ -305,7 +305,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         controller, monitor = fit.controller, self._monitor
         measured: tuple[Any, Any] = None, None
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
-            measured = monitor.recent_noise_scale, monitor.average_moments
+            measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
         move = controller.decide(
             *measured,
             noise_along_gradient=None if monitor is None else monitor.noise_along_gradient,
@@ -338,7 +338,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             _ROOT + "given": float(controller.plan.batch_size),
             _ROOT + "lr_factor": controller.lr_factor,
         }
-        if self._monitor is not None and (now := self._monitor.recent_noise_scale).resolved:
+        if self._monitor is not None and (now := self._monitor.noise_scale).resolved:
             metrics[_ROOT + "noise_scale"] = now.value
         return metrics
 
