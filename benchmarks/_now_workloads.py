@@ -100,9 +100,7 @@ def record(workload: Workload, steps: int, seed: int) -> Recorded:
     return Recorded(*moments.T, *of_looks.T)
 
 
-def exact_moments(
-    gradient: Callable[[int], Tensor], batches: int
-) -> tuple[float, float, float]:
+def exact_moments(gradient: Callable[[int], Tensor], batches: int) -> tuple[float, float, float]:
     """tr(Σ), |G|² and the variance of |G|², from independent batches at one step's weights.
 
     With mₖ the mean of the first k gradients, |G|² is a mean of uncorrelated terms gₖ·mₖ₋₁.

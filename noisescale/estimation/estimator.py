@@ -85,9 +85,7 @@ class NoiseScaleEstimator:
         self._recent.add(GradientMoments(*map(float, moments)), float(weight), step)
         return True
 
-    def estimate(
-        self, step: int | None = None, *, confidence: float | None = None
-    ) -> NoiseScale:
+    def estimate(self, step: int | None = None, *, confidence: float | None = None) -> NoiseScale:
         """Return the noise scale of now. Without data it is unknown; no error.
 
         Args:
