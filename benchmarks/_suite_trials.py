@@ -176,7 +176,7 @@ class Scheduled(Fixed):
         self.controller.step()
         if self.controller.due_after(meter.last_measured_step):
             self.controller.decide(
-                meter.recent_noise_scale,
+                meter.noise_scale,
                 meter.average_moments,
                 measured_step=meter.last_measured_step,
             )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,7 +102,7 @@ def summary(found: list[Look]) -> dict[str, float]:
 
 
 def report(*, save: bool) -> None:
-    """Print the shares of looks, by cadence and length of run, and by the noise scale in batches."""
+    """Print the shares of looks, by cadence, length of run and the noise scale in batches."""
     total = sum(len(LOOKS[steps]) for _, steps, _ in recorded_runs())
     rows = []
     for name, cost in CADENCES.items():
@@ -109,7 +110,7 @@ def report(*, save: bool) -> None:
         for steps in LOOKS:
             of_length = [look for look in found if look.steps == steps]
             parts = {"all": of_length}
-            for low, high in zip(RATIOS, RATIOS[1:], strict=False):
+            for low, high in pairwise(RATIOS):
                 parts[f"{low} to {high} B"] = [
                     look for look in of_length if low <= look.truth / BATCH_SIZE < high
                 ]

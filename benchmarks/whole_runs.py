@@ -205,9 +205,9 @@ def is_resolved(name: str, ratio: float, seed: int) -> list[bool]:
             spent = spent.after(due, way.cost)
             small, big = step_norms(setting, truth, rng, 32 // way.parts)
             moments = gradient_moments(small, big, small_batch=32 / way.parts, big_batch=32)
-            estimator.update(moments, weight=32)
+            estimator.update(moments, 32, step)
         if step in LENGTHS:
-            found.append(estimator.estimate().resolved)
+            found.append(estimator.estimate(step).resolved)
     return found
 
 

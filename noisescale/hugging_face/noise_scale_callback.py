@@ -53,7 +53,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     | `noise_scale/simple_low`, `noise_scale/simple_high` | the ends of its interval |
     | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
     | `noise_scale/lower_bound` | the lower end of the interval, always |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | tr(Σ) of the same steps, and ‖G‖², its ratio to B_simple |
+    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | ‖G‖² and tr(Σ) of the same steps |
     | `noise_scale/batch_size` | the global batch size of that step |
     | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
     | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |

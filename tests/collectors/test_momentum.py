@@ -150,7 +150,7 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
             loss = nn.functional.mse_loss(model(x[rows]), y[rows])
             meter.backward(loss, local_batch_size=8)
         meter.step()
-    found, whole = meter.noise_along_gradient, meter.recent_noise_scale
+    found, whole = meter.noise_along_gradient, meter.noise_scale
     meter.close()
 
     assert found is not None

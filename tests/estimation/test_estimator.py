@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from cpus import printed_on_each_kind
-from scipy import stats
 
 from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator, gradient_moments
 from noisescale.estimation.estimator import LARGEST_MOMENT
-from noisescale.estimation.ratio_interval import fieller_interval
 from noisescale.estimation.recent import RecentSteps
 from noisescale.history.increments import Increments
 

@@ -69,7 +69,7 @@ def test_estimate_agrees_with_sums_written_out(window: int, measured: int) -> No
 
     if window == "auto":
         rows = rows[-max(8, sum(row[0] > 0.3 * now for row in rows)) :]
-        t, w, _, s, q = np.array(rows).T
+        _, w, _, s, q = np.array(rows).T
         ratio = (w @ s) / (w @ q)
         differences = np.diff(s - ratio * q) ** 2 / (1 / w[1:] + 1 / w[:-1])
         of_one = differences.mean() / ((w @ s) / w.sum()) ** 2

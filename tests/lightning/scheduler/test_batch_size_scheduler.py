@@ -441,7 +441,7 @@ def test_the_noise_scale_that_is_decided_on_is_logged(tmp_path: Path) -> None:
 
     values = [event.value for event in events(tmp_path).Scalars("batch_size/noise_scale")]
     assert len(values) > 10
-    assert values[-1] == pytest.approx(monitor.recent_noise_scale.value)
+    assert values[-1] == pytest.approx(monitor.noise_scale.value)
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])
