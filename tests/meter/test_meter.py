@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
+import math
 import re
 import warnings
 from pathlib import Path
@@ -18,6 +19,7 @@ import noisescale.meter.meter as meter_module
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.estimation.recent import RecentSteps
 
 
 def batch(step: int, size: int = 8) -> list[torch.Tensor]:
@@ -167,7 +169,7 @@ def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unequal_ranks_are_exact() -> None:
     """Ranks of 2 and 30 examples: the estimate of tr(Σ) has no bias, the naive one is 4 x off."""
 
-    def traces() -> tuple[float, float]:
+    def traces() -> Any:
         torch.manual_seed(dist.get_rank())
         model = DistributedDataParallel(torch.nn.Linear(20, 1, bias=False))
         meter = NoiseScaleMeter(model, window=100_000)
@@ -177,10 +179,9 @@ def test_unequal_ranks_are_exact() -> None:
             loss = model(torch.randn(size, 20)).mean()  # the gradient is the mean of the inputs
             meter.backward(loss, local_batch_size=size)
             meter.step()
-        scale = meter.noise_scale
-        return scale.noise_trace, scale.grad_sq_norm
+        return meter.sums.mean
 
-    (trace, signal), _ = on_ranks(2, traces)
+    (signal, trace), _ = on_ranks(2, traces)
 
     assert trace == pytest.approx(20, abs=4 * 20 * (2 / 20 / 400) ** 0.5)
     assert abs(signal) < 1
@@ -232,8 +233,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 def test_one_process_compares_its_micro_batches() -> None:
     """With unequal micro-batches and a short last window."""
-    model, window = network(), 100
-    meter = NoiseScaleMeter(model, window=window)
+    model = network()
+    meter = NoiseScaleMeter(model)
     x, y = data(60).tensors
     noises, signals, weights = [], [], []
     for sizes in ([8, 8, 8], [4, 12, 8], [5, 7]):
@@ -251,12 +252,11 @@ def test_one_process_compares_its_micro_batches() -> None:
         noises.append(noise)
         signals.append(signal)
         weights.append(sum(sizes))
-    decayed = np.array(weights) * ((window - 1) / (window + 1)) ** np.arange(3)[::-1]
 
-    scale = meter.noise_scale
+    signal, noise = meter.sums.mean
 
-    assert scale.noise_trace == pytest.approx(np.average(noises, weights=decayed), rel=1e-5)
-    assert scale.grad_sq_norm == pytest.approx(np.average(signals, weights=decayed), rel=1e-5)
+    assert noise == pytest.approx(np.average(noises, weights=weights), rel=1e-5)
+    assert signal == pytest.approx(np.average(signals, weights=weights), rel=1e-5)
     assert (meter.examples, meter.batch_size, meter.skipped_steps) == (60, 12, 0)
 
 
@@ -349,7 +349,7 @@ def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
     sizes, weights = [4, 12, 8], [1.0, 5.0, 2.0]
     gradients = []
 
-    def measured(factor: float) -> tuple[float, float]:
+    def measured(factor: float) -> Any:
         meter = NoiseScaleMeter(model)
         model.zero_grad()
         gradients.clear()
@@ -364,7 +364,7 @@ def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
             meter.before_backward(loss, size, weight=on_device if factor > 1 else weight * factor)
             loss.backward()
         meter.step()
-        return meter.noise_scale.grad_sq_norm, meter.noise_scale.noise_trace
+        return meter.sums.mean
 
     on_host, on_device = measured(0.1), measured(7)
 
@@ -476,3 +476,22 @@ def test_passes_that_do_not_count_do_not_in_a_step_that_is_not_measured_either()
         meter.step()
 
     assert (meter.measured_steps, meter.examples) == (2, 4 * len(x))
+
+
+def test_measured_steps_are_at_their_places_in_the_run_also_after_one_is_left_out() -> None:
+    """Every third step is measured, the second of them is not finite; now is two steps later."""
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=3)
+    for step in range(18):
+        x, y = batch(step)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        meter.backward(loss * math.nan if step == 3 else loss, local_batch_size=len(x))
+        meter.step()
+        model.zero_grad()
+    recent = RecentSteps()
+    recent.load_state_dict(meter.state_dict()["estimates"]["whole"]["recent"])
+    at = [int(row[0]) for row in recent.state_dict()["steps"]]
+
+    assert at == [7, 10, 13, 16]  # the first only sets the level
+    assert meter.noise_scale == recent.estimate(18) != recent.estimate(16)
+    assert meter.noise_scale_at(0.5) == recent.estimate(18, confidence=0.5)

@@ -52,12 +52,16 @@ def test_the_moments_of_groups_sum_to_those_of_the_whole(
         **options,
     )
 
-    first, last = result["groups"].values()
-    whole = result["whole"]
+    def moments(estimator: dict[str, Any]) -> np.ndarray:
+        _, _, level, noise, signal = np.transpose(estimator["recent"]["steps"])
+        return level * [noise, signal]
+
+    (saved,) = result["state"]["optimizers"]
+    estimates = saved["meter"]["estimates"]
+    first, last = map(moments, estimates["groups"].values())
     assert list(result["groups"]) == ["first", "last"]
-    assert first.noise_trace + last.noise_trace == pytest.approx(whole.noise_trace)
-    assert first.grad_sq_norm + last.grad_sq_norm == pytest.approx(whole.grad_sq_norm)
-    assert first.value != pytest.approx(last.value)
+    assert first + last == pytest.approx(moments(estimates["whole"]))
+    assert result["groups"]["first"].value != pytest.approx(result["groups"]["last"].value)
 
 
 def test_groups_are_logged_and_kept_where_they_are_resolved() -> None:
@@ -110,8 +114,9 @@ def test_the_preconditioned_noise_scale_has_names_of_its_own() -> None:
     result, _ = fit(NoiseScaleMonitor(preconditioned=True), model=adam(), results=seen)
     without, _ = fit(NoiseScaleMonitor(), model=adam(), results=seen)
 
-    # The first step has no second moments yet. (Steps weigh by their batch size: 4 in the last.)
-    assert result["preconditioned"].steps == pytest.approx(84**2 / (5 * 16**2 + 4**2), rel=1e-3)
+    # The first step has no second moments yet, and the second sets the level.
+    # (Steps weigh by their batch size: 4 in the last.)
+    assert result["preconditioned"].steps == pytest.approx(68**2 / (4 * 16**2 + 4**2), rel=1e-3)
     assert result["preconditioned"].noise_trace > 100 * result["whole"].noise_trace
     assert result["whole"] == without["whole"]
     own = {key for key in result["metrics"] if "preconditioned" in key}
