@@ -285,7 +285,7 @@ class MeterReadings:
     def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
         """Whether a step shows the noise; warn if it does not and the user can change that."""
         if not norms.comparable:
-            if norms.alone and self._estimates.whole.estimate().steps == 0:
+            if norms.alone and self._counts.measured_steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
             self._warn(
