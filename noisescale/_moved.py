@@ -17,7 +17,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 _KEPT_THEIR_NAMES = {
     ("", "batches"): "batch_counter batch_size shared_examples",
     ("", "collectors"): "own_pass",
-    ("", "estimation"): "averages estimator level moments recent",
+    ("", "estimation"): "estimator level moments recent",
     ("", "history"): "event_files increments",
     ("", "meter"): "estimates",
     ("", "tradeoff"): "sweep_files",

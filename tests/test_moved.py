@@ -10,7 +10,6 @@ import pytest
 from noisescale import Prediction
 
 MOVED = """
-averages Scatter
 band Band
 batch_counter BatchCounter
 batch_size Count examples_in examples_of_loaders rows_in
@@ -27,7 +26,7 @@ collectors.halves.retained retained_gradients_kept
 collectors.rows.window WindowLayout
 csv_files csv_lines
 estimates Estimates MomentSums
-estimator NoiseScale NoiseScaleEstimator check_confidence
+estimator NoiseScale NoiseScaleEstimator
 event_files read_event_files
 fieller fieller_interval
 hugging_face.host BatchCounter

@@ -18,6 +18,9 @@ SETTLED = 2_000
 EARLY = 32
 """In this many first steps the noise scale is taken to change evenly; later, with log time."""
 
+FIRST = 2
+"""First steps that are measured in any case, so that what cannot be measured is said at once."""
+
 OPENING = 32
 """Further measured steps among those, where a measured step is dear.
 
@@ -42,8 +45,8 @@ class Cadence:
 
         cost·max(t, T·ln(1 + t/32)/ln(1 + T/32)),  T = 2000
 
-    plain steps may have been spent. The noise scale changes with log time, so early steps are
-    measured more often. If κ is 0.3 or more, 32 extra steps are measured up to step T. They are
+    plain steps may have been spent. The first two steps are always measured. The noise scale changes with
+    log time, so early steps are measured more often. If κ is 0.3 or more, 32 extra steps are measured up to step T. They are
     paid back after step T, with half of the budget: at the default, halves have paid them back at
     step 6,800.
 
@@ -79,6 +82,8 @@ class Cadence:
         """
         if self._every_n_steps != "auto":
             return Due.REGULAR if (step - 1) % self._every_n_steps == 0 else Due.NOT
+        if spent.steps < FIRST:
+            return Due.REGULAR
         paid_back = min(spent.opening, self._cost * max(step - SETTLED, 0) / 2)
         left = self.budget(step) - paid_back - spent.budget
         if cost <= left + _ROUNDING * (1 + spent.budget):

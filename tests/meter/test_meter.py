@@ -67,7 +67,7 @@ def test_close_reads_what_is_still_under_way() -> None:
         meter.close()
         return meter.noise_scale.steps
 
-    assert on_ranks(2, measured) == [pytest.approx(5, rel=1e-3)] * 2
+    assert on_ranks(2, measured) == [4.0] * 2  # the first sets the level
 
 
 def test_equal_gradients_on_all_ranks_are_left_out_with_a_warning() -> None:
@@ -119,7 +119,7 @@ def test_a_step_without_backward_on_all_ranks_is_left_out() -> None:
         meter.step()
         return meter.skipped_steps, meter.noise_scale.steps, meter.steps
 
-    assert on_ranks(2, measured) == [(1, pytest.approx(3, rel=1e-3), 4)] * 2
+    assert on_ranks(2, measured) == [(1, 2.0, 4)] * 2  # the first sets the level
 
 
 def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
@@ -131,7 +131,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
         model = DistributedDataParallel(network())
         meter = NoiseScaleMeter(model)
         train(meter, model, 4)
-        assert meter.noise_scale.steps == pytest.approx(4, rel=1e-2)
+        assert meter.noise_scale.steps == 3
         store = dist.FileStore(str(tmp_path / "flags"), 2)
         if dist.get_rank() == 0:
             meter.step()
@@ -147,7 +147,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
     (steps, measured), _ = on_ranks(2, saved)
 
     assert steps == 5
-    assert measured == pytest.approx(4, rel=1e-2)
+    assert measured == 3
 
 
 def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,8 +408,8 @@ def test_a_function_says_by_an_attribute_whether_it_needs_the_noise_scale(
 
 
 def test_half_and_half_is_a_whole_run() -> None:
-    seen, parameters, state = trained(120)
-    resumed_seen, resumed_parameters, resumed_state = trained(120, half=True)
+    seen, parameters, state = trained(240)
+    resumed_seen, resumed_parameters, resumed_state = trained(240, half=True)
 
     assert len({plan.batch_size for plan, _, _ in seen}) > 3
     assert resumed_seen == seen

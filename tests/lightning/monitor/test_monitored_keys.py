@@ -106,11 +106,11 @@ def test_a_new_lower_bound_is_there_whenever_others_look(first: bool, model: Any
     "options",
     [
         {},
-        {"limit_train_batches": 1},
+        {"limit_train_batches": 2},
         {"num_sanity_val_steps": 0},
         {"val_check_interval": 3},
         {"check_val_every_n_epoch": 2},
-        {"max_steps": 3, "max_epochs": -1},
+        {"max_steps": 4, "max_epochs": -1},
         {"fast_dev_run": True},
     ],
 )
@@ -171,7 +171,7 @@ def test_the_device_is_read_once_an_epoch_and_rows_stay_at_log_steps(
         return look(measurement)
 
     monkeypatch.setattr(LoggedMeter, "look", counted)
-    monitor = NoiseScaleMonitor()
+    monitor = NoiseScaleMonitor(every_n_steps=1)
 
     run(monitor, log_every_n_steps=4, max_epochs=3, logger=CSVLogger(tmp_path, "", ""))
 
