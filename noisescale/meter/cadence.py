@@ -45,10 +45,10 @@ class Cadence:
 
         cost·max(t, T·ln(1 + t/32)/ln(1 + T/32)),  T = 2000
 
-    plain steps may have been spent. The first two steps are always measured. The noise scale changes with
-    log time, so early steps are measured more often. If κ is 0.3 or more, 32 extra steps are measured up to step T. They are
-    paid back after step T, with half of the budget: at the default, halves have paid them back at
-    step 6,800.
+    plain steps may have been spent. The first two steps are always measured. The noise scale
+    changes with log time, so early steps are measured more often. If κ is 0.3 or more, 32 extra
+    steps are measured up to step T. They are paid back after step T, with half of the budget: at
+    the default, halves have paid them back at step 6,800.
 
     Args:
         every_n_steps: n, to measure the first step and every n-th step after it; or "auto", to
