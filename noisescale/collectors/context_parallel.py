@@ -54,5 +54,4 @@ def _dimensions(mesh: Any) -> Iterator[tuple[str, int]]:
 
 def _groups() -> Iterator[tuple[str, int]]:
     for group in dist.distributed_c10d._world.pg_map:
-        if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            yield group.group_desc, group.size()
+        yield group.group_desc, group.size()

@@ -80,7 +80,8 @@ def _classes_of_step(optimizer: Any) -> list[str]:
     """Return the names of an optimizer's classes, down to the class that its `step` is of."""
     names = [base.__name__ for base in type(optimizer).__mro__]
     # Not the class whose `__dict__` has it: torch wraps the step of each class and puts it there.
-    *_, step_of, _ = ("", "", *getattr(type(optimizer).step, "__qualname__", "").split("."))
+    qualified: str = getattr(type(optimizer).step, "__qualname__", "")
+    step_of = qualified.rpartition(".")[0].rpartition(".")[2]
     return names[: names.index(step_of) + 1] if step_of in names else []
 
 
