@@ -52,8 +52,9 @@ class PackedSequences:
             if name.startswith(_BOUNDARIES) and x.numel() > 1:
                 return Sequences(_between(x), in_one_row)
         for name in _LENGTHS:
-            if name in named and named[name].dim() == 1:
-                return Sequences(len(named[name]), in_one_row)
+            lengths = named.get(name)
+            if lengths is not None and all(_is_of(lengths, x) for x in named.values()):
+                return Sequences(len(lengths), in_one_row)
         for name, count in (("position_ids", _runs), ("seq_idx", _distinct)):
             if name not in named:
                 continue
@@ -70,6 +71,15 @@ class PackedSequences:
                 self._of_first = count(row)
             found, of_first = self._of_first, self._of_first > 1
         return Sequences(found, in_one_row=True, of_first=of_first) if found > 1 else None
+
+
+def _is_of(lengths: Tensor, x: Tensor) -> bool:
+    """Whether a tensor may hold sequences of these lengths, or something for each of them."""
+    sequences = len(lengths)
+    if sequences in x.shape[:2] or len(x) == 1:
+        return lengths.dim() == 1
+    on_host = lengths.device.type == "cpu"
+    return len(x) > sequences and (not on_host or int(lengths.sum()) == len(x))
 
 
 def _between(boundaries: Tensor) -> int:

@@ -73,13 +73,22 @@ def test_sequences_in_one_row_are_counted_and_not_the_row(case: str) -> None:
 
 def test_a_ragged_table_counts_its_rows_and_not_its_values() -> None:
     counter = Counter()
-    lengths = torch.full((32,), 3)
+    lengths = torch.tensor([4, *[3] * 31])
 
     assert counter({"values": of(97), "lengths": lengths, "labels": of(32)}) == 32
     assert counter({"values": of(97, 8), "seq_lens": lengths}) == 32
+    assert counter({"x": of(35, 32, 8), "lengths": lengths}) == 32  # positions first
     assert counter({"tokens": ids(97), "cu_seqlens": torch.arange(33)}) == 32
     assert counter.rows is None
     assert counter.warnings == []
+
+
+@pytest.mark.parametrize("rows", [16, 50])
+def test_lengths_of_something_else_leave_a_batch_in_doubt(rows: int) -> None:
+    counter = Counter()
+
+    assert counter({"x": of(rows, 8), "lengths": torch.full((32,), 3)}) == rows
+    assert len(counter.warnings) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16])
