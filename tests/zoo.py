@@ -652,7 +652,6 @@ ZOO: dict[str, Entry] = {
         demo,
         TEXT,
         examples=TOO_LITTLE,
-        halves=Expected(warns=("as many positions as the batch has rows",)),
     ),
     # Batches
     "list of tensors": Entry(lambda: ReadsPairs(mlp()), batches_of(lambda x, y: [x, y])),

@@ -151,8 +151,7 @@ def _of_tensors(batch: Any, parts: list[_Part]) -> Count:
             f"A batch is a list of {length} tensors that differ in their first dimension. Each"
             " tensor may be one example, or one field of the batch.",
         )
-    # Two tensors are an input and its target: also in a short last batch, of 3 examples, say.
-    if not (length > 2 and _may_be_images(parts)) and (few or len(shapes) > 1):
+    if not _may_be_images(parts) and (few or len(shapes) > 1):
         return Count(size)
     doubt = (
         f"A batch is a list of {length} tensors with the same first dimension, {size}. Each tensor"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from noisescale.checks import checked_choice
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
 from noisescale.collectors.fsdp.collector import FsdpCollector, is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms
@@ -88,6 +89,8 @@ def choose_collector(
         return FsdpCollector(model, trained, groups)
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
     group = ddp.process_group if ddp is not None and averaging else None
+    if averaging:
+        refuse_context_parallel()
     if small_batch == "auto":
         small_batch = "rank" if averaging else "half"
     if small_batch == "example":

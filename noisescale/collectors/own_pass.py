@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell hooks whether a backward pass of the package itself is running.
 
-Hooks on parameters, tensors and modules see such a pass like one of the training.
+Hooks on modules see such a pass like one of the training. Hooks on tensors are not called in it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ _running = 0  # for all threads: those of autograd call hooks as well
 def measuring() -> bool:
     """Whether the running backward pass is one that noisescale added to measure the noise.
 
-    Call it in a hook on a parameter, a tensor or a module, if the hook counts backward passes or
-    keeps gradients: with `small_batch="half"` a measured step has one more pass.
+    Call it in each backward hook on a module, and return at once while it is true: with
+    `small_batch="half"` a measured step has one more pass. A model with other hooks on modules is
+    refused. Hooks on parameters and other tensors are not called in that pass.
 
     Examples:
         >>> import torch

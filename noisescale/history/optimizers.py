@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
@@ -32,7 +33,10 @@ class OptimizerKind(IntEnum):
 
     @classmethod
     def of(cls, optimizer: Any) -> OptimizerKind:
-        """Return the kind of an optimizer, from the names of its classes and its momentum.
+        """Return the kind of an optimizer, from the class of its `step`, its name and its groups.
+
+        A class with a step of its own is of the kind that its whole name says. A name that only
+        contains another name says nothing: `MuonAdamW` is not Adam, and `Signum(SGD)` is not SGD.
 
         Examples:
             >>> import torch
@@ -42,12 +46,14 @@ class OptimizerKind(IntEnum):
             >>> OptimizerKind.of(torch.optim.SGD(weights, lr=0.1, momentum=0.9)).name
             'MOMENTUM'
         """
-        names = [base.__name__.lower() for base in type(optimizer).__mro__]
-        if any("adam" in name for name in names):  # AdamW, NAdam, Adam8bit, DeepSpeedCPUAdam
-            return cls.ADAM
-        if not any(name.startswith("sgd") for name in names):
+        named = next((name for name in _classes_of_step(optimizer) if _is_known(name)), "")
+        groups = optimizer.param_groups
+        others = (name for group in groups for name in _algorithms(group) if not _is_known(name))
+        if not named or any(others):
             return cls.OTHER
-        moves = any(group.get("momentum", 0) for group in optimizer.param_groups)
+        if _ADAM.fullmatch(_plain(named)):
+            return cls.ADAM
+        moves = any(group.get("momentum", 0) for group in groups)
         return cls.MOMENTUM if moves else cls.SGD
 
     @classmethod
@@ -55,6 +61,41 @@ class OptimizerKind(IntEnum):
         """Return the kind for the numbers in a log; None if no number is known."""
         known = {float(number) for number in numbers} & {float(kind) for kind in cls}
         return cls(int(max(known))) if known else None
+
+
+_HOW = r"(?:fused|foreach|deepspeed|cpu|hybrid|paged|distributed|sparse|\d+bit|fp8|bf16)*"
+"""What the names of optimizers say of how, and not of what, they compute."""
+
+_ADAM = re.compile(f"{_HOW}[nr]?adam(?:w|ax)?{_HOW}")
+_SGD = re.compile(f"{_HOW}sgdw?{_HOW}")
+
+_ALGORITHM = ("kind", "algorithm")
+"""Settings of parameter groups that name an algorithm, where an optimizer has several."""
+
+_USES_MUON = ("use_muon", "is_muon")
+"""Settings of parameter groups that choose Muon if they are true."""
+
+
+def _classes_of_step(optimizer: Any) -> list[str]:
+    """Return the names of an optimizer's classes, down to the class that its `step` is of."""
+    names = [base.__name__ for base in type(optimizer).__mro__]
+    # Not the class whose `__dict__` has it: torch wraps the step of each class and puts it there.
+    qualified: str = getattr(type(optimizer).step, "__qualname__", "")
+    step_of = qualified.rpartition(".")[0].rpartition(".")[2]
+    return names[: names.index(step_of) + 1] if step_of in names else []
+
+
+def _algorithms(group: Mapping[str, Any]) -> list[str]:
+    named = [name for key in _ALGORITHM if isinstance(name := group.get(key), str)]
+    return named + ["muon" for key in _USES_MUON if group.get(key)]
+
+
+def _is_known(name: str) -> bool:
+    return bool(_ADAM.fullmatch(_plain(name)) or _SGD.fullmatch(_plain(name)))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 DECAYED = 0.5

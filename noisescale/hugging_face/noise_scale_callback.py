@@ -313,7 +313,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
 
         With `share_of`, losses are weighted as this model weights them, see `loss_share`.
         """
-        batch_size_of = self._batch_size_fn or trainer_access.BatchCounter()
+        counter = trainer_access.BatchCounter()
+        batch_size_of = self._batch_size_fn or counter
 
         def on_forward(
             called: nn.Module, _: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
@@ -339,7 +340,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                     weight=None
                     if share_of is None
                     else trainer_access.loss_share(share_of, inputs),
-                    rows=None if self._batch_size_fn is None else rows_in(examples),
+                    rows=rows_in(examples) if self._batch_size_fn else counter.rows,
                     last=trainer_access.is_last_micro_batch(),
                 )
 

@@ -86,6 +86,14 @@ class BatchCounter(batch_counter.BatchCounter):
         """Count the examples of a batch, also of one from several loaders."""
         return count_examples(self._trainer, batch)
 
+    def sequence_first_module(self) -> str:
+        """Name a module of the fit's model that takes sequences first."""
+        return (
+            ""
+            if self._trainer is None
+            else batch_counter.sequence_first_in(self._trainer.lightning_module)
+        )
+
     def uncountable(self, batch: Any) -> Exception:
         """Return the error for a batch whose size is not known."""
         return MisconfigurationException(

@@ -63,7 +63,6 @@ IN_NO_DOUBT = {
     "equal images, a short batch": ([of(3, 3, 8, 8), of(3, 3, 8, 8)], 3),
     "views of images, a short batch": ([of(2, 3, 8, 8)] * 3, 2),
     "two views and labels, a short batch": (([of(4, 3, 8, 8)] * 2, [of(4)] * 2), 4),
-    "sequences in and out, a short batch": ([of(4, 10, 7), of(4, 12, 7)], 4),
     "crops of two sizes": ([of(64, 3, 22, 22)] * 2 + [of(64, 3, 9, 9)] * 8, 64),
     "many columns of several widths": ([of(64, 2 + i) for i in range(12)], 64),
     "a mapping": ({"x": of(16, 8), "y": of(16)}, 16),
@@ -142,6 +141,9 @@ IN_DOUBT = {
     ),
     "pairs of images": ((images(equal=True), images(equal=True)), 16, "2 lists of 16 tensors"),
     "three equal images": (images(3, equal=True), 3, "3 tensors with the same first dimension"),
+    "two images": (images(2), 3, "2 tensors with the same first dimension, 3. Each tensor may be"),
+    "two equal images": (images(2, equal=True), 3, "may be one field of the batch, or one example"),
+    "few sequences in and out": ([of(4, 10, 7), of(4, 12, 7)], 4, "first dimension, 4. Each"),
     "few images of one number of channels": (images(8), 3, "one field of the batch, or one ex"),
     "records of equal images": (
         [{"x": x} for x in images(equal=True)],
@@ -210,12 +212,6 @@ def test_a_batch_that_may_hold_another_number_says_so(case: str) -> None:
 )
 def test_a_batch_without_tensors_is_not_counted(batch: Any) -> None:
     assert examples_in(batch) == Count(None, None)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 16])
-def test_a_short_last_batch_of_inputs_and_targets_counts_its_rows(rows: int) -> None:
-    for x, y in [((3, 8, 8), (1, 8, 8)), ((10, 7), (12, 7)), ((10, 7), (10, 7)), ((8,), (3,))]:
-        assert examples_in([of(rows, *x), of(rows, *y)]) == Count(rows, None)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
@@ -77,6 +78,24 @@ def test_several_processes_do_not_compare_halves() -> None:
         ' "half": comparing the gradients of the processes needs no extra pass. Leave it at "auto".'
     )
     assert on_ranks(2, refusal) == [message] * 2
+
+
+def test_ranks_that_share_the_tokens_of_a_batch_are_refused_under_ddp_too() -> None:
+    def refusal() -> str:
+        torch.set_num_threads(1)
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context_parallel"))
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="must be data parallel only") as error:
+            choose_collector(model)
+        return str(error.value)
+
+    def measured() -> str:
+        torch.set_num_threads(1)
+        init_device_mesh("cpu", (1, 2), mesh_dim_names=("spare", "expert"))
+        return type(choose_collector(DistributedDataParallel(nn.Linear(2, 2)))).__name__
+
+    assert all("(mesh dimension 'context_parallel')" in said for said in on_ranks(4, refusal))
+    assert on_ranks(2, measured) == ["DdpCollector"] * 2
 
 
 @pytest.mark.parametrize(

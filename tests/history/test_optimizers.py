@@ -22,6 +22,50 @@ class Fused8bitAdamW(torch.optim.Optimizer):
         super().__init__([WEIGHT], {"lr": 0.1, "betas": (0.9, 0.999)})
 
 
+class Stepping(torch.optim.Optimizer):
+    """The base of optimizers of others, with the settings that theirs have."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__([{"params": [WEIGHT], **settings}], {"lr": 0.1, "betas": (0.9, 0.999)})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Do what this class of optimizers does."""
+
+
+class AdamW8bit(Stepping):
+    """Its step is in a base that other optimizers share, as in bitsandbytes."""
+
+
+class MuonWithAuxAdam(Stepping):
+    """Muon for matrices, Adam for the rest."""
+
+
+class MuonAdamW(Stepping):
+    """The same under another name."""
+
+
+class SoapAdam(torch.optim.Adam):
+    """Adam in another basis, with a step of its own."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Rotate, do as Adam, rotate back."""
+
+
+class Signum(torch.optim.SGD):
+    """The sign of the momentum."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Step by the sign."""
+
+
+class Counting(torch.optim.AdamW):
+    """A user's, with Adam's step."""
+
+
+class AdamW(Stepping):
+    """A name that says nothing where the groups say Muon."""
+
+
 @pytest.mark.parametrize(
     ("optimizer", "kind"),
     [
@@ -30,6 +74,15 @@ class Fused8bitAdamW(torch.optim.Optimizer):
         (torch.optim.Adam([WEIGHT]), OptimizerKind.ADAM),
         (torch.optim.NAdam([WEIGHT]), OptimizerKind.ADAM),
         (Fused8bitAdamW(), OptimizerKind.ADAM),
+        (AdamW8bit(), OptimizerKind.ADAM),
+        (Counting([WEIGHT]), OptimizerKind.ADAM),
+        (AdamW(kind="adamw", use_muon=False), OptimizerKind.ADAM),
+        (AdamW(kind="muon"), OptimizerKind.OTHER),
+        (AdamW(use_muon=True), OptimizerKind.OTHER),
+        (MuonAdamW(kind="adamw"), OptimizerKind.OTHER),
+        (MuonWithAuxAdam(use_muon=True), OptimizerKind.OTHER),
+        (SoapAdam([WEIGHT]), OptimizerKind.OTHER),
+        (Signum([WEIGHT], lr=0.1, momentum=0.9), OptimizerKind.OTHER),
         (torch.optim.RMSprop([WEIGHT]), OptimizerKind.OTHER),
         (torch.optim.Adagrad([WEIGHT]), OptimizerKind.OTHER),
     ],

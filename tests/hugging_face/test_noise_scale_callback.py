@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     BatchEncoding,
+    DataCollatorWithFlattening,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -586,6 +587,31 @@ def test_what_cannot_be_gone_through_is_refused_with_the_remedy() -> None:
         trainer_access.BatchCounter()(batch)
 
     assert isinstance(error.value.__cause__, RecursionError)
+
+
+def ragged_sentences() -> list[dict[str, Any]]:
+    return [{"input_ids": list(range(2 + i % 8))} for i in range(60)]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_sequences_that_are_packed_in_one_row_are_counted(accumulated: int) -> None:
+    callback = NoiseScaleCallback()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(
+            callback,
+            model=language_model,
+            examples=ragged_sentences,
+            extras={"data_collator": DataCollatorWithFlattening()},
+            gradient_accumulation_steps=accumulated,
+            max_steps=3,
+        )
+
+    assert list(callback.history["batch_size"]) == [4 * accumulated] * 3
+    assert list(callback.history["examples"]) == [4 * accumulated * step for step in (1, 2, 3)]
+    # One row has no halves.
+    single = [w for w in told if "A batch of 1 has no halves to compare" in str(w.message)]
+    assert len(single) == (accumulated == 1)
 
 
 def test_one_example_in_doubt_is_told_of_in_the_singular() -> None:

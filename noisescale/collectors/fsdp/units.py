@@ -29,6 +29,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from noisescale.checks import refuse
+from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.guard import HookErrors, keeps_errors
 
@@ -255,6 +256,7 @@ def units_of(model: nn.Module, named_parameters: list[tuple[str, Parameter]]) ->
                 f"{name!r} on {parameter.device_mesh}: a rank has only a part of its gradient",
                 "Train without tensor parallelism, or leave the noise scale out.",
             )
+        refuse_context_parallel(info.mesh)
         if unit._all_reduce_hook is not None:
             refuse(
                 "model",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from noisescale.batches.batch_counter import sequence_first_in
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.coupled import where_rows_meet
@@ -21,8 +22,10 @@ from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
 from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
 from noisescale.collectors.halves.upset import (
     Buffers,
+    ChangingHooks,
     SavedTensors,
-    others_hooks,
+    hooks_of_modules,
+    hooks_of_tensors,
     retained_gradients_kept,
 )
 from noisescale.guard import RefusalError, WarnOnce
@@ -31,6 +34,9 @@ INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use seve
 """The end of every refusal."""
 
 _MOST_PATTERNS = 16
+
+_NAMED = 4
+"""The most hooks that a message names."""
 
 _FEW = 16
 """Numbers of a parameter that may be left out, by name: temperatures, weights of losses."""
@@ -51,6 +57,7 @@ class _Proving(NamedTuple):
     kind: _Kind
     left_out: tuple[int, ...]
     """Parameters that are not measured, by index."""
+    changing: ChangingHooks
     once: bool
     """Whether the kind ensures that the cut holds again: no other parameter is reached past it."""
 
@@ -86,7 +93,9 @@ class ProvedCuts:
 
     def forget(self) -> None:
         """Release the current step."""
-        self._proving = None
+        if self._proving is not None:
+            self._proving.changing.restore()
+            self._proving = None
         self._calls.forget()
 
     @contextmanager
@@ -108,6 +117,7 @@ class ProvedCuts:
         self._calls.raise_error_of_hook()
         self._calls.switch(False)
         try:
+            self._refuse_hooks_of_modules()
             training = self._training()
             for kind, left_out in self._known.items():
                 if kind.training != training:
@@ -145,14 +155,14 @@ class ProvedCuts:
         if meeting := self._where_rows_act_on_each_other(graph, cut, rows):
             self._refused.add(kind)
             raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
-        self._name_others_hooks()
         self._tell_of_positions(graph, cut, rows)
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
         proof = Proof(self._norms.names, left_out)
         self._take_halved(proof, graph, cut, loss, gradient, rows)
         once = len(left_out) == len(cut.outside)
-        self._proving = _Proving(proof, kind, left_out, once)
+        changing = ChangingHooks(hooks_of_tensors(self._norms.parameters))
+        self._proving = _Proving(proof, kind, left_out, changing, once)
         return cut.edges
 
     def _outputs_in(self, graph: Graph) -> dict[Output, int]:
@@ -226,7 +236,15 @@ class ProvedCuts:
         """
         if self._proving is None:
             return True
-        (proof, kind, left_out, once), self._proving = self._proving, None
+        (proof, kind, left_out, changing, once), self._proving = self._proving, None
+        changing.restore()
+        if changing.names:
+            self._refused.add(kind)
+            raise RefusalError(
+                "Hooks on tensors must not change gradients, as the additional pass of a measured"
+                f" step calls none of them, got {', '.join(sorted(changing.names)[:_NAMED])}. Write"
+                " what changes a gradient as a `torch.autograd.Function`." + INSTEAD
+            )
         if not proof.reached:
             return False
         share = proof.share()
@@ -266,13 +284,17 @@ class ProvedCuts:
         return ""
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
+        module = sequence_first_in(self._model)
+        if not module:
+            return
         for edge in cut.region.stops:
             shape = graph.shape(edge.output)
             if len(shape) > 2 and shape[:2] == (rows, rows):
                 self.tell(
-                    f"Sequences have as many positions as the batch has rows, {rows}. The first"
-                    " dimension of tensors is assumed to be the batch. If it is not"
-                    " (`batch_first=False`), the noise scale is wrong: use another batch size."
+                    f"Sequences have as many positions as the batch has rows, {rows}, and"
+                    f" {module} has `batch_first=False`. The first dimension of tensors is assumed"
+                    " to be the batch. If it is not, the noise scale is wrong: use another batch"
+                    " size."
                 )
 
     def _leave_out(self, indices: Collection[int]) -> None:
@@ -284,14 +306,12 @@ class ProvedCuts:
                 " be separated where these are used."
             )
 
-    def _name_others_hooks(self) -> None:
-        named = zip(self._norms.names, self._norms.parameters, strict=True)
-        hooks = others_hooks(self._model, named)
-        if hooks:
-            self.tell(
-                "A measured step has one more backward pass, which these hooks see as well:"
-                f" {', '.join(hooks[:4])}. If that matters, let them return at once while"
-                " `noisescale.measuring()` is true."
+    def _refuse_hooks_of_modules(self) -> None:
+        if hooks := hooks_of_modules(self._model):
+            raise RefusalError(
+                "`model` must have no backward hooks on its modules, as a measured step has one"
+                f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"
+                " each hook return at once while `noisescale.measuring()` is true." + INSTEAD
             )
 
 

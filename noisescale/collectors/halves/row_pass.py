@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node
+from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
 from noisescale.collectors.own_pass import own_pass
 
 
@@ -41,8 +42,8 @@ def row_pass(
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
-    The pass leaves no trace: gradients are not added to `p.grad` and not kept, and random numbers
-    that it draws are drawn again by later passes.
+    The pass leaves no trace: gradients are not added to `p.grad` and not kept, random numbers that
+    it draws are drawn again by later passes, and hooks of tensors are not called.
 
     Args:
         loss: What the pass starts from.
@@ -63,6 +64,7 @@ def row_pass(
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
         gradient = _scaled(gradient, factor)
     with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(factors.device):
+        held.enter_context(silenced(hooks_of_tensors(parameters)))
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at)).remove)
         for index in wanted:

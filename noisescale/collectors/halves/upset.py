@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what one more backward pass would change, and restore it."""
+"""Find what one more backward pass would change, and restore it. Silence the hooks of others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import Parameter
+from torch.nn.modules import module as of_modules
 from torch.utils.weak import WeakIdKeyDictionary
 
 from noisescale.collectors.halves.calls import tensors_in
 from noisescale.collectors.halves.graph import Graph, Node
+from noisescale.collectors.own_pass import measuring
 
 _OURS = __name__.partition(".")[0]
 
@@ -82,16 +86,23 @@ class SavedTensors:
 _noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Tensors whose gradients the user asked to keep; a graph does not show which these are."""
 
+Hooks = OrderedDict[int, Callable[[Tensor], Tensor | None]]
+"""The hooks of one tensor. torch reads them when a gradient arrives."""
+
+_hooked: WeakValueDictionary[int, Hooks] = WeakValueDictionary()
+"""The hooks of tensors that are no leaves. A graph keeps them and does not show them."""
+
 _watchers = 0
 
 
 def watch() -> None:
-    """Note calls of `retain_grad()` from now on, until as many calls of `unwatch`."""
+    """Note calls of `retain_grad` and `register_hook`, until as many calls of `unwatch`."""
     global _watchers
     _watchers += 1
     if _watchers == 1:
-        # Nothing else shows such calls. `unwatch` puts torch's own method back.
+        # Nothing else shows such calls. `unwatch` puts torch's own methods back.
         Tensor.retain_grad = _retain_grad  # type: ignore[assignment,method-assign]
+        Tensor.register_hook = _register_hook  # type: ignore[method-assign]
 
 
 def unwatch() -> None:
@@ -100,13 +111,77 @@ def unwatch() -> None:
     _watchers -= 1
     if _watchers == 0:
         del Tensor.retain_grad  # what it inherits is in force again
+        if Tensor.register_hook is _register_hook:  # and not what others have put there since
+            Tensor.register_hook = _register_hook_of_torch  # type: ignore[method-assign]
         _noted.clear()
+        _hooked.clear()
 
 
 def _retain_grad(self: Tensor) -> None:
     super(Tensor, self).retain_grad()
     if not self.is_leaf:
         _noted[self] = None
+
+
+_register_hook_of_torch = Tensor.register_hook
+
+
+def _register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    handle = _register_hook_of_torch(self, hook)  # type: ignore[no-untyped-call]
+    if not torch.compiler.is_compiling() and not self.is_leaf:
+        hooks: Any = self._backward_hooks
+        if hooks is not None:
+            _hooked[id(hooks)] = hooks
+    return handle
+
+
+def hooks_of_tensors(parameters: Iterable[Parameter]) -> list[Hooks]:
+    """Return the hooks of parameters, and of the other tensors in graphs that are alive."""
+    of_parameters: list[Any] = [p._backward_hooks for p in parameters if p._backward_hooks]
+    return of_parameters + [hooks for hooks in _hooked.values() if hooks]
+
+
+@contextmanager
+def silenced(all_hooks: Iterable[Hooks]) -> Iterator[None]:
+    """Have a block with a backward pass call no hooks of tensors but those that it registers."""
+    before = [(hooks, hooks.copy()) for hooks in all_hooks]
+    for hooks, _ in before:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in before:
+            hooks.update(kept)
+
+
+class ChangingHooks:
+    """Notes which hooks of others change a gradient, in training's own pass.
+
+    A pass without them gives other gradients than the training's.
+    """
+
+    def __init__(self, all_hooks: Iterable[Hooks]) -> None:
+        self.names: set[str] = set()
+        self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
+        for hooks in all_hooks:
+            for key, hook in hooks.items():
+                if not _is_ours(_name(hook)):
+                    noting = partial(self._call, hook)
+                    hooks[key] = noting
+                    self._wrapped.append((hooks, key, hook, noting))
+
+    def restore(self) -> None:
+        """Put the hooks back that have not been removed since."""
+        for hooks, key, hook, noting in self._wrapped:
+            if hooks.get(key) is noting:
+                hooks[key] = hook
+        self._wrapped = []
+
+    def _call(self, hook: Any, gradient: Tensor) -> Tensor | None:
+        changed: Tensor | None = hook(gradient)
+        if changed is not None and changed is not gradient:
+            self.names.add(_name(hook))
+        return changed
 
 
 @contextmanager
@@ -122,25 +197,40 @@ def retained_gradients_kept() -> Iterator[None]:
             tensor.grad = gradient
 
 
-def others_hooks(model: nn.Module, named_parameters: Iterable[tuple[str, Parameter]]) -> list[str]:
-    """Name the hooks of others that see each backward pass, and a place where each one is."""
+def hooks_of_modules(model: nn.Module) -> list[str]:
+    """Name the backward hooks on modules that would see one more pass, and a place of each one.
+
+    They cannot be silenced: torch puts them into the graph in the forward pass. A hook that asks
+    `measuring()` knows of the pass, and is not named.
+    """
     found: dict[str, str] = {}
-    for name, parameter in named_parameters:
-        for hook in (parameter._backward_hooks or {}).values():
-            found.setdefault(_name(hook), name)
+    everywhere = (of_modules._global_backward_hooks, of_modules._global_backward_pre_hooks)
+    for hook in [hook for hooks in everywhere for hook in hooks.values()]:
+        found.setdefault(_named_unless_it_asks(hook), "all modules")
     for name, module in model.named_modules():
-        for hooks in (module._backward_hooks, module._backward_pre_hooks):
-            for hook in hooks.values():
-                found.setdefault(_name(hook), name or type(module).__name__)
-    return [
-        f"{hook} (on {place})" for hook, place in found.items() if hook.partition(".")[0] != _OURS
-    ]
+        if module._backward_hooks or module._backward_pre_hooks:
+            for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
+                found.setdefault(_named_unless_it_asks(hook), name or type(module).__name__)
+    return [f"{hook} (on {place})" for hook, place in found.items() if hook and not _is_ours(hook)]
+
+
+def _named_unless_it_asks(hook: Any) -> str:
+    code = getattr(_function(hook), "__code__", None)
+    return "" if code is not None and measuring.__name__ in code.co_names else _name(hook)
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] == _OURS
+
+
+def _function(hook: Any) -> Any:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return getattr(hook, "__func__", hook)
 
 
 def _name(hook: Any) -> str:
-    while isinstance(hook, partial):
-        hook = hook.func
-    function = getattr(hook, "__func__", hook)
+    function = _function(hook)
     if not hasattr(function, "__qualname__"):
         function = type(function)
     return f"{function.__module__}.{function.__qualname__}"

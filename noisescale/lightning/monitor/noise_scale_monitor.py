@@ -492,7 +492,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     @beside_training
     def _begin_batch(self, trainer: pl.Trainer, batch: Any, batch_idx: int) -> None:
         fit = self._fit
-        fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, None, False
+        fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, fit.counter.rows, False
         if self._count is not None:
             fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
         for logged in self._meters:

@@ -647,6 +647,26 @@ def two_meshes() -> nn.Module:
     return fully_shard(net, mesh=mesh)
 
 
+def flattened() -> nn.Module:
+    """As torchtitan and accelerate shard where a batch is shared by the ranks of `cp`."""
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "cp"))
+    return sharded(Net(), mesh._flatten("dp_shard_cp"))
+
+
+def one_dimension() -> nn.Module:
+    """As accelerate does without data parallelism: the group is that of all ranks."""
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    return sharded(Net(), mesh)
+
+
+def another_mesh() -> nn.Module:
+    """As verl does, and torchtitan since it unflattens the mesh of all ranks twice."""
+    init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
+    return sharded(Net(), mesh_of((4,)))
+
+
 def hooked() -> nn.Module:
     model = sharded(Net(), mesh_of((2,)))
     model.set_all_reduce_hook(lambda gradient: None)
@@ -659,9 +679,34 @@ UNSHARDED = (
 )
 
 
+def context(name: str) -> str:
+    return (
+        rf"be data parallel only, got context parallelism over 2 ranks \(mesh dimension '{name}'\):"
+        r" these ranks share the tokens of one batch, and their gradients are not independent\."
+        r" Train without context parallelism, or leave the noise scale out\."
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "ranks", "message"),
     [
+        pytest.param(
+            flattened,
+            2,
+            context("cp"),
+            marks=pytest.mark.skipif(
+                not hasattr(DeviceMesh, "_flatten"), reason="this torch flattens no mesh"
+            ),
+        ),
+        pytest.param(
+            one_dimension,
+            2,
+            context("cp"),
+            marks=pytest.mark.skipif(
+                not hasattr(DeviceMesh, "_get_root_mesh"), reason="this torch shows no root"
+            ),
+        ),
+        (another_mesh, 4, context("sp")),
         (
             part,
             2,

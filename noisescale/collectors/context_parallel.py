@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether ranks share the tokens of one batch, as in context and sequence parallelism.
+
+The gradients of such ranks are averaged like those of data parallel ranks, and a mesh that was
+flattened does not show which ranks share a batch. They are no independent small batches.
+
+Private attributes read here, as of torch 2.13: `DeviceMesh._get_root_mesh`, and
+`torch.distributed.distributed_c10d._world`. A mesh describes the group of its dimension `cp` as
+"mesh_cp", also where the mesh of the gradients was not made from it (torchtitan, verl).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from noisescale.checks import refuse
+
+_CONTEXT = re.compile(
+    r"(?:mesh_)?(?:cp|sp|ulysses|ring|seq|sequence|context)(?:_?\d+)?(?:_?parallel)?", re.IGNORECASE
+)
+"""Names of dimensions: cp (torchtitan), sp (accelerate, verl), cp0 and cp1, and in full."""
+
+
+def refuse_context_parallel(mesh: Any = None) -> None:
+    """Raise if this rank shares its batch with others.
+
+    Args:
+        mesh: The mesh over which gradients are averaged, if they are averaged over a mesh.
+
+    Raises:
+        ValueError: If a dimension of it, or of another mesh, is one of context parallelism.
+    """
+    for name, size in (*_dimensions(mesh), *_groups()):
+        if size > 1 and _CONTEXT.fullmatch(name):
+            refuse(
+                "model",
+                "be data parallel only",
+                f"context parallelism over {size} ranks"
+                f" (mesh dimension {name.removeprefix('mesh_')!r}): these ranks share the tokens of"
+                " one batch, and their gradients are not independent",
+                "Train without context parallelism, or leave the noise scale out.",
+            )
+
+
+def _dimensions(mesh: Any) -> Iterator[tuple[str, int]]:
+    if hasattr(mesh, "_get_root_mesh"):  # since torch 2.10
+        root = mesh._get_root_mesh()
+        yield from zip(root.mesh_dim_names or (), root.shape, strict=False)
+
+
+def _groups() -> Iterator[tuple[str, int]]:
+    for group in dist.distributed_c10d._world.pg_map:
+        yield group.group_desc, group.size()

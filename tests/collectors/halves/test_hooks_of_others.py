@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libraries do that hook the backward pass, in a few lines each: none may see our own pass."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisescale import NoiseScaleMeter, NoiseScaleMonitor, measuring
+from noisescale.collectors.halves import upset
+
+ROWS = 8
+STEPS = 4
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(step))
+
+
+class Opacus:
+    """Keeps what goes in, and takes it off in the backward pass, once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[float] = []
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                self.inputs: list[Tensor] = []
+                layer.register_forward_hook(lambda m, x, _: self.inputs.append(x[0].detach()))
+                layer.register_full_backward_hook(self.capture_backprops_hook)
+
+    def capture_backprops_hook(self, layer: nn.Module, _: Any, output: Any) -> None:
+        self.seen.append(float((self.inputs.pop().sum(1) * output[0].sum(1)).sum()))
+
+
+class Backpack:
+    """Deletes after a backward pass what its forward hooks kept on the module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[float] = []
+        for layer in model.children():
+            layer.register_forward_hook(lambda m, _, output: setattr(m, "output", output))
+            layer.register_full_backward_hook(self.hook_run_extensions)
+
+    def hook_run_extensions(self, layer: nn.Module, _: Any, output: Any) -> None:
+        self.seen.append(float(layer.output.sum()))
+        del layer.output
+
+
+class Watch:
+    """Makes a histogram of each gradient of a parameter, as W&B does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[float] = []
+        for p in model.parameters():
+            p.register_hook(lambda g: self.seen.append(float(g.sum())))
+
+
+class Captum:
+    """Keeps gradients of activations: each output gets a hook in the forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[float] = []
+        self.kept: list[Tensor] = []
+        model[1].register_forward_hook(self.hook_on_output)  # type: ignore[index]
+
+    def hook_on_output(self, layer: nn.Module, _: Any, output: Tensor) -> None:
+        self.kept.append(output.detach())
+        output.register_hook(lambda g: self.seen.append(float((self.kept.pop() * g).sum())))
+
+
+class Asks:
+    """A user's hook on a module, which knows of our pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: list[float] = []
+        model[1].register_full_backward_hook(self.hook)  # type: ignore[index]
+
+    def hook(self, layer: nn.Module, _: Any, output: Any) -> None:
+        if not measuring():
+            self.seen.append(float(output[0].sum()))
+
+
+Library = type[Opacus | Backpack | Watch | Captum | Asks]
+
+
+def train(library: Library, *, measured: bool) -> tuple[list[float], list[Tensor], int | str]:
+    """Return what the hooks saw, the weights, and the measured steps or the refusal."""
+    model = network()
+    hooks = library(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1) if measured else None
+    refusal = ""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(batch(step)).square().mean()
+            if meter is not None and not refusal:
+                meter.before_backward(loss, ROWS)
+            loss.backward()
+            if meter is not None and not refusal:
+                try:
+                    meter.step()
+                except ValueError as error:
+                    refusal = str(error)
+            optimizer.step()
+    weights = [p.detach() for p in model.parameters()]
+    if meter is None:
+        return hooks.seen, weights, 0
+    meter.close()
+    return hooks.seen, weights, refusal or meter.measured_steps
+
+
+@pytest.mark.parametrize("library", [Watch, Captum, Asks])
+def test_hooks_see_the_same_passes_with_and_without_the_measurement(library: Library) -> None:
+    seen, weights, _ = train(library, measured=False)
+    seen_measured, weights_measured, steps = train(library, measured=True)
+
+    assert seen_measured == seen != []
+    assert all(torch.equal(a, b) for a, b in zip(weights, weights_measured, strict=True))
+    assert steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("library", "named"),
+    [(Opacus, "capture_backprops_hook (on 0)"), (Backpack, "hook_run_extensions (on 0)")],
+)
+def test_hooks_on_modules_are_refused_by_name_before_the_first_pass(
+    library: Library, named: str
+) -> None:
+    seen, weights, _ = train(library, measured=False)
+    seen_measured, weights_measured, refusal = train(library, measured=True)
+
+    assert seen_measured == seen != []
+    assert all(torch.equal(a, b) for a, b in zip(weights, weights_measured, strict=True))
+    assert str(refusal).startswith("`model` must have no backward hooks on its modules")
+    assert named in str(refusal)
+
+
+class Trained(LightningModule):
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.network = network()
+        self.hooks = library(self.network)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return self.network(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Full backward hook is")
+def test_training_with_hooks_on_modules_goes_on_beside_the_monitor() -> None:
+    def fit(*callbacks: NoiseScaleMonitor) -> Trained:
+        model = Trained(Opacus)
+        data = TensorDataset(torch.cat([batch(step) for step in range(STEPS)]))
+        trainer = Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            callbacks=list(callbacks),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, DataLoader(data, ROWS))
+        return model
+
+    plain = fit()
+    with pytest.warns(UserWarning, match="must have no backward hooks on its modules") as told:
+        beside = fit(NoiseScaleMonitor())
+
+    assert len([one for one in told if "hooks on its modules" in str(one.message)]) == 1
+    assert beside.hooks.seen == plain.hooks.seen != []
+    for a, b in zip(plain.parameters(), beside.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def on_a_parameter(model: nn.Sequential, hook: Callable[[Tensor], Tensor | None]) -> None:
+    model[0].weight.register_hook(hook)  # type: ignore[union-attr]
+
+
+def on_an_output(model: nn.Sequential, hook: Callable[[Tensor], Tensor | None]) -> None:
+    model[0].register_forward_hook(lambda m, x, output: (output.register_hook(hook), None)[1])
+
+
+@pytest.mark.parametrize("register", [on_a_parameter, on_an_output])
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_that_change_gradients_are_refused_by_name(register: Any, before: bool) -> None:
+    """Without them our pass has other gradients. A hook after ours changes what ours has seen."""
+
+    def mask(gradient: Tensor) -> Tensor:
+        return gradient * (gradient > 0)
+
+    model = network()
+    if before:
+        register(model, mask)
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    if not before:
+        register(model, mask)
+    meter.backward(model(batch(0)).square().mean(), ROWS)
+
+    with pytest.raises(ValueError, match=r"must not change gradients, .*<locals>\.mask\. Write"):
+        meter.step()
+    meter.close()
+
+
+def test_hooks_that_give_the_gradient_back_change_nothing() -> None:
+    model = network()
+    on_a_parameter(model, lambda gradient: gradient)
+    on_an_output(model, lambda gradient: gradient)
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+
+    for step in range(STEPS):
+        meter.backward(model(batch(step)).square().mean(), ROWS)
+        meter.step()
+        model.zero_grad()
+
+    assert meter.measured_steps == STEPS
+    meter.close()
+
+
+def test_all_hooks_are_as_they_were_and_in_their_order() -> None:
+    model = network()
+    hooks = [lambda gradient, i=i: None for i in range(3)]
+    handles = [model[0].weight.register_hook(hook) for hook in hooks]
+    own = Tensor.register_hook
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    meter.backward(model(batch(0)).square().mean(), ROWS)
+    handles[1].remove()  # while a cut is being proved
+    meter.step()
+    meter.close()
+
+    kept = list(model[0].weight._backward_hooks.values())  # type: ignore[union-attr]
+    assert kept == [hooks[0], hooks[2]]
+    assert Tensor.register_hook is own
+    assert not upset._hooked
