@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from noisescale._moved import former_names
 from noisescale.bounded import Bounded
-from noisescale.history.blocks import Blocks
+from noisescale.history.blocks import Blocks, quantile_of
 from noisescale.history.rows import Rows
 from noisescale.tradeoff.run_sums import next_measured
 
@@ -58,7 +57,7 @@ class Segments:
     """Progress of a step, as a share of a noise-free step: 1/(1 + b/B), see `Blocks.progress`.
 
     In single blocks it may be negative or above 1 by chance. It is NaN if the noise scale of the
-    whole run is not resolved.
+    whole run is not resolved; then its ends are bounds of all segments together.
     """
     progress_low: Array
     """Lower end of the progress, at the upper end of the noise scale."""
@@ -192,25 +191,35 @@ def _progress(
 ) -> tuple[Array, Array, Array, Array]:
     """Return the progress of each segment, its ends for sums over the run, and its error."""
     progress, error = blocks.progress(batch_size)
-    of_block = np.bincount(blocks.of_row, weights=steps * error)
+    of_block = np.bincount(blocks.of_row, weights=steps * error).astype(np.float64)
+    known = np.isfinite(of_block)
+    if not (known.all() and math.isfinite(_quantile(of_block, blocks.units, confidence))):
+        # Few units rule the sum. What their blocks made may be anything from nothing to all.
+        known &= np.isfinite(quantile_of(blocks.units, confidence))
+    of_block = np.where(known, of_block, 0.0)
     total = math.sqrt(float((of_block**2).sum()))
-    quantile = math.inf
-    if math.isfinite(total):
-        # Satterthwaite's, of a sum of independent blocks.
-        known = blocks.freedom > 0
-        spread = (of_block[known] ** 4 / blocks.freedom[known]).sum()
-        freedom = total**4 / spread if spread else math.inf
-        quantile = float(stdtrit(min(max(freedom, 1e-9), 1e9), 0.5 + confidence / 2))
-    margin = quantile * total if total else 0.0
-    made = float((steps * progress).sum())
-    if made > margin:
+    quantile = _quantile(of_block, blocks.units, confidence)
+    sure = known[blocks.of_row]
+    made, margin = float((steps * progress)[sure].sum()), quantile * total
+    if sure.all() and made > margin:
         return progress, progress - quantile * error, progress + quantile * error, error
-    # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
+    # The noise scale of the whole has bounds alone. Its lower one is at the upper end of the
     # progress of all blocks together, to which each adds in proportion to its variance. Less than
     # none is not to be had: a negative sum counts as zero.
-    highest = np.ones_like(progress)
-    if 0 < margin < math.inf:
-        more = quantile * (1 + max(-made, 0.0) / margin)
-        highest = progress + more * error * of_block[blocks.of_row] / total
-    zero = np.zeros_like(progress)
-    return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
+    lowest, highest = np.zeros_like(progress), np.ones_like(progress)
+    if margin > 0:
+        share = error[sure] * of_block[blocks.of_row][sure] / total
+        if made > margin:
+            lowest[sure] = progress[sure] - quantile * share
+        highest[sure] = progress[sure] + quantile * (1 + max(-made, 0.0) / margin) * share
+    ends = lowest.clip(0.0, 1.0), highest.clip(0.0, 1.0)
+    return np.full_like(progress, math.nan), *ends, np.zeros_like(progress)
+
+
+def _quantile(of_block: Array, units: Array, confidence: float) -> float:
+    """Return `quantile_of` a sum over blocks with these errors, as of one block."""
+    squares = of_block**2
+    spread = float((squares**2 / units).sum())
+    return float(
+        quantile_of(float(squares.sum()) ** 2 / spread if spread else math.inf, confidence)
+    )

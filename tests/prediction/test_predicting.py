@@ -3,12 +3,13 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from noisescale import Calibration, History, predict
+from noisescale import Calibration, History, Tradeoff, predict
 from noisescale.bounded import Bounded
 
 STEP = np.arange(20.0, 1001, 20)
@@ -274,8 +275,42 @@ def test_steps_in_which_nothing_was_measured_are_told() -> None:
     )
 
 
+def test_a_run_whose_late_steps_hardly_say_anything_is_answered_with_bounds() -> None:
+    """Digits, SGD, a cosine learning rate, batches of 64: 47 of 723 steps measured by halves.
+
+    It was refused as having "neither" while the display had 106 (71 to 184). The noise scale of
+    the whole data set at every 20th step gives a critical batch size of 430.
+    """
+    found = predict(Path(__file__).with_name("few_late_steps.csv"), [32, 64, 512], [1])
+
+    critical, (half, own, large) = found.critical_batch_size, found.rows
+    assert 64 < critical.low < 430 < critical.high
+    law = Tradeoff(1 / (430 / 64 + 1), 64 * (1 - 1 / (430 / 64 + 1)))  # of a step of 64
+    for row in (half, own, large):
+        ratio = law.steps(row.batch_size)
+        assert row.steps.low <= own.steps.low * ratio * (1 + 1e-9)
+        assert row.steps.high >= own.steps.low * ratio * (1 - 1e-9)
+    assert own.steps.low == own.steps.high == 705  # the last measured one
+    assert half.steps.low > 705
+    assert large.steps.high < 705
+    assert any("not resolved" in warning for warning in found.warnings)
+    assert "at least 91.8 examples" in found.to_text()
+
+
+def test_noise_within_the_measuring_error_gives_an_upper_bound() -> None:
+    """tr(Σ) is -0.002 with an error of 0.1/√1000 or so, beside a |G|² of 1."""
+    prediction = predict(history(**increments(-0.002, 1)), batch_sizes=[8, 64, 512], devices=[2])
+
+    critical = prediction.critical_batch_size
+    assert (critical.value, critical.low) == (0, 0)
+    assert critical.high == pytest.approx(1.96 * 0.1 / math.sqrt(1000) - 0.002, rel=0.2)
+    assert [row.steps.value for row in prediction.rows] == pytest.approx([1000, 1000, 1000])
+    assert prediction.rows[0].steps.high > 1000 > prediction.rows[2].steps.low
+    assert "at most" in prediction.to_text()
+
+
 def test_gradients_without_noise_have_no_critical_batch_size() -> None:
-    """tr(Σ) then comes out on either side of 0."""
+    """tr(Σ) then comes out on either side of 0; here below it by more than its error."""
     message = (
         "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
         " 1,000 steps. Train at a smaller batch size, where the noise is larger, or check that the"
