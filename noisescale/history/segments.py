@@ -76,8 +76,9 @@ class Segments:
 
         The logged estimates are averages over earlier steps. While |G|² falls, often a hundredfold
         in the first steps, they lag and read low. So the increments of the rows are averaged again,
-        in blocks of consecutive rows, see `Blocks`. If a history only has logged estimates, these
-        are used, and their errors are assumed to be fully correlated.
+        in blocks of consecutive rows, see `Blocks`. If these say nothing, the lower ends of the
+        logged estimates still do: reading low, they hold. If a history only has logged estimates,
+        these are used, and their errors are assumed to be fully correlated.
 
         Raises:
             ValueError: If the history has no rows, its steps do not rise, or its sums are too
@@ -101,6 +102,9 @@ class Segments:
         block = blocks.of_row
         value, low, high = (x[block] for x in blocks.intervals(confidence))
         progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
+        if not ends[0].any() and (ends[1] == 1).all():  # increments alone say nothing
+            logged = np.nan_to_num(history.get("low", np.zeros_like(steps)), nan=0.0)
+            ends[1] = batch_size / (batch_size + logged)
         return cls(
             steps=steps,
             batch_size=batch_size,

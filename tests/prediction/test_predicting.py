@@ -265,7 +265,7 @@ def increments(noise: float, signal: float, measured: Any = True) -> dict[str, A
 
 def test_steps_in_which_nothing_was_measured_are_told() -> None:
     """At b = 192 and B = 64 a quarter of |g|² is |G|²."""
-    measured = history(**increments(48, 0.25, STEP > 400))
+    measured = history(**increments(48, 0.25, (STEP <= 100) | (STEP > 500)))
 
     prediction = predict(measured, devices=[2], batch_sizes=[64])
 
@@ -273,6 +273,29 @@ def test_steps_in_which_nothing_was_measured_are_told() -> None:
     assert prediction.warnings == (
         "In 40 % of the steps nothing was measured: the nearest measured steps are used instead.",
     )
+
+
+def test_a_log_that_begins_in_mid_run_is_told() -> None:
+    """As of a run that was resumed into another folder."""
+    prediction = predict(history(**increments(48, 0.25, STEP > 400)), devices=[2])
+
+    assert prediction.critical_batch_size.value == pytest.approx(192, rel=1e-3)
+    (warning,) = prediction.warnings
+    assert "The log begins at step 400" in warning
+    assert "put the event files of its parts into one folder" in warning
+
+
+def test_what_the_display_had_bounds_a_run_whose_rows_say_nothing() -> None:
+    """Few steps were measured since the run was resumed; the display still has those before."""
+    few = increments(48, 0.25, STEP == 1000) | {"increment_measured_steps": 1.0 * (STEP == 1000)}
+    few |= {"increment_sq_weight": few["increment_weight"] ** 2}
+
+    prediction = predict(history(**few), devices=[2], batch_sizes=[512])
+
+    critical = prediction.critical_batch_size
+    assert (critical.low, critical.high) == (pytest.approx(128), math.inf)
+    assert math.isnan(critical.value)
+    assert prediction.rows[0].steps.high == pytest.approx(1000 * (1 + 128 / 512) / (1 + 128 / 64))
 
 
 def test_a_run_whose_late_steps_hardly_say_anything_is_answered_with_bounds() -> None:
