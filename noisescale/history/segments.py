@@ -76,9 +76,9 @@ class Segments:
 
         The logged estimates are averages over earlier steps. While |G|² falls, often a hundredfold
         in the first steps, they lag and read low. So the increments of the rows are averaged again,
-        in blocks of consecutive rows, see `Blocks`. If these say nothing, the lower ends of the
-        logged estimates still do: reading low, they hold. If a history only has logged estimates,
-        these are used, and their errors are assumed to be fully correlated.
+        in blocks of consecutive rows, see `Blocks`. Where a block says nothing, the lower ends of
+        the logged estimates still do: reading low, they hold. If a history only has logged
+        estimates, these are used, and their errors are assumed to be fully correlated.
 
         Raises:
             ValueError: If the history has no rows, its steps do not rise, or its sums are too
@@ -101,10 +101,9 @@ class Segments:
         blocks = Blocks.of(rows, batch_size, steps)
         block = blocks.of_row
         value, low, high = (x[block] for x in blocks.intervals(confidence))
-        progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
-        if not ends[0].any() and (ends[1] == 1).all():  # increments alone say nothing
-            logged = np.nan_to_num(history.get("low", np.zeros_like(steps)), nan=0.0)
-            ends[1] = batch_size / (batch_size + logged)
+        logged = np.nan_to_num(history.get("low", np.zeros_like(steps)), nan=0.0)
+        most = batch_size / (batch_size + logged)
+        progress, *ends, error = _progress(blocks, steps, batch_size, confidence, most)
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -191,14 +190,22 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
 
 
 def _progress(
-    blocks: Blocks, steps: Array, batch_size: Array, confidence: float
+    blocks: Blocks, steps: Array, batch_size: Array, confidence: float, most: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the progress of each segment, its ends for sums over the run, and its error."""
+    """Return the progress of each segment, its ends for sums over the run, and its error.
+
+    Args:
+        blocks: The blocks of the run.
+        steps: Steps in each segment.
+        batch_size: See `Segments`.
+        confidence: Coverage of the ends.
+        most: The most progress by the logged estimates, for what the blocks do not say.
+    """
     progress, error = blocks.progress(batch_size)
     of_block = np.bincount(blocks.of_row, weights=steps * error).astype(np.float64)
     known = np.isfinite(of_block)
     if not (known.all() and math.isfinite(_quantile(of_block, blocks.units, confidence))):
-        # Few units rule the sum. What their blocks made may be anything from nothing to all.
+        # Few units rule the sum: of their blocks no more is known than what was logged.
         known &= np.isfinite(quantile_of(blocks.units, confidence))
     of_block = np.where(known, of_block, 0.0)
     total = math.sqrt(float((of_block**2).sum()))
@@ -210,12 +217,14 @@ def _progress(
     # The noise scale of the whole has bounds alone. Its lower one is at the upper end of the
     # progress of all blocks together, to which each adds in proportion to its variance. Less than
     # none is not to be had: a negative sum counts as zero.
-    lowest, highest = np.zeros_like(progress), np.ones_like(progress)
+    lowest, highest = np.zeros_like(progress), most.copy()
     if margin > 0:
         share = error[sure] * of_block[blocks.of_row][sure] / total
         if made > margin:
             lowest[sure] = progress[sure] - quantile * share
         highest[sure] = progress[sure] + quantile * (1 + max(-made, 0.0) / margin) * share
+    if (highest >= 1).all():
+        highest = most
     ends = lowest.clip(0.0, 1.0), highest.clip(0.0, 1.0)
     return np.full_like(progress, math.nan), *ends, np.zeros_like(progress)
 
