@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from noisescale.estimation.ratio_interval import LEAST_FREEDOM, WeightedMeans, steps_needed
+from noisescale.estimation.ratio_interval import fieller_interval, steps_needed
 from noisescale.history.rows import Array, Rows
 
 MOST_BLOCKS = 32
@@ -18,6 +19,9 @@ MOST_BLOCKS = 32
 
 FEWEST_UNITS = 8
 """The fewest steps in a block: its interval comes from their scatter."""
+
+ONE_UNIT = 1 + 1e-9
+"""A block of one unit has no scatter to tell its error from."""
 
 RELATIVE_WIDTH = 1.0
 """The relative width, (high - low)/value, of the interval that a block's length aims at."""
@@ -28,10 +32,17 @@ class Blocks(NamedTuple):
 
     of_row: NDArray[np.intp]
     """The block of each row."""
-    means: list[WeightedMeans]
-    """S and Q: the averages of tr(Σ) and |G|². Each step's moments are divided by trailing |g|²."""
-    freedom: Array
-    """Degrees of freedom of the covariance of S and Q; 0 where it is not known."""
+    noise_trace: Array
+    """S: the average of tr(Σ). Each step's moments are divided by the trailing |g|²."""
+    grad_sq_norm: Array
+    """Q: the average of |G|², divided in the same way."""
+    covariance: tuple[Array, Array, Array]
+    """v_SS, v_SQ and v_QQ of the two averages, from the scatter of the units."""
+    units: Array
+    """n = (Σv)²/Σv², where v = w·|g|² is the influence of a unit on S and on Q.
+
+    n units of equal influence would err as much. It is 1 if one unit rules the block.
+    """
 
     @classmethod
     def of(cls, rows: Rows, batch_size: Array, steps: Array) -> Blocks:
@@ -51,39 +62,32 @@ class Blocks(NamedTuple):
         weight = np.maximum(total(rows.weight), 1e-300)
         s, q = total(rows.noise_trace) / weight, total(rows.grad_sq_norm) / weight
         ds, dq = (of_row - of[block] for of_row, of in zip(rows.means, (s, q), strict=True))
-        sq_weight = rows.sq_weight
-        squares = (
-            total(rows.noise_trace_squares + sq_weight * ds * ds),
-            total(rows.products + sq_weight * ds * dq),
-            total(rows.grad_sq_norm_squares + sq_weight * dq * dq),
+        units = _units(rows, batch_size, total)
+        scatter = (
+            rows.noise_trace_squares + rows.sq_weight * ds * ds,
+            rows.products + rows.sq_weight * ds * dq,
+            rows.grad_sq_norm_squares + rows.sq_weight * dq * dq,
         )
-        columns = {
-            "noise_trace": s,
-            "grad_sq_norm": q,
-            "weight": np.ones_like(weight),
-            "scatter": (squares / weight**2).T,
-            "sq_weight": total(sq_weight) / weight**2,
-            "fourth_weight": total(rows.weight * rows.unit_weight**3) / weight**4,
-        }
-        of_blocks = zip(*(column.tolist() for column in columns.values()), strict=True)
-        means = [WeightedMeans(**dict(zip(columns, x, strict=True))) for x in of_blocks]
-        ruling = _ruling_units(rows, batch_size, total) - 1
-        known = np.maximum([mean.freedom for mean in means], 0.0)
-        freedom = np.minimum(known, np.maximum(ruling, 1.0))
-        return cls(block, means, freedom)
+        left = weight**2 * np.maximum(1 - 1 / units, 1e-300)
+        ss, sq, qq = (total(squares) / left for squares in scatter)
+        return cls(block, s, q, (ss, sq, qq), units)
 
     def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
         """Return the noise scale S/Q of each block with Fieller's interval.
 
-        The value is NaN where Q is not positive. If the scatter is not known, as in a block of one
-        unit, the interval is 0 to infinity and the value is NaN.
+        The value is NaN where Q is not positive. If few units rule a block, its interval is 0 to
+        infinity, see `quantile_of`.
         """
-        found = [
-            mean.ratio_interval(confidence, freedom)
-            for mean, freedom in zip(self.means, self.freedom.tolist(), strict=True)
-        ]
-        value, low, high = np.array(found).T
-        return np.where(self.freedom > LEAST_FREEDOM, value, math.nan), low, high
+        quantiles = quantile_of(self.units, confidence)
+        covariances = zip(*self.covariance, strict=True)
+        low, high = np.zeros_like(self.units), np.full_like(self.units, math.inf)
+        for k, (covariance, quantile) in enumerate(zip(covariances, quantiles, strict=True)):
+            if math.isfinite(quantile):
+                s, q = float(self.noise_trace[k]), float(self.grad_sq_norm[k])
+                low[k], high[k] = fieller_interval(s, q, map(float, covariance), float(quantile))
+        ratio = self.noise_trace / np.where(self.grad_sq_norm > 0, self.grad_sq_norm, math.nan)
+        value = np.where(self.units > ONE_UNIT, ratio.clip(low, high), math.nan)
+        return value, low, high
 
     def progress(self, batch_size: Array) -> tuple[Array, Array]:
         """Return the progress of a step in each row, and its standard error within the block.
@@ -99,8 +103,8 @@ class Blocks(NamedTuple):
         covariance, is subtracted.
         """
         block = self.of_row
-        s, q = np.array([(mean.noise_trace, mean.grad_sq_norm) for mean in self.means])[block].T
-        ss, sq, qq = np.array([mean.covariance for mean in self.means])[block].T
+        s, q = self.noise_trace[block], self.grad_sq_norm[block]
+        ss, sq, qq = (entry[block] for entry in self.covariance)
         # |g|² can be no smaller than its noise; of few steps it may come out so.
         sq_norm = np.maximum(batch_size * q + s, 0.1 * np.abs(s) + 1e-300)
         bias = (
@@ -108,18 +112,49 @@ class Blocks(NamedTuple):
         ) / sq_norm**3
         variance = np.maximum(q**2 * ss - 2 * q * s * sq + s**2 * qq, 0.0)
         error = batch_size / sq_norm**2 * np.sqrt(variance)
-        known = self.freedom[block] > LEAST_FREEDOM
-        return batch_size * q / sq_norm - bias, np.where(known, error, math.inf)
+        known = self.units[block] > ONE_UNIT
+        return batch_size * q / sq_norm - np.where(known, bias, 0.0), np.where(
+            known, error, math.inf
+        )
 
 
-def _ruling_units(
-    rows: Rows, batch_size: Array, total: Callable[[Array], Array]
-) -> NDArray[np.float64]:
-    """Return (Σv²)²/Σv⁴ of each block. v = w·|g|² is the influence of a unit on S and on Q.
+def quantile_of(units: Array | float, confidence: float) -> Array:
+    """Return how many standard errors the interval of a weighted mean reaches on either side.
 
-    At a jump of |g|² few steps dominate the average and its error. The fourth powers within a row
-    are not known: (Σv)²/Σv² of its steps are assumed to dominate. One degree of freedom is left.
+    Let r be the residuals of the units at a supposed mean, each times its weight. The interval has
+    all means at which the sum of the residuals agrees with its own squares,
+
+        (Σr)² <= x²·Σr²
+
+    with the quantile x of the normal distribution. In standard errors this is
+
+        x·√((n - 1)/(n - x²))
+
+    It is infinite up to n = x²: so few units say nothing. Student's t takes the error as
+    independent of the mean. Where few units rule a sum they rule its error, too, and the ratio is
+    near 1. So the interval holds for any symmetric residuals, also of very different variances.
+    Student's t with the degrees of freedom that are left then, often only one, is several times
+    wider.
+
+    Args:
+        units: n, the number of units of equal influence.
+        confidence: Coverage of the interval.
+
+    Examples:
+        >>> quantile_of(np.array([3.0, 8.0, 30.0, 1e9]), 0.95).round(2)
+        array([ inf, 2.54, 2.06, 1.96])
+
+    References:
+        Efron 1969, "Student's t-test under symmetry conditions", JASA 64.
     """
+    square = float(ndtri(0.5 + confidence / 2)) ** 2
+    least = np.maximum(units, math.nextafter(square, math.inf))
+    wider = np.sqrt(square * (1 + (square - 1) / (least - square)))
+    return np.where(np.asarray(units) > square, wider, math.inf)
+
+
+def _units(rows: Rows, batch_size: Array, total: Callable[[Array], Array]) -> Array:
+    """Return n = (Σv)²/Σv² of each block, see `Blocks.units`."""
     noise, signal = rows.means
     mean = signal + noise / batch_size
     squares = (
@@ -128,8 +163,7 @@ def _ruling_units(
         + rows.grad_sq_norm_squares
         + rows.sq_weight * mean**2
     )
-    fourths = squares**3 / np.maximum((rows.weight * mean) ** 2, 1e-300)
-    return np.asarray(total(squares) ** 2 / np.maximum(total(fourths), 1e-300))
+    return np.maximum(total(rows.weight * mean) ** 2 / np.maximum(total(squares), 1e-300), 1.0)
 
 
 def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
@@ -145,14 +179,18 @@ def _of_equal_units(rows: Rows, number: int) -> NDArray[np.intp]:
 def _number(rows: Rows, batch_size: Array) -> int:
     """Return the number of blocks whose intervals are expected to have `RELATIVE_WIDTH`.
 
-    The expectation comes from the noise of the whole run, see `steps_needed`.
+    The expectation comes from the noise of the whole run, see `steps_needed`. There are two blocks
+    at least, if each has `FEWEST_UNITS`: late units are few and stand for many steps each. If some
+    of them rule the second block, the first one still has its own interval.
     """
     measured = rows.units > 0
     rows = rows.standing_for(rows.units * batch_size)
     units, weight = float(rows.units.sum()), float(rows.weight.sum())
+    of_halves = np.bincount(_of_equal_units(rows, 2), weights=rows.units)
+    least = len(of_halves) if of_halves.min() >= FEWEST_UNITS else 1
     s, q = float(rows.noise_trace.sum()) / weight, float(rows.grad_sq_norm.sum()) / weight
     if s <= 0 or q <= 0:
-        return 1
+        return least
     # Squares of q·S - s·Q, which is zero on average, within rows.
     inner = (
         q**2 * rows.noise_trace_squares
@@ -166,9 +204,8 @@ def _number(rows: Rows, batch_size: Array) -> int:
     pairs = precision[1:] * precision[:-1] / (precision[1:] + precision[:-1])
     counted = float((rows.units[measured] - 1).sum()) + len(between)
     if not counted:
-        return 1
+        return least
     spread = float((inner[measured] / unit_weight).sum() + (pairs * between**2).sum()) / counted
     cv_squared = spread / (weight / units) / (s * q) ** 2
     needed = max(steps_needed(cv_squared, RELATIVE_WIDTH), FEWEST_UNITS)
-    rows_measured = int(measured.sum())
-    return int(np.clip(units // needed, 1, min(MOST_BLOCKS, rows_measured)))
+    return int(np.clip(units // needed, least, min(MOST_BLOCKS, int(measured.sum()))))

@@ -16,7 +16,9 @@ Array = NDArray[np.float64]
 
 _NOISE, _SIGNAL = "increment_noise_trace", "increment_grad_sq_norm"
 
-SUMS = ("increment_measured_steps", "increment_weight", "increment_sq_weight", _NOISE, _SIGNAL)
+MEASURED = "increment_measured_steps"
+
+SUMS = (MEASURED, "increment_weight", "increment_sq_weight", _NOISE, _SIGNAL)
 """n, Σw, Σw², Σw·S and Σw·Q of a row. S and Q are a step's moments divided by its level of |g|².
 
 w is the batch size of a measured step times the number of steps that it stands for.

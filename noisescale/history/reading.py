@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisescale.csv_lines import csv_lines
 from noisescale.extras import need
 from noisescale.history.history import COLUMNS, History
-from noisescale.history.increments import INCREMENTS
+from noisescale.history.increments import MEASURED
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_error import RunError
@@ -172,6 +172,29 @@ def last_logged(steps: Array) -> NDArray[np.bool_]:
     return np.append(steps[:-1] < earliest_after, True)[: len(steps)]
 
 
+def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """Mark the rows that the history of the run has, of the rows that were logged.
+
+    Where no step was measured since the row before, a log step says that row again, without what
+    steps added. Such a row does not count if the row that it says again is there. After a resume it
+    tells where the run went on: what was measured behind that step was trained again. Of the steps
+    that were trained again the last ones count, see `last_logged`.
+
+    Args:
+        columns: The rows in the order of logging, with the column `step`.
+    """
+    step = columns["step"]
+    kept = np.ones(len(step), dtype=bool)
+    units = columns.get(MEASURED, np.full(len(step), math.nan))
+    for row in np.flatnonzero(np.isnan(units)) if np.isfinite(units).any() else ():
+        if (step[:row][kept[:row]] == step[row]).any():
+            kept[row] = False
+            kept[:row] &= ~((step[:row] > step[row]) & (units[:row] > 0))
+    where = np.flatnonzero(kept)
+    kept[where] = last_logged(step[where])
+    return kept
+
+
 def _column(
     header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
 ) -> tuple[list[float], list[float]]:
@@ -200,8 +223,9 @@ def history_from_scalars(
     """Return the history from scalars that were read in another way.
 
     Args:
-        scalars: From a tag to its steps and its values. Values of one step make a row. Rows without
-            one of the metrics that are always logged are left out.
+        scalars: From a tag to its steps, or the numbers of its rows, and its values. Values of one
+            step make a row; rows follow each other by rising step. Rows without one of the metrics
+            that are always logged are left out.
         optimizer: See `read_run`.
         monitor: See `read_run`.
         source: The name of the run in error messages.
@@ -342,19 +366,9 @@ def history_of(
             f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
             " Train until the monitor has logged once.",
         )
-    # A run that was resumed trained some steps again: of each step the last one counts. Where no
-    # step was measured since the row before it, a row says again what that one did, and lacks what
-    # steps added.
-    step = columns["step"]
-    later = np.minimum.accumulate(step[::-1])[::-1]
-    again = np.flatnonzero(step[1:] == step[:-1]) + 1
-    for name in INCREMENTS & columns.keys():
-        for row in again:
-            if np.isnan(columns[name][row]):
-                columns[name][row] = columns[name][row - 1]
-    last = np.append(step[:-1] < later[1:], True)
-    columns = {name: values[last] for name, values in columns.items()}
-    unresolved = np.full(int(last.sum()), math.inf)
+    kept = rows_that_count(columns)
+    columns = {name: values[kept] for name, values in columns.items()}
+    unresolved = np.full(len(columns["step"]), math.inf)
     high = columns.get("high", unresolved)
     columns["high"] = np.where(np.isnan(high), math.inf, high)
     return History.from_columns(

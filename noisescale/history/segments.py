@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from noisescale._moved import former_names
 from noisescale.bounded import Bounded
-from noisescale.history.blocks import Blocks
+from noisescale.history.blocks import Blocks, quantile_of
 from noisescale.history.rows import Rows
 from noisescale.tradeoff.run_sums import next_measured
 
@@ -58,7 +57,7 @@ class Segments:
     """Progress of a step, as a share of a noise-free step: 1/(1 + b/B), see `Blocks.progress`.
 
     In single blocks it may be negative or above 1 by chance. It is NaN if the noise scale of the
-    whole run is not resolved.
+    whole run is not resolved; then its ends are bounds of all segments together.
     """
     progress_low: Array
     """Lower end of the progress, at the upper end of the noise scale."""
@@ -77,8 +76,9 @@ class Segments:
 
         The logged estimates are averages over earlier steps. While |G|² falls, often a hundredfold
         in the first steps, they lag and read low. So the increments of the rows are averaged again,
-        in blocks of consecutive rows, see `Blocks`. If a history only has logged estimates, these
-        are used, and their errors are assumed to be fully correlated.
+        in blocks of consecutive rows, see `Blocks`. Where a block says nothing, the lower ends of
+        the logged estimates still do: reading low, they hold. If a history only has logged
+        estimates, these are used, and their errors are assumed to be fully correlated.
 
         Raises:
             ValueError: If the history has no rows, its steps do not rise, or its sums are too
@@ -101,7 +101,9 @@ class Segments:
         blocks = Blocks.of(rows, batch_size, steps)
         block = blocks.of_row
         value, low, high = (x[block] for x in blocks.intervals(confidence))
-        progress, *ends, error = _progress(blocks, steps, batch_size, confidence)
+        logged = np.nan_to_num(history.get("low", np.zeros_like(steps)), nan=0.0)
+        most = batch_size / (batch_size + logged)
+        progress, *ends, error = _progress(blocks, steps, batch_size, confidence, most)
         return cls(
             steps=steps,
             batch_size=batch_size,
@@ -188,29 +190,49 @@ def _batch_size(history: Mapping[str, Array], steps: Array) -> Array:
 
 
 def _progress(
-    blocks: Blocks, steps: Array, batch_size: Array, confidence: float
+    blocks: Blocks, steps: Array, batch_size: Array, confidence: float, most: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the progress of each segment, its ends for sums over the run, and its error."""
+    """Return the progress of each segment, its ends for sums over the run, and its error.
+
+    Args:
+        blocks: The blocks of the run.
+        steps: Steps in each segment.
+        batch_size: See `Segments`.
+        confidence: Coverage of the ends.
+        most: The most progress by the logged estimates, for what the blocks do not say.
+    """
     progress, error = blocks.progress(batch_size)
-    of_block = np.bincount(blocks.of_row, weights=steps * error)
+    of_block = np.bincount(blocks.of_row, weights=steps * error).astype(np.float64)
+    known = np.isfinite(of_block)
+    if not (known.all() and math.isfinite(_quantile(of_block, blocks.units, confidence))):
+        # Few units rule the sum: of their blocks no more is known than what was logged.
+        known &= np.isfinite(quantile_of(blocks.units, confidence))
+    of_block = np.where(known, of_block, 0.0)
     total = math.sqrt(float((of_block**2).sum()))
-    quantile = math.inf
-    if math.isfinite(total):
-        # Satterthwaite's, of a sum of independent blocks.
-        known = blocks.freedom > 0
-        spread = (of_block[known] ** 4 / blocks.freedom[known]).sum()
-        freedom = total**4 / spread if spread else math.inf
-        quantile = float(stdtrit(min(max(freedom, 1e-9), 1e9), 0.5 + confidence / 2))
-    margin = quantile * total if total else 0.0
-    made = float((steps * progress).sum())
-    if made > margin:
+    quantile = _quantile(of_block, blocks.units, confidence)
+    sure = known[blocks.of_row]
+    made, margin = float((steps * progress)[sure].sum()), quantile * total
+    if sure.all() and made > margin:
         return progress, progress - quantile * error, progress + quantile * error, error
-    # The noise scale of the whole has no upper end. Its lower one is at the upper end of the
+    # The noise scale of the whole has bounds alone. Its lower one is at the upper end of the
     # progress of all blocks together, to which each adds in proportion to its variance. Less than
     # none is not to be had: a negative sum counts as zero.
-    highest = np.ones_like(progress)
-    if 0 < margin < math.inf:
-        more = quantile * (1 + max(-made, 0.0) / margin)
-        highest = progress + more * error * of_block[blocks.of_row] / total
-    zero = np.zeros_like(progress)
-    return np.full_like(progress, math.nan), zero, highest.clip(0.0, 1.0), zero
+    lowest, highest = np.zeros_like(progress), most.copy()
+    if margin > 0:
+        share = error[sure] * of_block[blocks.of_row][sure] / total
+        if made > margin:
+            lowest[sure] = progress[sure] - quantile * share
+        highest[sure] = progress[sure] + quantile * (1 + max(-made, 0.0) / margin) * share
+    if (highest >= 1).all():
+        highest = most
+    ends = lowest.clip(0.0, 1.0), highest.clip(0.0, 1.0)
+    return np.full_like(progress, math.nan), *ends, np.zeros_like(progress)
+
+
+def _quantile(of_block: Array, units: Array, confidence: float) -> float:
+    """Return `quantile_of` a sum over blocks with these errors, as of one block."""
+    squares = of_block**2
+    spread = float((squares**2 / units).sum())
+    return float(
+        quantile_of(float(squares.sum()) ** 2 / spread if spread else math.inf, confidence)
+    )

@@ -101,13 +101,14 @@ def checked_run(history: Mapping[str, Array]) -> Segments:
 def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
     """Return the law of a run, or say that nothing is known of it."""
     law = RunLaw.of(run, calibration.kappa)
-    if law.middle.critical_batch_size == 0:
+    critical = law.critical_batch_size
+    if critical.high == 0:
         raise ValueError(
             "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
             f" {run.steps.sum():,.0f} steps. Train at a smaller batch size, where the noise is"
             " larger, or check that the batches differ."
         )
-    if not law.known.min_examples > 0:
+    if math.isnan(critical.value) and critical.low == 0 and math.isinf(critical.high):
         raise ValueError(
             "`history` must have a noise scale, or a lower bound of it, got neither in"
             f" {run.steps.sum():,.0f} steps. Train longer, or at a larger batch size, until the"

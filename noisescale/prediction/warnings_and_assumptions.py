@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments, coverage_of
 from noisescale.prediction.calibration import Calibration
@@ -50,7 +52,14 @@ def warnings_about(
             " are in layers without a formula for single examples."
         )
     unmeasured = float(1 - (run.steps * run.measured).sum() / run.steps.sum())
-    if unmeasured > MANY_UNRESOLVED:
+    before = float(run.steps[: int(np.argmax(run.measured > 0))].sum())
+    if before > MANY_UNRESOLVED * run.steps.sum():
+        found.append(
+            f"The log begins at step {before:,.0f}: the noise scale of the steps before is taken to"
+            " be that of the first ones after it. If the run was resumed, put the event files of"
+            " its parts into one folder, or predict from `monitor.history`."
+        )
+    elif unmeasured > MANY_UNRESOLVED:
         found.append(
             f"In {100 * unmeasured:.0f} % of the steps nothing was measured: the nearest measured"
             " steps are used instead."

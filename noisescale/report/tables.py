@@ -192,6 +192,8 @@ def _at_the_end(p: PredictionRecord) -> str:
 def _bounded(p: PredictionRecord, band: Bounded, what: str) -> str:
     """Write a critical batch size with its bounds."""
     if not math.isfinite(band.value):
+        if math.isfinite(band.high):
+            return f"{number(band.low)} to {number(band.high)} {p.unit}, not resolved further"
         if not band.low:
             return "not resolved, and without a lower bound"
         return f"at least {number(band.low)} {p.unit}, not resolved"

@@ -22,7 +22,7 @@ from noisescale.history.metric_names import (
 )
 from noisescale.history.reading import history_from_scalars
 from noisescale.tensorboard_plugin.query import index
-from noisescale.tensorboard_plugin.sampled import on_common_steps
+from noisescale.tensorboard_plugin.sampled import in_rows, on_common_steps
 
 MOST_POINTS = 1000
 """The number of points of each tag. TensorBoard also keeps this many, at random, with the last."""
@@ -115,17 +115,17 @@ class LoggedRuns(NamedTuple):
             downsample=MOST_POINTS,
             run_tag_filter=RunTagFilter(runs=[run], tags=tags),
         )
-        scalars = {
+        logged = {
             prefix + str(name_in(tag, prefix)): (
                 np.array([point.step for point in points], dtype=np.float64),
+                np.array([point.wall_time for point in points], dtype=np.float64),
                 np.array([point.value for point in points], dtype=np.float64),
             )
             for tag, points in found.get(run, {}).items()
         }
-        if (base := f"{prefix}step") not in scalars:
+        if (base := f"{prefix}step") not in logged:
             which = f" of optimizer {optimizer}" if optimizer else ""
             which += f" by monitor {monitor!r}" if monitor else ""
             raise errors.NotFoundError(f"`run` must have the noise scale{which}, got {run!r}.")
-        return history_from_scalars(
-            on_common_steps(scalars, base), optimizer=optimizer, monitor=monitor, source=run
-        )
+        scalars = on_common_steps(in_rows(logged, base), base)
+        return history_from_scalars(scalars, optimizer=optimizer, monitor=monitor, source=run)

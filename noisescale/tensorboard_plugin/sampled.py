@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring tags to common steps. TensorBoard may have kept different steps of each."""
+"""Bring tags to common rows. TensorBoard may have kept different steps of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Scalars = Mapping[str, tuple[Array, Array]]
 
+Points = Mapping[str, tuple[Array, Array, Array]]
+"""From a tag to the logged steps, the times of writing and the values, in the order of writing."""
+
 LONGEST_GAP = 20
 """If fewer rows than this lie between two kept values of a tag, it was logged at these rows, too.
 
@@ -18,6 +21,53 @@ Suppose that a tag was logged at every row. Then the next point that TensorBoard
 the base or a value of the tag, with nearly equal chances. So 20 rows follow each other without a
 value with a chance of 2⁻²⁰.
 """
+
+
+def in_rows(points: Points, base: str) -> dict[str, tuple[Array, Array]]:
+    """Return the scalars by the number of their row, in the order of writing.
+
+    Several rows may have the same logged step: the last row of a run and the row before it, and
+    the steps that a resumed run trained again. The time of writing tells these rows apart. A point
+    whose row TensorBoard did not keep lies between two rows.
+
+    Args:
+        points: The points of each tag.
+        base: The tag whose points are the rows.
+
+    Examples:
+        >>> rows = np.array([[10.0, 19.0, 19.0, 9.0], [0.0, 1.0, 2.0, 9.0], [10.0, 15, 20, 10]])
+        >>> high = np.array([[19.0, 9.0], [2.1, 9.1], [200.0, 100.0]])
+        >>> in_rows({"step": tuple(rows), "high": tuple(high)}, "step")["high"]
+        (array([2., 3.]), array([200., 100.]))
+    """
+    logged, written, _ = points[base]
+    return {
+        tag: (_rows_at(logged, written, steps, seconds), values)
+        for tag, (steps, seconds, values) in points.items()
+    }
+
+
+def _rows_at(logged: Array, written: Array, steps: Array, seconds: Array) -> Array:
+    """Return which row each point of a tag belongs to.
+
+    The tags of a row are written one after another, always in the same order. So all points of a
+    tag were written before the base's point of their row, or all after it.
+    """
+    if np.array_equal(steps, logged):
+        return np.arange(len(steps), dtype=np.float64)
+    written = np.maximum.accumulate(written)
+    between = np.searchsorted(written, seconds)
+    near = np.array([between - 1, between]).clip(0, len(logged) - 1)
+    apart = np.where(logged[near] == steps, seconds - written[near], np.inf)
+    nearest = np.take_along_axis(apart, np.abs(apart).argmin(axis=0)[None], axis=0)[0]
+    row, sure = between, nearest[np.isfinite(nearest)]
+    if sure.size and np.median(sure) >= 0:
+        row = np.searchsorted(written, seconds, side="right") - 1
+    kept = row.clip(0, len(logged) - 1)
+    before, after = np.append(0.0, logged)[between], np.append(logged, np.inf)[between]
+    share = (steps - before) / np.where(after > before, after - before, np.inf)
+    lost = between - 1 + share.clip(0.001, 0.999)
+    return np.where((row == kept) & (logged[kept] == steps), row, lost)
 
 
 def on_common_steps(scalars: Scalars, base: str) -> dict[str, tuple[Array, Array]]:

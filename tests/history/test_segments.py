@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
-from scipy.stats import t as students_t
+from scipy.stats import norm as normal
 
 from noisescale import GradientMoments, History, Tradeoff
 from noisescale.bounded import Bounded
@@ -216,10 +216,13 @@ def test_what_no_block_resolves_is_not_resolved() -> None:
     """The logged average, which lags, read "9.5 (8.2 to 15.3)" where 539 was true."""
     noise_scale, signal = np.full(60, 539.0), 100.0 ** -np.linspace(0, 1, 60)
     moments = steps_of(np.random.default_rng(1), noise_scale, signal, batch_size=8)
-    logged = {"noise_scale": np.full(6, 9.5), "low": np.full(6, 8.2), "high": np.full(6, 15.3)}
+    averages = {"noise_scale": 9.5, "low": 8.2, "high": 15.3}
 
-    for form in (rows_of, running_sums_of):
-        run = Segments.of(form(moments, 10, batch_size=8) | logged)
+    for form, every in ((rows_of, 10), (running_sums_of, 2)):
+        columns = form(moments, every, batch_size=8)
+        rows = len(columns["step"])
+        logged = {name: np.full(rows, value) for name, value in averages.items()}
+        run = Segments.of(columns | logged)
         critical = RunLaw.of(run, ONE).critical_batch_size
 
         assert math.isnan(critical.value)
@@ -253,7 +256,54 @@ def test_a_run_is_cut_into_as_few_blocks_as_its_noise_demands() -> None:
     # A block of n steps has the relative width 4·cv/√n, with cv² = 8/3·(b/B)²/100 or so.
     assert numbers[0] == 32
     assert numbers[1] == pytest.approx(2000 / (16 * 8 / 3 * 20**2 / 100), rel=0.3)
-    assert numbers[2] == 1
+    assert numbers[2] == 2  # or the first steps could not be told from few late ones
+
+
+def test_a_last_row_of_few_steps_is_no_block_of_its_own() -> None:
+    moments = steps_of(np.random.default_rng(0), np.full(103, 640.0))
+
+    run = Segments.of(rows_of(moments, 100))
+
+    assert run.block.tolist() == [0, 0]
+
+
+def in_heavy_tails(seed: int, noise_scale: float) -> dict[str, np.ndarray]:
+    """1,500 steps, of which 54 were measured: 26 in the first 99, the others 50 to 150 apart.
+
+    |G|² and tr(Σ) of a step are larger or smaller together, by a log-normal factor: late in a
+    training few examples have most of the gradient.
+    """
+    rng = np.random.default_rng(seed)
+    q, s = steps_of(rng, np.full(1500, noise_scale), directions=30, ranks=2)
+    factor = np.exp(rng.normal(0, 1.2, 1500))
+    measured = np.unique(np.exp(np.linspace(0, math.log(1500), 90)).astype(int))
+    return rows_of((factor * q, factor * s), 50, measured=set(measured.tolist()))
+
+
+def test_the_bounds_hold_and_say_something_where_few_late_units_rule_the_run() -> None:
+    """Student's t with the one degree of freedom that was left gave 0 to infinity."""
+    found = [critical_batch_size_of(in_heavy_tails(seed, 64.0)) for seed in range(100)]
+
+    held = np.mean([one.low <= 64 <= one.high for one in found])
+    assert held >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 100), held
+    assert all(one.low > 0 for one in found)
+    assert np.median([one.low for one in found]) > 16
+
+
+def test_a_unit_that_rules_its_block_leaves_the_bounds_of_the_others() -> None:
+    """99 steps that say b = 64, and one that says nothing about the 900 for which it stands."""
+    q, s = steps_of(np.random.default_rng(0), np.full(1000, 64.0))
+    q[990:], s[990:] = 1e4 * q[990:], 1e4 * s[990:]
+    measured = {*range(1, 100), *range(101, 990, 100), 999}
+
+    run = Segments.of(rows_of((q, s), 100, measured=measured))
+    critical = RunLaw.of(run, ONE).critical_batch_size
+
+    assert math.isnan(critical.value)
+    # 99 of 1,000 steps make a third of the progress without noise, within a third or so.
+    noise, most = 32 * 99 * (2 / 3), 900 + 99 / 3
+    assert noise / most / 1.5 < critical.low < 64
+    assert 64 < critical.high < 1.5 * (noise + 32 * 900) / (99 / 3)
 
 
 def test_progress_is_the_share_of_the_signal_in_the_squared_norm() -> None:
@@ -286,7 +336,7 @@ def test_progress_is_the_share_of_the_signal_in_the_squared_norm() -> None:
         rows = run.block == block
         assert run.progress[rows] == pytest.approx(jackknife, abs=0.02 * error)
         halves = (run.progress_high - run.progress_low)[rows] / 2
-        assert halves / error == pytest.approx(2.03, rel=0.05)  # Student's quantile for 35 or so
+        assert halves / error == pytest.approx(2.03, rel=0.05)  # of 35 units or so
         assert run.noise_scale[rows] == pytest.approx(s_mean / q_mean)
         assert run.measured.all()
     assert start == 39  # the first step only sets the level
@@ -316,14 +366,16 @@ def test_the_interval_of_a_block_is_fiellers_of_its_weighted_rows() -> None:
 
     share = weight / weight.sum()
     mean_s, mean_q = (share * s).sum(), (share * q).sum()
-    freedom = (share**2).sum() ** 2 / (share**4).sum() - 1
+    influence = share * (q + s / 32)
+    units = influence.sum() ** 2 / (influence**2).sum()
+    x = normal.ppf(0.95)
     assert set(run.block.tolist()) == {0}
     assert run.noise_scale == pytest.approx(mean_s / mean_q)
     for end in (run.low[0], run.high[0]):
         residuals = share * ((s - mean_s) - end * (q - mean_q))
-        variance = (residuals**2).sum() / (1 - (share**2).sum())
+        variance = (residuals**2).sum() / (1 - 1 / units)
         t = (mean_s - end * mean_q) / math.sqrt(variance)
-        assert abs(t) == pytest.approx(students_t.ppf(0.95, freedom))
+        assert abs(t) == pytest.approx(x * math.sqrt((units - 1) / (units - x**2)))
 
 
 @pytest.mark.parametrize("every", [10, 250])

@@ -3,12 +3,13 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from noisescale import Calibration, History, predict
+from noisescale import Calibration, History, Tradeoff, predict
 from noisescale.bounded import Bounded
 
 STEP = np.arange(20.0, 1001, 20)
@@ -264,7 +265,7 @@ def increments(noise: float, signal: float, measured: Any = True) -> dict[str, A
 
 def test_steps_in_which_nothing_was_measured_are_told() -> None:
     """At b = 192 and B = 64 a quarter of |g|² is |G|²."""
-    measured = history(**increments(48, 0.25, STEP > 400))
+    measured = history(**increments(48, 0.25, (STEP <= 100) | (STEP > 500)))
 
     prediction = predict(measured, devices=[2], batch_sizes=[64])
 
@@ -274,8 +275,65 @@ def test_steps_in_which_nothing_was_measured_are_told() -> None:
     )
 
 
+def test_a_log_that_begins_in_mid_run_is_told() -> None:
+    """As of a run that was resumed into another folder."""
+    prediction = predict(history(**increments(48, 0.25, STEP > 400)), devices=[2])
+
+    assert prediction.critical_batch_size.value == pytest.approx(192, rel=1e-3)
+    (warning,) = prediction.warnings
+    assert "The log begins at step 400" in warning
+    assert "put the event files of its parts into one folder" in warning
+
+
+def test_what_the_display_had_bounds_a_run_whose_rows_say_nothing() -> None:
+    """Few steps were measured since the run was resumed; the display still has those before."""
+    few = increments(48, 0.25, STEP == 1000) | {"increment_measured_steps": 1.0 * (STEP == 1000)}
+    few |= {"increment_sq_weight": few["increment_weight"] ** 2}
+
+    prediction = predict(history(**few), devices=[2], batch_sizes=[512])
+
+    critical = prediction.critical_batch_size
+    assert (critical.low, critical.high) == (pytest.approx(128), math.inf)
+    assert math.isnan(critical.value)
+    assert prediction.rows[0].steps.high == pytest.approx(1000 * (1 + 128 / 512) / (1 + 128 / 64))
+
+
+def test_a_run_whose_late_steps_hardly_say_anything_is_answered_with_bounds() -> None:
+    """Digits, SGD, a cosine learning rate, batches of 64: 47 of 723 steps measured by halves.
+
+    It was refused as having "neither" while the display had 106 (71 to 184). The noise scale of
+    the whole data set at every 20th step gives a critical batch size of 430.
+    """
+    found = predict(Path(__file__).with_name("few_late_steps.csv"), [32, 64, 512], [1])
+
+    critical, (half, own, large) = found.critical_batch_size, found.rows
+    assert 64 < critical.low < 430 < critical.high
+    law = Tradeoff(1 / (430 / 64 + 1), 64 * (1 - 1 / (430 / 64 + 1)))  # of a step of 64
+    for row in (half, own, large):
+        ratio = law.steps(row.batch_size)
+        assert row.steps.low <= own.steps.low * ratio * (1 + 1e-9)
+        assert row.steps.high >= own.steps.low * ratio * (1 - 1e-9)
+    assert own.steps.low == own.steps.high == 705  # the last measured one
+    assert half.steps.low > 705
+    assert large.steps.high < 705
+    assert any("not resolved" in warning for warning in found.warnings)
+    assert f"at least {critical.low:.1f} examples" in found.to_text()
+
+
+def test_noise_within_the_measuring_error_gives_an_upper_bound() -> None:
+    """tr(Σ) is -0.002 with an error of 0.1/√1000 or so, beside a |G|² of 1."""
+    prediction = predict(history(**increments(-0.002, 1)), batch_sizes=[8, 64, 512], devices=[2])
+
+    critical = prediction.critical_batch_size
+    assert (critical.value, critical.low) == (0, 0)
+    assert critical.high == pytest.approx(1.96 * 0.1 / math.sqrt(1000) - 0.002, rel=0.2)
+    assert [row.steps.value for row in prediction.rows] == pytest.approx([1000, 1000, 1000])
+    assert prediction.rows[0].steps.high > 1000 > prediction.rows[2].steps.low
+    assert "at most" in prediction.to_text()
+
+
 def test_gradients_without_noise_have_no_critical_batch_size() -> None:
-    """tr(Σ) then comes out on either side of 0."""
+    """tr(Σ) then comes out on either side of 0; here below it by more than its error."""
     message = (
         "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
         " 1,000 steps. Train at a smaller batch size, where the noise is larger, or check that the"

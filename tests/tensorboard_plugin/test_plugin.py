@@ -3,12 +3,14 @@
 
 import gzip
 import json
+import math
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from logged_runs import log_run
 from scripts import run
@@ -21,6 +23,7 @@ from werkzeug.wrappers import Response
 
 from noisescale import predict
 from noisescale.history.reading import read_run
+from noisescale.report.tables import headline
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
 from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
 
@@ -324,3 +327,48 @@ def test_what_tensorboard_imports_at_its_start_is_light() -> None:
     )
 
     assert run("-c", script) == "set() set()\n"
+
+
+def row(step: int, weight: float | None) -> dict[str, float]:
+    """A row of a monitor. One that says an earlier row again has no increments."""
+    logged = {"simple": 50.0, "step": step, "examples": 64 * step, "batch_size": 64}
+    logged |= {"simple_high": 80.0, "lower_bound": 40.0}
+    if weight is not None:
+        s, q = 20.0 + 30 * math.sin(step), 0.5 + 0.2 * math.sin(2 * step)
+        logged |= {
+            "increment_measured_steps": 4 * (weight > 0),
+            "increment_weight": weight,
+            "increment_sq_weight": weight**2 / 4,
+            "increment_noise_trace": weight * s,
+            "increment_grad_sq_norm": weight * q,
+            "increment_noise_trace_squares": weight**2 * 9,
+            "increment_products": 0.0,
+            "increment_grad_sq_norm_squares": weight**2 * 0.01,
+        }
+    return logged
+
+
+def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    """It ended at step 300 (the last row measured nothing), and once more at 400, and went on."""
+    first = [(k, k - 7, 64.0 * 50) for k in range(50, 301, 50)]
+    ended = [(300, 300, 0.0)]
+    again = [(320, 293, None), (350, 343, 64.0 * 50), (400, 393, 64.0 * 50), (400, 400, 0.0)]
+    later = [(320, 293, None), (340, 336, 64.0 * 43), (390, 386, 64.0 * 50), (440, 436, 64.0 * 50)]
+    never = [*first, *ended, *later[1:]]
+    for name, fits in {"resumed": [first + ended, again, later], "whole": [never]}.items():
+        for number, fit in enumerate(fits):
+            with SummaryWriter(str(tmp_path / name), filename_suffix=f".{number}") as writer:
+                for logged_at, step, weight in fit:
+                    for tag, value in row(step, weight).items():
+                        writer.add_scalar(f"noise_scale/{tag}", value, logged_at - 1)
+
+    runs, provided = plugin_of(tmp_path), [read_run(tmp_path / x) for x in ("resumed", "whole")]
+    answers = [json.loads(get(runs, "/prediction", run=x).data) for x in ("resumed", "whole")]
+
+    assert provided[0]["step"].tolist() == [step for _, step, _ in never]
+    for name in provided[1]:
+        np.testing.assert_array_equal(provided[0][name], provided[1][name])
+    assert answers[0]["headline"] == answers[1]["headline"]
+    assert [list(line) for line in headline(predict(provided[0]))] == answers[0]["headline"]
