@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch.autograd.graph import GradientEdge
 
 Node = Any
@@ -78,6 +79,11 @@ class Graph:
         self.shape((node, 0))
         return self._shapes[node]
 
+    def kept_in(self, output: Output) -> tuple[torch.dtype, torch.device]:
+        """The kind of numbers in what a node gave, and the device that has them."""
+        metadata = output[0]._input_metadata[output[1]]
+        return metadata.dtype, metadata.device
+
     def region(self, stops_at: Callable[[Output], object]) -> Region:
         """What is reached from the start without going through an edge to such an output."""
         nodes: dict[Node, tuple[Edge, ...]] = {}
@@ -128,6 +134,23 @@ def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
         for edge in edges:
             before.setdefault(edge.output[0], []).append(node)
     return set(walk(ends, lambda node: before.get(node, ())))
+
+
+def ends_first(region: Region, leading: Collection[Node]) -> list[Node]:
+    """Return the nodes of a region that are in `leading`, each after those that it leads to."""
+    ordered: dict[Node, None] = {}
+    for start in region.nodes:
+        left: list[tuple[Node, bool]] = [(start, False)]
+        while left:
+            node, done = left.pop()
+            if node in ordered or node not in leading or node not in region.nodes:
+                continue
+            if done:
+                ordered[node] = None
+                continue
+            left.append((node, True))
+            left.extend((edge.output[0], False) for edge in region.nodes[node])
+    return list(ordered)
 
 
 def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
