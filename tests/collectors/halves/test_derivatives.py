@@ -282,6 +282,10 @@ def row_by_row(z: Tensor, t: Tensor) -> Tensor:
     return torch.stack([(a - a.roll(1)).abs().sum() for a in (z - t).unbind(0)]).mean()
 
 
+def of_each_other_column(z: Tensor, t: Tensor) -> Tensor:
+    return F.softplus(z[:, :1] - z * t).mean()
+
+
 def perplexity(z: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(z, t.argmax(1)).exp()
 
@@ -305,8 +309,8 @@ def norm_and_another(z: Tensor, t: Tensor) -> Tensor:
 SOUND = [
     cross_entropy, weighted_classes, smoothed_labels, mean_squares, absolute, huber, log_cosh,
     hinge, quantiles, binary, focal, distilled, gaussian, cosine, dice_of_rows, triplets_of_rows,
-    clipped_ratio, divided_by_a_count, in_another_order, row_by_row, perplexity, log_of_the_mean,
-    root_of_the_mean, root_and_another, norm_and_another,
+    clipped_ratio, divided_by_a_count, in_another_order, row_by_row, of_each_other_column,
+    perplexity, log_of_the_mean, root_of_the_mean, root_and_another, norm_and_another,
 ]  # fmt: skip
 
 
@@ -427,13 +431,13 @@ def test_a_network_that_mixes_rows_is_refused(middle: Callable[..., Tensor]) -> 
 
 def in_order_of_a_value(net: Net, h: Tensor) -> Tensor:
     order = h[:, 0].detach().argsort()
-    return h[order].square()[order.argsort()] + h
+    return h[order]
 
 
 def with_positions(net: Net, h: Tensor) -> Tensor:
     """As many as there are rows."""
     h = h[:, None] + net.table(torch.arange(ROWS))
-    return net.attention(h, h, h)[0].mean(1)
+    return (h + net.attention(h, h, h)[0]).mean(1)
 
 
 def with_positions_of_the_users(net: Net, h: Tensor) -> Tensor:
