@@ -23,6 +23,7 @@ from noisescale.collectors.halves.graph import (
     Node,
     Output,
     Region,
+    dimensions_of,
     ends_first,
     kind,
     that_lead_to,
@@ -128,7 +129,7 @@ def _pick(graph: Graph, node: Node, step: _Step, rows: int) -> tuple[Hashable, .
     if step.kind == "Index":
         chosen = node._saved_indices[0]
         return () if chosen is None else (step.kind, _content(chosen))
-    if 0 not in (_dimensions(node, len(shape)) or ()):
+    if 0 not in dimensions_of(node, len(shape)):
         return ()
     if step.kind == "Slice":
         whole = step.shape[:1] == shape[:1]
@@ -234,23 +235,13 @@ def _sums_over_rows(
     if not any(has_rows(one[:1], rows) for one in inputs):
         return False
     dimensions = len(next(one for one in inputs if has_rows(one[:1], rows)))
-    over = _dimensions(node, dimensions)
-    if over is None:
+    over = dimensions_of(node, dimensions)
+    if not over:
         return not shape
     kept = str(node.name()).startswith(("Softmax", "LogSoftmax"))
     # Of (length, batch, ...) the batch may be left in front.
     one_a_row = any(one[:1] == (rows,) for one in inputs)
     return 0 in over and (kept or one_a_row or shape[:1] != (rows,))
-
-
-def _dimensions(node: Node, of: int) -> set[int] | None:
-    """The dimensions that an operation goes over, of so many; None if it names none."""
-    over = getattr(node, "_saved_dim", getattr(node, "_saved_dims", None))
-    if over is None:
-        return None
-    listed = over if isinstance(over, tuple | list) else [over]
-    # Torch shows negative dimensions as unsigned numbers.
-    return {(d - 2**64 if d >= 2**63 else d) % of for d in listed} or {0}
 
 
 def _is_of_rows(step: _Step, rows: int) -> bool:

@@ -31,6 +31,7 @@ from noisescale.collectors.halves.graph import (
     Node,
     Output,
     Region,
+    dimensions_of,
     ends_first,
     kind,
     that_lead_to,
@@ -135,7 +136,11 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
         ]
 
     def further(output: Output) -> list[Output]:
-        return [one for one in before(output) if has_rows(graph.shape(one)[:1], rows)]
+        return [
+            one
+            for one in before(output)
+            if has_rows(graph.shape(one)[:1], rows) and not _moves_first(graph, one, output)
+        ]
 
     ends = _ends(cut)
     return [
@@ -149,6 +154,16 @@ def _is_for_all(graph: Graph, output: Output, result: Output) -> bool:
     """Whether a tensor has been expanded by one or more dimensions in front."""
     shape, wider = graph.shape(output), graph.shape(result)
     return len(shape) < len(wider) and wider[-len(shape) :] == shape
+
+
+def _moves_first(graph: Graph, output: Output, result: Output) -> bool:
+    """Whether the first dimension went elsewhere, as that of (positions, rows, ...) may."""
+    node, shape = result[0], graph.shape(output)
+    over = dimensions_of(node, len(shape))
+    if kind(node) == "Permute":
+        return over[0] != 0
+    lost = len(graph.shape(result)) < len(shape)
+    return kind(node) == "T" or (0 in over and (lost or kind(node) == "Transpose"))
 
 
 def _share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:

@@ -168,3 +168,12 @@ def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterato
 def kind(node: Node) -> str:
     """The kind of operation of a node, as in "AddmmBackward0"."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def dimensions_of(node: Node, of: int) -> list[int]:
+    """The dimensions that an operation goes over or moves, of so many; none if it names none."""
+    names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1")
+    saved = [one for name in names if (one := getattr(node, name, None)) is not None]
+    listed = [d for one in saved for d in (one if isinstance(one, tuple | list) else [one])]
+    # Torch shows negative dimensions as unsigned numbers.
+    return [(d - 2**64 if d >= 2**63 else d) % of for d in listed] or [0][: len(saved)]

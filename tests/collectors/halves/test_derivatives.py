@@ -445,6 +445,17 @@ def with_positions_of_the_users(net: Net, h: Tensor) -> Tensor:
     return net.attention(h, h, h)[0].mean(1)
 
 
+def with_positions_in_front(net: Net, h: Tensor) -> Tensor:
+    """For a while. As many as there are rows."""
+    h = (h + net.table.weight[:, None]).cumsum(0)
+    return h.transpose(0, 1).square().mean(1)
+
+
+def with_a_sum_over_positions(net: Net, h: Tensor) -> Tensor:
+    h = (h + net.table.weight[:, None]).cumsum(0)
+    return h.mean(0) + h[-1]
+
+
 def looked_up(net: Net, h: Tensor) -> Tensor:
     """In as many prototypes as there are rows."""
     keys = F.normalize(net.table.weight, dim=1)
@@ -469,6 +480,8 @@ def dropped(net: Net, h: Tensor) -> Tensor:
         in_order_of_a_value,
         with_positions,
         with_positions_of_the_users,
+        with_positions_in_front,
+        with_a_sum_over_positions,
         looked_up,
         with_classes_of_rows,
         split_in_groups,
