@@ -46,10 +46,6 @@ _CURVED = {
     "Rsqrt", "Reciprocal", "Sigmoid", "LogSigmoid", "Tanh", "Softplus", "Xlogy", "Cosh", "MseLoss",
     "HuberLoss", "SmoothL1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "KlDiv",
 }  # fmt: skip
-_PLAIN = {
-    "NllLoss", "NllLoss2D", "LogSoftmax", "View", "UnsafeView", "Slice", "ToCopy", "Sum", "Mean",
-    "Clone", "Alias",
-}  # fmt: skip
 
 
 class _Step(NamedTuple):
@@ -152,12 +148,9 @@ def is_root_of_one_number(graph: Graph, node: Node) -> bool:
     return not graph.shape((node, 0)) and (root or kind(node) == "Sqrt")
 
 
-def is_plain(region: Region) -> bool:
-    """Whether a loss is a cross-entropy alone, which needs no further look."""
-    return all(
-        kind(node) in _PLAIN or (kind(node) in {"Mul", "Div"} and len(edges) == 1)
-        for node, edges in region.nodes.items()
-    )
+def is_chain(region: Region) -> bool:
+    """Whether each operation of a loss has one input: rows meet only where the name says it."""
+    return all(len(edges) <= 1 for edges in region.nodes.values())
 
 
 def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | None:

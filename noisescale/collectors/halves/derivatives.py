@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from noisescale.collectors.halves.coupled import has_rows, is_root_of_one_number
+from noisescale.collectors.halves.coupled import has_rows, is_chain, is_root_of_one_number
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.graph import (
     Edge,
@@ -42,11 +42,11 @@ from noisescale.collectors.own_pass import own_pass
 LARGEST_SHARE = 1e-4
 """The most of a derivative that may be on other rows: 2e-8 in sound losses, 0.0127 in others."""
 
-MOST_NUMBERS = 2**24
-"""At the cut. The second derivative of the loss takes about five copies of these."""
+MOST_NUMBERS = 2**22
+"""At the cut. The second derivative of the loss takes about eight copies of these."""
 
-_DRAWS = 3
-"""Parts A. Two rows are in different parts in at least one of them with a probability of 7/8."""
+_PARTS_IN_LOSS, _PARTS_IN_NETWORK = 3, 2
+"""Parts A that are drawn: two rows are apart in one of three with a probability of 7/8 or more."""
 
 _ROUNDINGS = 4
 """That a number of h or of dL/dz may have gone through."""
@@ -66,6 +66,9 @@ class NoDerivativeError(Exception):
 def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
     """Return the share of the second derivative of the loss on other rows; NaN if not known.
 
+    A chain of operations with too many numbers, such as a cross-entropy over many words, is left
+    to the names of its operations.
+
     Args:
         graph: The graph of the loss.
         cut: Its cut.
@@ -76,6 +79,8 @@ def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
         NoDerivativeError: If an operation has no second derivative, or takes too much memory.
     """
     numbers = sum(math.prod(graph.shape(output)) for output in _ends(cut))
+    if numbers > MOST_NUMBERS and is_chain(cut.region):
+        return 0.0
     if numbers > MOST_NUMBERS:
         raise NoDerivativeError(f"it is computed from {numbers:,} numbers")
     try:
@@ -96,7 +101,7 @@ def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
     if not firsts:
         return 0.0
     shares: list[Tensor] = []
-    for part in _parts(rows):
+    for part in _parts(rows, _PARTS_IN_NETWORK):
         of_parts = []
         for factor in (part, 1 - part):
             generator = torch.Generator().manual_seed(0)
@@ -180,24 +185,41 @@ def _share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float
     generator = torch.Generator().manual_seed(0)
     shares = []
     with _zeros_behind(graph, ends), own_pass():
-        for part in _parts(rows):
-            starts = [
-                _on_rows(graph, output, part.repeat_interleave(ends[output]), generator)
-                for output in curved
-            ]
-            second = _derivatives(list(curved.values()), starts, list(ends))
+        for part in _parts(rows, _PARTS_IN_LOSS):
+            second = _derivatives(
+                list(curved.values()),
+                [
+                    _on_rows(graph, one, part.repeat_interleave(ends[one]), generator)
+                    for one in curved
+                ],
+                list(ends),
+            )
+            h = {output: one for output, one in zip(ends, second, strict=True) if one is not None}
             others = {end: (1 - part).repeat_interleave(n).bool() for end, n in ends.items()}
-            h = {output: h for output, h in zip(ends, second, strict=True) if h is not None}
-            whole = _flat(graph, h, {end: torch.ones_like(one) for end, one in others.items()})
-            on_others = _flat(graph, h, others)
-            rest = _without([_flat(graph, one, others) for one in sums], on_others)
-            removed = (on_others - rest).square().sum()
-            left = rest.square().sum() - (_ROUNDINGS * eps) ** 2 * removed
-            shares.append((left.clamp(min=0) / whole.square().sum()).sqrt().nan_to_num(0, 0, 0))
+            shares.append(_share_of_others(graph, h, sums, others, eps))
     finite = torch.stack(
         [one.detach().isfinite().all().to(shares[0].device) for one in first.values()]
     )
     return float(torch.where(finite.all(), torch.stack(shares).max(), torch.nan))
+
+
+def _share_of_others(
+    graph: Graph,
+    h: Mapping[Output, Tensor],
+    sums: Sequence[Mapping[Output, Tensor]],
+    others: Mapping[Output, Tensor],
+    eps: float,
+) -> Tensor:
+    """Return |h'|/|h|, h' what is on other rows without its components along gradients of sums.
+
+    What rounding leaves of these components does not count.
+    """
+    all_rows: dict[Output, Any] = dict.fromkeys(others, slice(None))
+    whole = _flat(graph, h, all_rows).square().sum()
+    on_others = _flat(graph, h, others)
+    rest = _without([_flat(graph, one, others) for one in sums], on_others)
+    rounding = (_ROUNDINGS * eps) ** 2 * (on_others - rest).square().sum()
+    return ((rest.square().sum() - rounding).clamp(min=0) / whole).sqrt().nan_to_num(0, 0, 0)
 
 
 def _roots(graph: Graph, cut: Cut) -> list[Output]:
@@ -220,7 +242,7 @@ def _flat(graph: Graph, tensors: Mapping[Output, Tensor], rows: Mapping[Output, 
         if one is None:
             one = torch.zeros(graph.shape(output), dtype=dtype, device=device)
         # The root of 0 has no derivative.
-        one = one.detach()[chosen.to(device)].nan_to_num(0, 0, 0)
+        one = one.detach()[chosen].nan_to_num(0, 0, 0)
         one = torch.view_as_real(one) if one.is_complex() else one
         pieces.append(one.flatten().to(pieces[0].device if pieces else device))
     return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in pieces])
@@ -315,10 +337,10 @@ def _ends(cut: Cut) -> dict[Output, int]:
     }
 
 
-def _parts(rows: int) -> Iterator[Tensor]:
+def _parts(rows: int, most: int) -> Iterator[Tensor]:
     """Yield vectors of 1 for a random half of the rows, and 0 for the others."""
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
-    for bit in range(min(_DRAWS, (rows - 1).bit_length())):
+    for bit in range(min(most, (rows - 1).bit_length())):
         yield (order >> bit & 1).float()
 
 
@@ -339,7 +361,7 @@ def _on_rows(
         dtype=dtype if dtype.is_complex else torch.float32,
     )
     by_row = factor.to(device, dtype).reshape(-1, *[1] * (len(shape) - 1))
-    return by_row * drawn.to(device, dtype)
+    return by_row * drawn.to(device, dtype) if alike else drawn.to(device, dtype).mul_(by_row)
 
 
 def _sq_norms(one: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.calls import ModuleCalls
-from noisescale.collectors.halves.coupled import is_plain, where_rows_meet
+from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.derivatives import (
     LARGEST_SHARE,
@@ -299,11 +299,10 @@ class ProvedCuts:
         except NoDerivativeError as error:
             if meeting := self._by_name(graph, cut, rows, derived=False):
                 return meeting
-            if not is_plain(cut.region):
-                self.tell(
-                    "Whether rows act on one another in the loss was looked for in the names of"
-                    f" its operations alone, as there is no second derivative of it: {error}."
-                )
+            self.tell(
+                "Whether rows act on one another in the loss was looked for in the names of its"
+                f" operations alone, as there is no second derivative of it: {error}."
+            )
             in_loss = 0.0
         if in_loss > LARGEST_SHARE:
             return f"{_IN_LOSS} (by its second derivative: {in_loss:.1%} of it is on other rows)."
