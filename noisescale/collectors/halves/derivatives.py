@@ -82,14 +82,19 @@ def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
     if numbers > MOST_NUMBERS and is_chain(cut.region):
         return 0.0
     if numbers > MOST_NUMBERS:
-        raise NoDerivativeError(f"it is computed from {numbers:,} numbers")
-    try:
+        raise NoDerivativeError(f"it is computed from {numbers:,} numbers, too many for these")
+    with _without_derivative():
         return _share_in_loss(graph, cut, gradient, rows)
-    except torch.OutOfMemoryError:
-        reason = "it takes too much memory"
-    except RuntimeError as error:  # NotImplementedError is one
-        reason = str(error).partition("\n")[0].rstrip(".")
-    raise NoDerivativeError(reason)
+
+
+@contextmanager
+def _without_derivative() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoDerivativeError("they take too much memory") from error
+    except Exception as error:  # a Function written in Python may raise any
+        raise NoDerivativeError(str(error).partition("\n")[0].rstrip(".")) from error
 
 
 def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
@@ -110,7 +115,10 @@ def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
                 for output, repeats in ends.items()
             ]
             with own_pass():
-                of_parts.append(_derivatives(ends, starts, firsts))
+                try:
+                    of_parts.append(_derivatives(ends, starts, firsts))
+                except torch.OutOfMemoryError as error:
+                    raise NoDerivativeError("they take too much memory") from error
         for a, b in zip(*of_parts, strict=True):
             if a is not None and b is not None:
                 in_part, in_other = _sq_norms(a), _sq_norms(b)
@@ -237,14 +245,12 @@ def _flat(graph: Graph, tensors: Mapping[Output, Tensor], rows: Mapping[Output, 
     """Return some rows of the tensors at the cut as one vector, with zeros for what is missing."""
     pieces: list[Tensor] = []
     for output, chosen in rows.items():
-        dtype, device = graph.kept_in(output)
         one = tensors.get(output)
-        if one is None:
-            one = torch.zeros(graph.shape(output), dtype=dtype, device=device)
+        one = graph.zeros(output) if one is None else one
         # The root of 0 has no derivative.
         one = one.detach()[chosen].nan_to_num(0, 0, 0)
         one = torch.view_as_real(one) if one.is_complex() else one
-        pieces.append(one.flatten().to(pieces[0].device if pieces else device))
+        pieces.append(one.flatten().to(pieces[0].device if pieces else one.device))
     return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in pieces])
 
 
@@ -285,22 +291,21 @@ def _passed_on(
 ) -> Iterator[tuple[Edge, Tensor]]:
     """Yield the gradients that a node passes on, in the shapes of what they are gradients of."""
     if issubclass(type(node), BackwardCFunction):
-        kinds = [graph.kept_in((node, i)) for i in range(len(given))]
-        got = node.apply(
-            *(
-                torch.zeros(graph.shape((node, i)), dtype=dtype, device=device)
-                if one is None
-                else one
-                for i, (one, (dtype, device)) in enumerate(zip(given, kinds, strict=True))
-            )
-        )
+        full = [graph.zeros((node, i)) if one is None else one for i, one in enumerate(given)]
+        got = _as_tuple(node.apply(*full))
+        # It gives one for each argument of `forward`, and there is an edge for each tensor.
+        got = tuple(one for one, needed in zip(got, node.needs_input_grad, strict=True) if needed)
+        passed = list(zip(edges, got, strict=True))
     else:
-        got = node(*given)
-    got = got if isinstance(got, tuple) else (got,)
-    for edge in edges:
-        one = got[edge.position]
+        got = _as_tuple(node(*given))
+        passed = [(edge, got[edge.position]) for edge in edges]
+    for edge, one in passed:
         if one is not None:
             yield edge, one.sum_to_size(graph.shape(edge.output)).to(graph.kept_in(edge.output)[0])
+
+
+def _as_tuple(given: Any) -> tuple[Tensor | None, ...]:
+    return given if isinstance(given, tuple) else (given,)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 Node = Any
@@ -83,6 +84,11 @@ class Graph:
         """The kind of numbers in what a node gave, and the device that has them."""
         metadata = output[0]._input_metadata[output[1]]
         return metadata.dtype, metadata.device
+
+    def zeros(self, output: Output) -> Tensor:
+        """Zeros like what a node gave."""
+        dtype, device = self.kept_in(output)
+        return torch.zeros(self.shape(output), dtype=dtype, device=device)
 
     def region(self, stops_at: Callable[[Output], object]) -> Region:
         """What is reached from the start without going through an edge to such an output."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -11,18 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.halves.apart import RowsApart
 from noisescale.collectors.halves.calls import ModuleCalls
-from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
-from noisescale.collectors.halves.derivatives import (
-    LARGEST_SHARE,
-    NoDerivativeError,
-    share_in_loss,
-    share_in_network,
-)
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
 from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
@@ -36,11 +28,6 @@ from noisescale.guard import RefusalError, WarnOnce
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
 """The end of every refusal."""
-
-_IN_LOSS = (
-    "The loss must be a mean over rows that do not act on one another, got one in which they do"
-)
-_IN_MODEL = "The rows of a batch must not act on one another in `model`, got a"
 
 _MOST_PATTERNS = 16
 
@@ -81,6 +68,7 @@ class ProvedCuts:
         self._names = names
         self._compiled = compiled
         self.tell = WarnOnce()
+        self._apart = RowsApart(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -89,8 +77,6 @@ class ProvedCuts:
         self._known: dict[_Kind, tuple[int, ...]] = {}
         """And the parameters that are left out where it is cut so."""
         self._refused: set[_Kind] = set()
-        self._derived: set[_Kind] = set()
-        """Those in which rows do not act on each other, by derivatives."""
         self._proving: _Proving | None = None
         self._searching = True
 
@@ -156,14 +142,15 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
-        self._refuse(kind, self._by_name(graph, cut, rows))
+        self._refuse(kind, self._apart.by_name(graph, cut, rows))
         self._name_others_hooks()
         self._tell_of_positions(graph, cut, rows)
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
-        if kind not in self._derived:
+        if not self._apart.is_derived(kind):
             with self._a_pass_more(graph, gradient.device):
-                self._refuse(kind, self._by_derivatives(graph, cut, kind, gradient, rows))
+                meeting = self._apart.by_derivatives(graph, cut, rows, gradient, kind)
+            self._refuse(kind, meeting)
         proof = Proof(self._norms.names, left_out)
         self._take_halved(proof, graph, cut, loss, gradient, rows)
         once = len(left_out) == len(cut.outside)
@@ -277,46 +264,6 @@ class ProvedCuts:
             self._refused.add(kind)
             raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
 
-    def _by_name(self, graph: Graph, cut: Cut, rows: int, *, derived: bool = True) -> str:
-        """Say where rows act on each other, by operations; empty if they do not."""
-        if meeting := where_rows_meet(graph, cut, rows, derived=derived):
-            return (
-                f"{_IN_LOSS} ({meeting}). Such losses are contrastive losses, correlations, and"
-                " products and powers of means over the batch."
-            )
-        if graph.normalizes_over_batch(rows) or (self._compiled and _normalizes(self._model)):
-            return f"{_IN_MODEL} BatchNorm that normalizes over the batch."
-        return ""
-
-    def _by_derivatives(
-        self, graph: Graph, cut: Cut, kind: _Kind, gradient: Tensor, rows: int
-    ) -> str:
-        """Say that rows act on each other, by derivatives; empty if these do not show it."""
-        try:
-            if len(self._derived) >= _MOST_PATTERNS:
-                raise NoDerivativeError(f"the model has more than {_MOST_PATTERNS} kinds of graphs")
-            in_loss = share_in_loss(graph, cut, gradient, rows)
-        except NoDerivativeError as error:
-            if meeting := self._by_name(graph, cut, rows, derived=False):
-                return meeting
-            self.tell(
-                "Whether rows act on one another in the loss was looked for in the names of its"
-                f" operations alone, as there is no second derivative of it: {error}."
-            )
-            in_loss = 0.0
-        if in_loss > LARGEST_SHARE:
-            return f"{_IN_LOSS} (by its second derivative: {in_loss:.1%} of it is on other rows)."
-        in_network = share_in_network(graph, cut, rows)
-        if in_network > LARGEST_SHARE:
-            return (
-                f"{_IN_MODEL} model in which they do (by its derivative: {in_network:.1%} of it is"
-                " on other rows). Such models normalize over the batch, or have another dimension"
-                " than the batch in front."
-            )
-        if not math.isnan(in_loss):
-            self._derived.add(kind)
-        return ""
-
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         for edge in cut.region.stops:
             shape = graph.shape(edge.output)
@@ -372,10 +319,3 @@ def compiled_outputs(graph: Graph) -> list[Output]:
         if node.name() == "CompiledFunctionBackward"
         for which in range(len(graph.shapes(node)))
     ]
-
-
-def _normalizes(model: nn.Module) -> bool:
-    return any(
-        isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
-        for m in model.modules()
-    )

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.halves import derivatives, proved_cuts
+from noisescale.collectors.halves import apart, derivatives
 from noisescale.collectors.halves.cut import find_cut
 from noisescale.collectors.halves.derivatives import LARGEST_SHARE, share_in_loss
 from noisescale.collectors.halves.graph import Graph
@@ -570,7 +570,41 @@ def test_of_too_many_numbers_there_is_no_second_derivative(monkeypatch: pytest.M
     assert said(cross_entropy) == []
     assert said(mean_squares) == []
     (told,) = said(focal)
-    assert "alone, as there is no second derivative of it: it is computed from 64 n" in told
+    assert "alone, without derivatives: it is computed from 64 numbers" in told
+
+
+class Scaled(torch.autograd.Function):
+    """With an argument that is no tensor between two that are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return factor * x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
+        x, y = ctx.saved_tensors
+        return ctx.factor * gradient * y, None, ctx.factor * gradient * x
+
+
+def test_functions_written_in_python_have_derivatives() -> None:
+    def apart_by_hand(z: Tensor, t: Tensor) -> Tensor:
+        return Scaled.apply(z, 2.0, z.tanh()).sum(1).square().mean()
+
+    def acting_by_hand(z: Tensor, t: Tensor) -> Tensor:
+        return Scaled.apply(z, 2.0, z.tanh().roll(1, 0)).mean()
+
+    assert said(apart_by_hand) == []
+    assert "refused: The loss must be a mean over rows" in said(acting_by_hand)[0]
+
+
+def test_a_loss_in_a_checkpoint_has_derivatives() -> None:
+    def again(loss: Loss) -> Loss:
+        return lambda z, t: checkpoint(loss, z, t, use_reentrant=False)
+
+    assert said(again(focal)) == []
+    assert "by its second derivative" in said(again(reward_pairs_viewed))[0]
 
 
 def test_too_little_memory_for_a_second_derivative_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,7 +616,7 @@ def test_too_little_memory_for_a_second_derivative_is_told(monkeypatch: pytest.M
 
     (told,) = measured(model, lambda: F.mse_loss(model(x), t), steps=2)
 
-    assert "it takes too much memory" in told
+    assert "they take too much memory" in told
 
 
 def test_the_derivatives_of_a_graph_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,7 +626,7 @@ def test_the_derivatives_of_a_graph_are_taken_once(monkeypatch: pytest.MonkeyPat
         taken.append(args)
         return share_in_loss(*args)
 
-    monkeypatch.setattr(proved_cuts, "share_in_loss", counted)
+    monkeypatch.setattr(apart, "share_in_loss", counted)
     model, (x, t) = network(), drawn(0)
 
     def past_the_cut() -> Tensor:
