@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.halves import apart, derivatives
+from noisescale.collectors.halves import apart, loss_derivative
 from noisescale.collectors.halves.cut import find_cut
-from noisescale.collectors.halves.derivatives import LARGEST_SHARE, share_in_loss
+from noisescale.collectors.halves.derivatives import LARGEST_SHARE
 from noisescale.collectors.halves.graph import Graph
+from noisescale.collectors.halves.loss_derivative import share_in_loss
 
 ROWS, WIDTH, CLASSES = 16, 5, 4
 
@@ -564,8 +565,8 @@ def test_without_a_second_derivative_the_names_of_operations_decide() -> None:
 
 def test_of_too_many_numbers_there_is_no_second_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain, such as a cross-entropy over many words, is left to names without a word."""
-    monkeypatch.setattr(derivatives, "MOST_NUMBERS", ROWS * CLASSES - 1)
-    monkeypatch.setattr(derivatives, "_share_in_loss", None)
+    monkeypatch.setattr(loss_derivative, "MOST_NUMBERS", ROWS * CLASSES - 1)
+    monkeypatch.setattr(loss_derivative, "_share_in_loss", None)
 
     assert said(cross_entropy) == []
     assert said(mean_squares) == []
@@ -611,7 +612,7 @@ def test_too_little_memory_for_a_second_derivative_is_told(monkeypatch: pytest.M
     def fails(*_: Any) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(derivatives, "_share_in_loss", fails)
+    monkeypatch.setattr(loss_derivative, "_share_in_loss", fails)
     model, (x, t) = network(), drawn(0)
 
     (told,) = measured(model, lambda: F.mse_loss(model(x), t), steps=2)
