@@ -78,6 +78,22 @@ def tied_gpt2(
     )
 
 
+def many_words(batch_size: int) -> Setup:
+    """A language model with as many words as GPT-2 has, whose logits are most of what it holds."""
+    words, length = 50_257, 32
+    model = nn.Sequential(
+        nn.Embedding(words, 64),
+        nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True),
+        nn.Linear(64, words, bias=False),
+    )
+    return Setup(
+        model,
+        lambda x: F.cross_entropy(model(x).view(-1, words), x.view(-1)),
+        lambda g: torch.randint(words, (batch_size, length), generator=g),
+        batch_size,
+    )
+
+
 def lightning_transformer(batch_size: int = 16) -> Setup:
     """Lightning's demo: attention modules, and a target that the model reads, too."""
     from pytorch_lightning.demos import Transformer
@@ -374,6 +390,8 @@ def convnext(batch_size: int = 32) -> Setup:
 LARGER: dict[str, Callable[[], Setup]] = {
     "GPT-2 of 5 M": lambda: tied_gpt2(8, width=256, layers=6, length=128, tokens=1000),
     "ConvNeXt of 6 M": convnext,
+    "50,257 words, 13 M logits": lambda: many_words(8),
+    "50,257 words, 26 M logits": lambda: many_words(16),
 }
 """For the price of a step alone."""
 

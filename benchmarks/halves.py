@@ -6,8 +6,9 @@ the variance of the gradients of 1,000 independent batches, and |G|² what is le
 `NoiseScaleMeter` in its default way for one process measures every one of 100 batches, with 20
 seeds. Then the same training runs 50 steps with the meter and without, and all of parameters,
 buffers and random numbers must agree bitwise. What a measured step costs is the median of paired
-times and the peak of allocated memory, both over those of a plain step; of two larger models this
-alone. By default one step in ten is measured.
+times and the peak of allocated memory, both over those of a plain step; of larger models this
+alone. So it is of the proving step, the first one measured of each graph, in which derivatives
+show whether rows act on each other. By default one step in ten is measured.
 
     python benchmarks/halves.py [--models "GPT-2, tied"] [--seeds 20] [--save]
 
@@ -43,6 +44,7 @@ FEWEST_COVERED = 17 / 20
 TRAINED_STEPS = 60
 NEUTRAL_STEPS = 50
 FEW_STEPS = 3
+PROVING_ROUNDS = 7
 
 
 def made(make: Callable[[], Setup]) -> tuple[Setup, torch.optim.Optimizer]:
@@ -182,7 +184,8 @@ def cost(make: Callable[[], Setup], rounds: int) -> dict[str, float]:
             peak_bytes(lambda: step(setup, optimizer, seeded(0), meter), optimizer),
             peak_bytes(lambda: step(other, other_optimizer, seeded(0)), other_optimizer),
         ]
-    meter.close()
+        meter.close()
+        proving = cost_of_proving(setup, optimizer, statistics.median(seconds[False][3:]), peaks[1])
     ratios = [a / b for a, b in zip(seconds[True][3:], seconds[False][3:], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return {
@@ -190,6 +193,27 @@ def cost(make: Callable[[], Setup], rounds: int) -> dict[str, float]:
         "step_time_lower_quartile": low,
         "step_time_upper_quartile": high,
         "peak_memory_ratio": peaks[0] / peaks[1],
+        **proving,
+    }
+
+
+def cost_of_proving(
+    setup: Setup, optimizer: torch.optim.Optimizer, plain_seconds: float, plain_peak: int
+) -> dict[str, float]:
+    """Time and memory of the first step of a new meter, over those of a plain step."""
+    seconds = []
+    for k in range(PROVING_ROUNDS):
+        meter = new_meter(setup)
+        started = time.perf_counter()
+        step(setup, optimizer, seeded(k), meter)
+        seconds.append(time.perf_counter() - started)
+        meter.close()
+    meter = new_meter(setup)
+    peak = peak_bytes(lambda: step(setup, optimizer, seeded(0), meter), optimizer)
+    meter.close()
+    return {
+        "proving_step_time_ratio": statistics.median(seconds) / plain_seconds,
+        "proving_peak_memory_ratio": peak / plain_peak,
     }
 
 
@@ -223,7 +247,10 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = saved_rows("halves") if arguments.save else []
-    print("model                     truth  covered  value/truth  S/truth  neutral   time  memory")
+    print(
+        "model                     truth  covered  value/truth  S/truth  neutral   time  memory"
+        "  proving: time  memory"
+    )
     for name in arguments.models:
         if any(row["model"] == name for row in rows):
             continue
@@ -262,7 +289,8 @@ def text(row: dict[str, Any]) -> str:
         )
     return (
         f"{start} {known} {row['neutral']!s:>8} {row['step_time_ratio']:6.2f}"
-        f" {row['peak_memory_ratio']:7.2f}{end}"
+        f" {row['peak_memory_ratio']:7.2f} {row['proving_step_time_ratio']:14.1f}"
+        f" {row['proving_peak_memory_ratio']:7.2f}{end}"
     )
 
 

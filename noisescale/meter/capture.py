@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
+from noisescale.collectors.gathered import GatheredRows
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -39,6 +40,8 @@ class StepUnderWay:
     passes: list[BackwardPass] = field(default_factory=list)
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
+    gathered: str | None = None
+    """What a loss gathers rows of other ranks with."""
 
     @property
     def repeats_a_batch(self) -> bool:
@@ -94,6 +97,7 @@ class StepCapture:
         """None once it is closed."""
         self._ddp = ddp
         self._loss_scale = LossScale(grad_scaler)
+        self._gathered = GatheredRows(collector.group)
         self._warn = WarnOnce()
         self._step = StepUnderWay(due=Due.REGULAR)
         self._paused = False
@@ -124,6 +128,7 @@ class StepCapture:
                 collector.reset()
                 step.passes = []
             step.passes.append(one)
+            step.gathered = self._gathered.in_graph_of(loss) or step.gathered
             collector.expect(rows=rows, last=last)
             collector.before_backward(loss, one.size, capture_average=capture_average)
 
@@ -240,6 +245,14 @@ class StepCapture:
                 "Several backward passes of one step used the same batch. Such steps are not"
                 " measured, as the number of examples in each pass is not known. Add the losses and"
                 " call `manual_backward` once a batch."
+            )
+        if step.gathered is not None:
+            small = None
+            self._warn(
+                f"The loss gathers rows of other ranks ({step.gathered}), so the gradients of the"
+                " ranks are not independent of each other. Such steps are not measured. One process"
+                " that accumulates two or more micro-batches can be measured: see the page on ways"
+                " of training."
             )
         as_they_are_now = not collector.average_captured
         return (

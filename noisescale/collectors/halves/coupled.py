@@ -11,8 +11,10 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.graph import (
@@ -21,6 +23,8 @@ from noisescale.collectors.halves.graph import (
     Node,
     Output,
     Region,
+    dimensions_of,
+    ends_first,
     kind,
     that_lead_to,
     walk,
@@ -31,6 +35,12 @@ _ELEMENTWISE_PRODUCTS = {"Mul", "Div", "Dot", "Mv"}
 _SUMS = {"Sum", "Mean", "Nansum"}
 _SPREADS = {"Std", "Var", "StdMean", "VarMean", "Norm", "LinalgVectorNorm", "Prod"}
 _SOFT = {"Softmax", "LogSoftmax"}
+_ORDERS = {
+    "Sort", "Topk", "Max", "Min", "Amax", "Amin", "Median", "Nanmedian", "Kthvalue", "Mode",
+    "Cummax", "Cummin",
+}  # fmt: skip
+_DIFFERENCES = {"Sub", "L1Loss", "SmoothL1Loss", "HuberLoss", "MseLoss"}
+_PARTS = {"Split", "SplitWithSizes", "Unbind"}
 _CURVED = {
     *_SOFT, *_SPREADS, "Pow", "Exp", "Expm1", "Log", "Log1P", "Log2", "Log10", "Logsumexp", "Sqrt",
     "Rsqrt", "Reciprocal", "Sigmoid", "LogSigmoid", "Tanh", "Softplus", "Xlogy", "Cosh", "MseLoss",
@@ -49,18 +59,30 @@ class _Step(NamedTuple):
     """Those of its edges whose tensors come from the cut."""
     summed: list[bool]
     """Of each of those, whether rows have been summed over."""
+    picked: list[tuple[Hashable, ...]]
+    """Of each of those, how its rows were picked out of the batch's."""
 
 
-def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
+def where_rows_meet(graph: Graph, cut: Cut, rows: int, *, derived: bool = False) -> str | None:
     """Name an operation between the loss and the cut that makes rows act on each other, or None.
 
     1. A product or distance of two matrices that both come from rows of the cut: rows are
        dimensions of what it gives (similarities), or summed over (covariances). So is a sum or a
        difference for which rows are laid out in two dimensions.
-    2. A softmax, a spread or a log-sum-exp over rows.
+    2. A softmax, a spread, a log-sum-exp, a maximum, or an order of rows.
     3. A function that is not linear of what rows were summed or averaged to: products and quotients
        (Dice, correlations), powers (of a gradient, say). A root of one number is allowed: it
-       changes only the gradient's length, and little in a batch.
+       changes only the gradient's length, and little in a batch. So do other functions of one
+       number, but the sum of several such functions may not: they are left to the derivatives,
+       where those can be had.
+    4. A difference of rows that were picked in two ways: `z[0::2] - z[1::2]`. Derivatives do not
+       show it where the loss is piecewise linear in it.
+
+    Args:
+        graph: The graph of the loss.
+        cut: Its cut.
+        rows: Rows of the batch.
+        derived: Whether derivatives say something about the loss as well.
     """
     for edge in cut.region.stops:
         if maker := _maker_of_similarities(graph, edge.output, rows):
@@ -69,7 +91,8 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
     ends = [edge.node for edge in stops if edge.node is not None]
     leading = that_lead_to(cut.region, ends)
     summed: dict[Node, bool] = {}
-    for node in _from_the_cut_on(cut.region, leading):
+    picked: dict[Node, tuple[Hashable, ...]] = {}
+    for node in ends_first(cut.region, leading):
         edges = cut.region.nodes[node]
         from_rows = [edge for edge in edges if edge in stops or edge.output[0] in leading]
         step = _Step(
@@ -79,11 +102,55 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int) -> str | None:
             edges,
             from_rows,
             [edge not in stops and summed.get(edge.output[0], False) for edge in from_rows],
+            [() if edge in stops else _picked(edge, picked) for edge in from_rows],
         )
-        if _meets(graph, node, step, rows):
+        if _meets(graph, node, step, rows, derived):
             return f"{step.kind} of shape {step.shape}"
         summed[node] = _is_summed(graph, node, step, rows)
+        if not summed[node]:
+            picked[node] = (*step.picked[0], *_pick(graph, node, step, rows))
     return None
+
+
+def _picked(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
+    how = picked.get(edge.output[0], ())
+    return (*how, edge.output[1]) if how and how[-1] in _PARTS else how
+
+
+def _pick(graph: Graph, node: Node, step: _Step, rows: int) -> tuple[Hashable, ...]:
+    """How a node picks rows, or puts them in order; empty if it leaves them as they are."""
+    shape = graph.shape(step.from_rows[0].output)
+    if not has_rows(shape[:1], rows):
+        return ()
+    if step.kind == "Index":
+        chosen = node._saved_indices[0]
+        return () if chosen is None else (step.kind, _content(chosen))
+    if 0 not in dimensions_of(node, len(shape)):
+        return ()
+    if step.kind == "Slice":
+        whole = step.shape[:1] == shape[:1]
+        return () if whole else (node._saved_start, node._saved_end, node._saved_step)
+    if step.kind in {"IndexSelect", "Gather"}:
+        return (step.kind, _content(node._saved_index))
+    if step.kind in {"Select", "Roll"}:
+        how = node._saved_index if step.kind == "Select" else tuple(node._saved_shifts)
+        return (step.kind, how)
+    return (step.kind,) if step.kind in {*_PARTS, "Flip"} else ()
+
+
+def _content(index: Tensor) -> Hashable:
+    return index.detach().cpu().numpy().tobytes()
+
+
+def is_root_of_one_number(graph: Graph, node: Node) -> bool:
+    """Whether a node gives the root of one number."""
+    root = kind(node) == "Pow" and getattr(node, "_saved_exponent", None) == 0.5
+    return not graph.shape((node, 0)) and (root or kind(node) == "Sqrt")
+
+
+def is_chain(region: Region) -> bool:
+    """Whether each operation of a loss has one input: rows meet only where the name says it."""
+    return all(len(edges) <= 1 for edges in region.nodes.values())
 
 
 def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | None:
@@ -110,37 +177,27 @@ def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | Non
     return None
 
 
-def _from_the_cut_on(region: Region, leading: Collection[Node]) -> list[Node]:
-    """The nodes that lead to the cut, each after those that it leads to."""
-    ordered: dict[Node, None] = {}
-    for start in region.nodes:
-        left: list[tuple[Node, bool]] = [(start, False)]
-        while left:
-            node, done = left.pop()
-            if node in ordered or node not in leading or node not in region.nodes:
-                continue
-            if done:
-                ordered[node] = None
-                continue
-            left.append((node, True))
-            left.extend((edge.output[0], False) for edge in region.nodes[node])
-    return list(ordered)
-
-
-def _meets(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
+def _meets(graph: Graph, node: Node, step: _Step, rows: int, derived: bool) -> bool:
     shapes = [graph.shape(edge.output) for edge in step.from_rows]
     if step.kind in _PRODUCTS and _is_of_rows(step, rows):
         return True
     if _is_spread_out(step.shape, shapes, rows):
         return True
     over_rows = _sums_over_rows(node, shapes, step.shape, rows)
-    if over_rows and (step.kind in {*_SOFT, "Logsumexp"} or (step.kind in _SPREADS and step.shape)):
+    if over_rows and (
+        step.kind in {*_SOFT, *_ORDERS, "Logsumexp"} or (step.kind in _SPREADS and step.shape)
+    ):
+        return True
+    if step.kind in _DIFFERENCES and len(set(step.picked)) > 1 and not any(step.summed):
         return True
     if not any(step.summed):
         return False
     if step.kind in _ELEMENTWISE_PRODUCTS | _PRODUCTS:
         return len(step.from_rows) > 1 or (step.kind == "Div" and step.from_rows[0].position == 1)
-    return step.kind in _CURVED and not _is_root_of_one_number(node, step)
+    of_one_number = not step.shape and len(step.from_rows) == 1
+    if is_root_of_one_number(graph, node) or (derived and of_one_number):
+        return False
+    return step.kind in _CURVED
 
 
 def _is_summed(graph: Graph, node: Node, step: _Step, rows: int) -> bool:
@@ -158,9 +215,9 @@ def _is_summed_by_product(graph: Graph, step: _Step, edge: Edge, rows: int) -> b
     """Whether a product of two matrices sums over the rows of a factor: Xᵀ·W, or W·X."""
     shape = graph.shape(edge.output)
     if edge.position == step.inputs - 1:
-        return _has_rows(shape[:1], rows)
+        return has_rows(shape[:1], rows)
     return edge.position == step.inputs - 2 and (
-        not _has_rows(shape[:1], rows) and _has_rows(shape[1:2], rows)
+        not has_rows(shape[:1], rows) and has_rows(shape[1:2], rows)
     )
 
 
@@ -168,19 +225,16 @@ def _sums_over_rows(
     node: Node, inputs: Sequence[tuple[int, ...]], shape: tuple[int, ...], rows: int
 ) -> bool:
     """Whether an operation goes over the first dimension, where that has rows."""
-    if not any(_has_rows(one[:1], rows) for one in inputs):
+    if not any(has_rows(one[:1], rows) for one in inputs):
         return False
-    over = getattr(node, "_saved_dim", None)
-    if over is None:
+    dimensions = len(next(one for one in inputs if has_rows(one[:1], rows)))
+    over = dimensions_of(node, dimensions)
+    if not over:
         return not shape
-    dimensions = len(next(one for one in inputs if _has_rows(one[:1], rows)))
-    listed = over if isinstance(over, tuple | list) else [over]
-    # Torch shows negative dimensions as unsigned numbers.
-    first = {(d - 2**64 if d >= 2**63 else d) % dimensions for d in listed} or {0}
     kept = str(node.name()).startswith(("Softmax", "LogSoftmax"))
     # Of (length, batch, ...) the batch may be left in front.
     one_a_row = any(one[:1] == (rows,) for one in inputs)
-    return 0 in first and (kept or one_a_row or shape[:1] != (rows,))
+    return 0 in over and (kept or one_a_row or shape[:1] != (rows,))
 
 
 def _is_of_rows(step: _Step, rows: int) -> bool:
@@ -189,27 +243,21 @@ def _is_of_rows(step: _Step, rows: int) -> bool:
     One that needs no gradient may be anything: rows, if there are as many.
     """
     shape = step.shape
-    if len(shape) == 3 and _has_rows(shape[:1], rows):
+    if len(shape) == 3 and has_rows(shape[:1], rows):
         return False  # a product within each row
     factors = [edge for edge in step.edges if edge.position >= step.inputs - 2]
     if not factors or any(edge not in step.from_rows for edge in factors):
         return False
-    return len(factors) == 2 or (shape[-1] == shape[-2] and _has_rows(shape[-1:], rows))
+    return len(factors) == 2 or (shape[-1] == shape[-2] and has_rows(shape[-1:], rows))
 
 
 def _is_spread_out(shape: tuple[int, ...], inputs: Sequence[tuple[int, ...]], rows: int) -> bool:
     """Whether rows stand in its first two dimensions, while an input has them in the second."""
-    if len(shape) < 2 or shape[0] != shape[1] or not _has_rows(shape[:1], rows):
+    if len(shape) < 2 or shape[0] != shape[1] or not has_rows(shape[:1], rows):
         return False
     return any(one[:2] == (1, shape[1]) for one in inputs)
 
 
-def _is_root_of_one_number(node: Node, step: _Step) -> bool:
-    if step.shape:
-        return False
-    root = step.kind == "Pow" and getattr(node, "_saved_exponent", None) == 0.5
-    return root or step.kind == "Sqrt"
-
-
-def _has_rows(leading: tuple[int, ...], rows: int) -> bool:
+def has_rows(leading: tuple[int, ...], rows: int) -> bool:
+    """Whether the first dimension has one or more rows for each example."""
     return bool(leading) and leading[0] > 0 and leading[0] % rows == 0

@@ -11,6 +11,8 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 Node = Any
@@ -78,6 +80,16 @@ class Graph:
         self.shape((node, 0))
         return self._shapes[node]
 
+    def kept_in(self, output: Output) -> tuple[torch.dtype, torch.device]:
+        """The kind of numbers in what a node gave, and the device that has them."""
+        metadata = output[0]._input_metadata[output[1]]
+        return metadata.dtype, metadata.device
+
+    def zeros(self, output: Output) -> Tensor:
+        """Zeros like what a node gave."""
+        dtype, device = self.kept_in(output)
+        return torch.zeros(self.shape(output), dtype=dtype, device=device)
+
     def region(self, stops_at: Callable[[Output], object]) -> Region:
         """What is reached from the start without going through an edge to such an output."""
         nodes: dict[Node, tuple[Edge, ...]] = {}
@@ -130,6 +142,23 @@ def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     return set(walk(ends, lambda node: before.get(node, ())))
 
 
+def ends_first(region: Region, leading: Collection[Node]) -> list[Node]:
+    """Return the nodes of a region that are in `leading`, each after those that it leads to."""
+    ordered: dict[Node, None] = {}
+    for start in region.nodes:
+        left: list[tuple[Node, bool]] = [(start, False)]
+        while left:
+            node, done = left.pop()
+            if node in ordered or node not in leading or node not in region.nodes:
+                continue
+            if done:
+                ordered[node] = None
+                continue
+            left.append((node, True))
+            left.extend((edge.output[0], False) for edge in region.nodes[node])
+    return list(ordered)
+
+
 def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
     """Yield what is reached, each once, before it is asked what is further from there."""
     seen = dict.fromkeys(starts)
@@ -145,3 +174,12 @@ def walk(starts: Iterable[_T], further: Callable[[_T], Iterable[_T]]) -> Iterato
 def kind(node: Node) -> str:
     """The kind of operation of a node, as in "AddmmBackward0"."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def dimensions_of(node: Node, of: int) -> list[int]:
+    """The dimensions that an operation goes over or moves, of so many; none if it names none."""
+    names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1")
+    saved = [one for name in names if (one := getattr(node, name, None)) is not None]
+    listed = [d for one in saved for d in (one if isinstance(one, tuple | list) else [one])]
+    # Torch shows negative dimensions as unsigned numbers.
+    return [(d - 2**64 if d >= 2**63 else d) % of for d in listed] or [0][: len(saved)]

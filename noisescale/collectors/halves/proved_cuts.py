@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from noisescale.batches.batch_counter import sequence_first_in
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.halves.apart import RowsApart
 from noisescale.collectors.halves.calls import ModuleCalls
-from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
 from noisescale.collectors.halves.proof import FACTOR, LARGEST_ERROR, Proof
@@ -76,6 +75,7 @@ class ProvedCuts:
         self._names = names
         self._compiled = compiled
         self.tell = WarnOnce()
+        self._apart = RowsApart(model, self.tell, compiled=compiled)
         self._calls = ModuleCalls(None if names is None else named_modules(model, names))
         self._buffers = Buffers(model)
         self._index_of = {id(p): index for index, p in enumerate(norms.parameters)}
@@ -152,12 +152,14 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
-        if meeting := self._where_rows_act_on_each_other(graph, cut, rows):
-            self._refused.add(kind)
-            raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
+        self._refuse(kind, self._apart.by_name(graph, cut, rows))
         self._tell_of_positions(graph, cut, rows)
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
+        if not self._apart.is_derived(kind):
+            with self._a_pass_more(graph, gradient.device):
+                meeting = self._apart.by_derivatives(graph, cut, rows, gradient, kind)
+            self._refuse(kind, meeting)
         proof = Proof(self._norms.names, left_out)
         self._take_halved(proof, graph, cut, loss, gradient, rows)
         once = len(left_out) == len(cut.outside)
@@ -190,20 +192,26 @@ class ProvedCuts:
         self, proof: Proof, graph: Graph, cut: Cut, loss: GradientEdge, gradient: Tensor, rows: int
     ) -> None:
         """Go back once with the factor ½ at the cut, and show the proof the gradients."""
+        with self._a_pass_more(graph, gradient.device):
+            row_pass(
+                loss,
+                gradient,
+                cut.edges,
+                torch.full((rows,), FACTOR, device=gradient.device),
+                self._norms.parameters,
+                proof.take_halved,
+            )
+
+    @contextmanager
+    def _a_pass_more(self, graph: Graph, device: torch.device) -> Iterator[None]:
+        """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         with (
             self.nothing_else_changed(first=True),
-            random_numbers_kept(gradient.device),
+            random_numbers_kept(device),
             SavedTensors(graph).restored() as changed,  # checkpoints go forward to be read
         ):
             try:
-                row_pass(
-                    loss,
-                    gradient,
-                    cut.edges,
-                    torch.full((rows,), FACTOR, device=gradient.device),
-                    self._norms.parameters,
-                    proof.take_halved,
-                )
+                yield
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -268,20 +276,11 @@ class ProvedCuts:
     def _training(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self._model.modules())
 
-    def _where_rows_act_on_each_other(self, graph: Graph, cut: Cut, rows: int) -> str:
-        """Say what it is, as the beginning of a refusal; empty if they do not."""
-        if meeting := where_rows_meet(graph, cut, rows):
-            return (
-                "The loss must be a mean over rows that do not act on one another, got one in which"
-                f" they do ({meeting}). Such losses are contrastive losses, correlations, and"
-                " products and powers of means over the batch."
-            )
-        if graph.normalizes_over_batch(rows) or (self._compiled and _normalizes(self._model)):
-            return (
-                "The rows of a batch must not act on one another in `model`, got a BatchNorm that"
-                " normalizes over the batch."
-            )
-        return ""
+    def _refuse(self, kind: _Kind, meeting: str) -> None:
+        """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
+        if meeting:
+            self._refused.add(kind)
+            raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         module = sequence_first_in(self._model)
@@ -340,10 +339,3 @@ def compiled_outputs(graph: Graph) -> list[Output]:
         if node.name() == "CompiledFunctionBackward"
         for which in range(len(graph.shapes(node)))
     ]
-
-
-def _normalizes(model: nn.Module) -> bool:
-    return any(
-        isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
-        for m in model.modules()
-    )

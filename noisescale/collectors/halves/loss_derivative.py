@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether rows act on each other in a loss, by its second derivative.
+
+Let z be the tensors at the cut and v a random vector on a part A of the rows. The second derivative
+h = d(v·dL/dz)/dz is zero on the other rows if L is a sum over rows. If L is a function of one such
+sum (RMSE, perplexity), h is parallel to dL/dz on the other rows, and halves are right up to an
+order of 1/B. So that component is taken out.
+
+What is piecewise linear, sorted, or computed without gradient is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from noisescale.collectors.halves.coupled import is_chain, is_root_of_one_number
+from noisescale.collectors.halves.cut import Cut
+from noisescale.collectors.halves.derivatives import (
+    NoDerivativeError,
+    derivatives,
+    ends_of,
+    parts_of,
+    random_on_rows,
+)
+from noisescale.collectors.halves.graph import (
+    Edge,
+    Graph,
+    Node,
+    Output,
+    ends_first,
+    kind,
+    that_lead_to,
+)
+from noisescale.collectors.own_pass import own_pass
+
+MOST_NUMBERS = 2**22
+"""At the cut. The second derivative takes about eight copies of these."""
+
+_DRAWS = 3
+"""Of a part A. Two rows are apart in one of them with a probability of 7/8 or more."""
+
+_ROUNDINGS = 4
+"""Of each number of h and of dL/dz."""
+
+_MOST_ROOTS = 8
+
+_SAME_DIRECTION = 1e-3
+"""The length that rounding may leave of a vector without its components along others."""
+
+
+def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
+    """Return the share of the second derivative of the loss on other rows; NaN if not known.
+
+    A chain of operations with too many numbers, such as a cross-entropy over many words, is left
+    to the names of its operations.
+
+    Args:
+        graph: The graph of the loss.
+        cut: Its cut.
+        gradient: The gradient that a backward pass starts with.
+        rows: Rows of the batch.
+
+    Raises:
+        NoDerivativeError: If an operation has no second derivative, or takes too much memory.
+    """
+    numbers = sum(math.prod(graph.shape(output)) for output in ends_of(cut))
+    if numbers > MOST_NUMBERS and is_chain(cut.region):
+        return 0.0
+    if numbers > MOST_NUMBERS:
+        raise NoDerivativeError(f"it is computed from {numbers:,} numbers, too many for these")
+    with _without_derivative():
+        return _share_in_loss(graph, cut, gradient, rows)
+
+
+@contextmanager
+def _without_derivative() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoDerivativeError("they take too much memory") from error
+    except Exception as error:  # a Function written in Python may raise any
+        raise NoDerivativeError(str(error).partition("\n")[0].rstrip(".")) from error
+
+
+def _share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
+    ends = ends_of(cut)
+    with torch.enable_grad():
+        first = _gradients_at_cut(graph, cut, graph.start.output, gradient)
+    curved = {output: one for output, one in first.items() if one.requires_grad}
+    if not curved:
+        return 0.0  # linear, as far as derivatives show
+    with torch.no_grad():
+        of_roots = (
+            _gradients_at_cut(graph, cut, root, graph.zeros(root) + 1)
+            for root in _roots(graph, cut)
+        )
+        sums = [first, *of_roots]
+    eps = max(_eps(graph, (node, 0)) for node in [*cut.region.nodes, *(end[0] for end in ends)])
+    generator = torch.Generator().manual_seed(0)
+    shares = []
+    with _zeros_behind(graph, ends), own_pass():
+        for part in parts_of(rows, _DRAWS):
+            second = derivatives(
+                list(curved.values()),
+                [
+                    random_on_rows(graph, one, part.repeat_interleave(ends[one]), generator)
+                    for one in curved
+                ],
+                list(ends),
+            )
+            h = {output: one for output, one in zip(ends, second, strict=True) if one is not None}
+            others = {end: (1 - part).repeat_interleave(n).bool() for end, n in ends.items()}
+            shares.append(_share_of_others(graph, h, sums, others, eps))
+    finite = torch.stack(
+        [one.detach().isfinite().all().to(shares[0].device) for one in first.values()]
+    )
+    return float(torch.where(finite.all(), torch.stack(shares).max(), torch.nan))
+
+
+def _share_of_others(
+    graph: Graph,
+    h: Mapping[Output, Tensor],
+    sums: Sequence[Mapping[Output, Tensor]],
+    others: Mapping[Output, Tensor],
+    eps: float,
+) -> Tensor:
+    """Return |h'|/|h|, h' what is on other rows without its components along gradients of sums.
+
+    What rounding leaves of these components does not count.
+    """
+    all_rows: dict[Output, Any] = dict.fromkeys(others, slice(None))
+    whole = _flat(graph, h, all_rows).square().sum()
+    on_others = _flat(graph, h, others)
+    rest = _without([_flat(graph, one, others) for one in sums], on_others)
+    rounding = (_ROUNDINGS * eps) ** 2 * (on_others - rest).square().sum()
+    return ((rest.square().sum() - rounding).clamp(min=0) / whole).sqrt().nan_to_num(0, 0, 0)
+
+
+def _roots(graph: Graph, cut: Cut) -> list[Output]:
+    """Roots of one number, and norms. The loss may be a sum of these: see `where_rows_meet`."""
+    found = [
+        node
+        for node in cut.region.nodes
+        if is_root_of_one_number(graph, node)
+        or (kind(node) in {"Norm", "LinalgVectorNorm"} and not graph.shape((node, 0)))
+    ]
+    return [(node, 0) for node in found[:_MOST_ROOTS]]
+
+
+def _flat(graph: Graph, tensors: Mapping[Output, Tensor], rows: Mapping[Output, Tensor]) -> Tensor:
+    """Return some rows of the tensors at the cut as one vector, with zeros for what is missing."""
+    pieces: list[Tensor] = []
+    for output, chosen in rows.items():
+        one = tensors.get(output)
+        one = graph.zeros(output) if one is None else one
+        # The root of 0 has no derivative.
+        one = one.detach()[chosen].nan_to_num(0, 0, 0)
+        one = torch.view_as_real(one) if one.is_complex() else one
+        pieces.append(one.flatten().to(pieces[0].device if pieces else one.device))
+    return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in pieces])
+
+
+def _without(directions: Sequence[Tensor], vector: Tensor) -> Tensor:
+    """Return what is left of a vector without its components along some directions."""
+    across: list[Tensor] = []
+    for one in [*directions, vector]:
+        rest = one
+        for other in across:
+            rest = rest - other * ((other @ rest) / (other @ other)).nan_to_num(0, 0, 0)
+        small = rest.square().sum() <= _SAME_DIRECTION**2 * one.square().sum()
+        across.append(torch.where(small & (one is not vector), 0.0, rest))
+    return across[-1]
+
+
+def _gradients_at_cut(
+    graph: Graph, cut: Cut, start: Output, gradient: Tensor
+) -> dict[Output, Tensor]:
+    """Return the gradients at the cut of what a node gave, with a graph of their own.
+
+    Node by node: autograd's engine would go on behind tensors that others at the cut are made of.
+    """
+    stops = set(cut.region.stops)
+    leading = that_lead_to(cut.region, [e.node for e in stops if e.node is not None])
+    into: dict[Output, Tensor] = {start: gradient}
+    for node in reversed(ends_first(cut.region, leading)):
+        given = [into.pop((node, i), None) for i in range(len(graph.shapes(node)))]
+        if all(one is None for one in given):
+            continue
+        for edge, one in _passed_on(graph, node, cut.region.nodes[node], given):
+            if edge in stops or edge.output[0] in leading:
+                into[edge.output] = into[edge.output] + one if edge.output in into else one
+    return into
+
+
+def _passed_on(
+    graph: Graph, node: Node, edges: Sequence[Edge], given: Sequence[Tensor | None]
+) -> Iterator[tuple[Edge, Tensor]]:
+    """Yield the gradients that a node passes on, in the shapes of what they are gradients of."""
+    if issubclass(type(node), BackwardCFunction):
+        full = [graph.zeros((node, i)) if one is None else one for i, one in enumerate(given)]
+        got = _as_tuple(node.apply(*full))
+        # It gives one for each argument of `forward`, and there is an edge for each tensor.
+        got = tuple(one for one, needed in zip(got, node.needs_input_grad, strict=True) if needed)
+        passed = list(zip(edges, got, strict=True))
+    else:
+        got = _as_tuple(node(*given))
+        passed = [(edge, got[edge.position]) for edge in edges]
+    for edge, one in passed:
+        if one is not None:
+            yield edge, one.sum_to_size(graph.shape(edge.output)).to(graph.kept_in(edge.output)[0])
+
+
+def _as_tuple(given: Any) -> tuple[Tensor | None, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+@contextmanager
+def _zeros_behind(graph: Graph, ends: Mapping[Output, int]) -> Iterator[None]:
+    """Let no gradient pass from a tensor at the cut to others that it is made of."""
+    nodes = {output[0] for output in ends}
+    with ExitStack() as held:
+        for node in nodes:
+            before = graph.behind([edge.output[0] for edge in graph.edges(node)])
+            if not nodes.isdisjoint(before):
+                held.callback(node.register_prehook(_zeros).remove)
+        yield
+
+
+def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
+
+
+def _eps(graph: Graph, output: Output) -> float:
+    dtype = graph.kept_in(output)[0] if graph.shapes(output[0]) else torch.float32
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a network mixes rows, by its derivative.
+
+Let x be the first tensors with rows in front, and z the tensors at the cut. Each row of x acts on
+rows of z in a part A, or on rows that are not in A, but not on both. This allows for rows in
+another order. Statistics that no gradient flows through are not seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from noisescale.collectors.halves.coupled import has_rows
+from noisescale.collectors.halves.cut import Cut
+from noisescale.collectors.halves.derivatives import (
+    NoDerivativeError,
+    derivatives,
+    ends_of,
+    parts_of,
+    random_on_rows,
+    sq_norms,
+)
+from noisescale.collectors.halves.graph import (
+    Graph,
+    Output,
+    Region,
+    dimensions_of,
+    kind,
+    that_lead_to,
+    walk,
+)
+from noisescale.collectors.own_pass import own_pass
+
+_DRAWS = 2
+"""Of a part A. Two rows are apart in one of them with a probability of 3/4 or more."""
+
+_OF_INDICES = ("Embedding", "Index", "Gather", "Take")
+
+
+def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
+    """Return the share of the derivative by x that is of rows that act on both parts of z.
+
+    The largest share of all x. Two backward passes through the network show it for each part.
+    """
+    ends, firsts = ends_of(cut), first_rows(graph, cut, rows)
+    if not firsts:
+        return 0.0
+    shares: list[Tensor] = []
+    for part in parts_of(rows, _DRAWS):
+        of_parts = []
+        for factor in (part, 1 - part):
+            generator = torch.Generator().manual_seed(0)
+            starts = [
+                random_on_rows(
+                    graph, output, factor.repeat_interleave(repeats), generator, alike=True
+                )
+                for output, repeats in ends.items()
+            ]
+            with own_pass():
+                try:
+                    of_parts.append(derivatives(ends, starts, firsts))
+                except torch.OutOfMemoryError as error:
+                    raise NoDerivativeError("they take too much memory") from error
+        for a, b in zip(*of_parts, strict=True):
+            if a is not None and b is not None:
+                in_part, in_other = sq_norms(a), sq_norms(b)
+                both = torch.minimum(in_part, in_other).sum() / (in_part + in_other).sum()
+                shares.append(both.nan_to_num().to(shares[0].device if shares else both.device))
+    return math.sqrt(float(torch.stack(shares).max())) if shares else 0.0
+
+
+def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
+    """Return the tensors farthest from the loss with rows in front, up to z, and no data before.
+
+    A table that is added to all rows, such as one of positions, does not count, nor does what is
+    made of parameters alone, even where its first dimension happens to be as long as the batch.
+    """
+    with_data = [
+        node
+        for node, edges in graph.nodes.items()
+        if not hasattr(node, "variable")
+        and (len(edges) < len(node.next_functions) or node.name().startswith(_OF_INDICES))
+    ]
+    of_data = that_lead_to(Region(graph.nodes, []), with_data)
+
+    def before(output: Output) -> list[Output]:
+        return [
+            edge.output
+            for edge in graph.edges(output[0])
+            if edge.output[0] in of_data and not _is_for_all(graph, edge.output, output)
+        ]
+
+    def further(output: Output) -> list[Output]:
+        return [
+            one
+            for one in before(output)
+            if has_rows(graph.shape(one)[:1], rows) and not _moves_first(graph, one, output)
+        ]
+
+    ends = ends_of(cut)
+    return [
+        output
+        for output in walk(ends, further)
+        if output not in ends and graph.shape(output)[:1] == (rows,) and not before(output)
+    ]
+
+
+def _is_for_all(graph: Graph, output: Output, result: Output) -> bool:
+    """Whether a tensor has been expanded by one or more dimensions in front."""
+    shape, wider = graph.shape(output), graph.shape(result)
+    return len(shape) < len(wider) and wider[-len(shape) :] == shape
+
+
+def _moves_first(graph: Graph, output: Output, result: Output) -> bool:
+    """Whether the first dimension went elsewhere, as that of (positions, rows, ...) may."""
+    node, shape = result[0], graph.shape(output)
+    over = dimensions_of(node, len(shape))
+    if kind(node) == "Permute":
+        return over[0] != 0
+    lost = len(graph.shape(result)) < len(shape)
+    return kind(node) == "T" or (0 in over and (lost or kind(node) == "Transpose"))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses that see the rows of other ranks are not measured under DDP, and no others are refused."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # which DDP imports, here once and not in every fork
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as with_gradient
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from noisescale import NoiseScaleMeter
+
+STEPS = 4
+
+
+class Gather(torch.autograd.Function):
+    """As users write it: SimCLR's, lightly's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        everyone = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, x)
+        return tuple(everyone)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        whole = torch.stack(gradients)
+        dist.all_reduce(whole)
+        return whole[dist.get_rank()]
+
+
+class Double(torch.autograd.Function):
+    """Has nothing to do with other ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+def contrastive(z: Tensor, gathered: Tensor) -> Tensor:
+    labels = torch.arange(len(z)) + dist.get_rank() * len(z)
+    return F.cross_entropy(z @ gathered.T, labels)
+
+
+def by_torch(z: Tensor) -> Tensor:
+    return contrastive(z, torch.cat(with_gradient.all_gather(z)))
+
+
+def by_a_function(z: Tensor) -> Tensor:
+    return contrastive(z, torch.cat(Gather.apply(z)))
+
+
+def by_a_functional_collective(z: Tensor) -> Tensor:
+    return contrastive(z, functional.all_gather_tensor_autograd(z, 0, dist.group.WORLD))
+
+
+def of_own_rows(z: Tensor) -> Tensor:
+    return F.cross_entropy(Double.apply(z), torch.arange(len(z)) % 3)
+
+
+def of_gathered_numbers(z: Tensor) -> Tensor:
+    """Without a gradient, as a global count of tokens is."""
+    counts = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, torch.tensor(1.0 * len(z)))
+    return z.square().sum() / sum(counts)
+
+
+def measured(loss: Callable[[Tensor], Tensor]) -> tuple[int, int, list[str]]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(5, 3))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        torch.manual_seed(1 + dist.get_rank())
+        for _ in range(STEPS):
+            model.zero_grad()
+            meter.backward(loss(model(torch.randn(4, 5))), 4)
+            meter.step()
+        counts = meter.measured_steps, meter.skipped_steps
+        meter.close()
+    return *counts, [str(one.message) for one in told if one.category is UserWarning]
+
+
+@pytest.mark.parametrize("loss", [by_torch, by_a_function, by_a_functional_collective])
+def test_a_loss_that_gathers_rows_of_other_ranks_is_not_measured(loss: Any) -> None:
+    (*counts, told), (*others, nothing) = on_ranks(2, measured, loss)
+
+    assert counts == others == [0, STEPS]
+    assert nothing == []
+    (message,) = told
+    assert "The loss gathers rows of other ranks (" in message
+    assert "Such steps are not measured" in message
+
+
+@pytest.mark.parametrize("loss", [of_own_rows, of_gathered_numbers])
+def test_other_losses_are_measured(loss: Any) -> None:
+    assert on_ranks(2, measured, loss) == [(STEPS, 0, [])] * 2
