@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from noisescale.collectors.changes import ReducedChanges, hooks_on
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
@@ -84,6 +85,8 @@ class MeterReadings:
         self._nothing_to_compare = collector.nothing_to_compare
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
         self._coverage_at_close = 1.0
+        self.suspects: list[str] = []
+        """What else may write to gradients, for warnings."""
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -276,13 +279,21 @@ class MeterReadings:
         for step in steps:
             self._take(step, coverage)
 
+    @property
+    def _suspects(self) -> list[str]:
+        collector = self._capture.collector
+        if collector is None:
+            return self.suspects
+        named = zip(collector.norms.names, collector.norms.parameters, strict=True)
+        return [*self.suspects, *hooks_on(named)]
+
     def _take(self, step: MeasuredStep, coverage: float) -> None:
         """Take a step into the averages, or leave it out."""
         counts, norms = self._counts, step.norms
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
-        if self._is_sound(norms, coverage) and self._estimates.update(
+        if self._is_sound(norms, step.changes, coverage) and self._estimates.update(
             norms.moments(),
             [entry.moments() for entry in step.entries],
             weight=norms.examples,
@@ -292,9 +303,14 @@ class MeterReadings:
         else:
             counts.skipped_steps += 1
 
-    def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
+    def _is_sound(self, norms: StepNorms, changes: ReducedChanges, coverage: float) -> bool:
         """Whether a step shows the noise; warn if it does not and the user can change that."""
-        if not norms.comparable:
+        capture, cause = self._capture, changes.cause
+        if changes.checked:
+            capture.note_check(clean=cause is None)
+        if cause is not None:
+            self._warn(changes.told(cause, capture.gone, self._suspects), about=cause)
+        elif not norms.comparable:
             if norms.alone and self._estimates.whole.estimate().steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:

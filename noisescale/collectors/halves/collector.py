@@ -140,6 +140,11 @@ class HalvesCollector(MicroBatchCollector):
             return None
         return small + halves.sq_norms
 
+    @property
+    def _in_pieces(self) -> bool:
+        lone = sum(self.reached) == 1 and self._halves is None
+        return super()._in_pieces or (lone and self._step.nested)
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Say what the norms are of: see `halves_of_a_batch`, or every micro-batch is a part."""
         if len(sizes) == 1 and self._halves is not None:

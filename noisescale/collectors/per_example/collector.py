@@ -102,6 +102,8 @@ class PerExampleCollector(Collector):
         self._settled: GradientNorms | None = None
         self._all_parameters = parameters
         self._left_out: list[Parameter] = []
+        self._place = {index: index for index in range(len(parameters))}
+        """Where the parameters are among those that are measured."""
         self._coverage = Coverage(self.device)
         self._found: dict[str, Any] = {}
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
@@ -131,11 +133,12 @@ class PerExampleCollector(Collector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
-        one = _Pass(size, capture_average, self.norms.entries)
+        one = _Pass(size, self.norms.entries)
         self._passes.append(one)
         self._live = None
         if loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
+        self._average.before_backward(loss, capture=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
         """Sum over backward passes of rows · Σ_i |c_i|², c_i what row i added to `p.grad`.
@@ -163,6 +166,12 @@ class PerExampleCollector(Collector):
         if self._settled is not None:
             self.norms, self._settled = self._settled, None
             self._average = AveragedGradient(self.norms, self.group)
+            place = {id(p): index for index, p in enumerate(self.norms.parameters)}
+            self._place = {
+                index: place[id(p)]
+                for index, p in enumerate(self._all_parameters)
+                if id(p) in place
+            }
         super().reset()
 
     def close(self) -> None:
@@ -199,6 +208,7 @@ class PerExampleCollector(Collector):
             return
         live.reliable &= not use.over and layer not in live.layers
         live.layers.add(layer)
+        self._average.came.update(self._place[index] for index in layer.indices.values())
         x = use.take()
         if use.needs_input and x is None:
             live.reliable = False
@@ -229,8 +239,6 @@ class PerExampleCollector(Collector):
         if self._probe is not None:
             self._probe.begin_pass()
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end_pass, one))
-        if one.capture_average:
-            self._average.capture_at_backward_end()
 
     @keeps_errors
     def _end_pass(self, one: _Pass) -> None:
@@ -278,9 +286,8 @@ class PerExampleCollector(Collector):
 class _Pass:
     """One backward pass, and what was seen of it."""
 
-    def __init__(self, size: float, capture_average: bool, entries: int) -> None:
+    def __init__(self, size: float, entries: int) -> None:
         self.size = size
-        self.capture_average = capture_average
         self.rows: int | None = None
         self.layers: set[Layer] = set()
         self.reliable = True

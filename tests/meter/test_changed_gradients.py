@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that others change: what passes made is measured, or the step is left out by name."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from brute_force import expected, micro_batch, whole
+from fits import needs_measurable_shards
+from ranks import on_ranks
+from torch import Tensor, nn
+from ways_of_capture import WAYS, Net, batch, half_squares, not_averaging
+
+from noisescale import NoiseScaleMeter
+
+STEPS, ROWS = 6, 4
+Change = Callable[[Any], None]
+
+
+def scaled(factor: float) -> Change:
+    def change(model: Any) -> None:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
+    return change
+
+
+def clipped(model: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def noised(model: Any) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.add_(0.1)
+
+
+def zeroed(model: Any) -> None:
+    scaled(0.0)(model)
+
+
+def dropped(model: Any) -> None:
+    for p in model.parameters():
+        p.grad = None
+
+
+class Loop(NamedTuple):
+    """What a loop does besides."""
+
+    way: str = "micro-batches"
+    passes: int = 2
+    prepare: Change = lambda model: None
+    after_pass: Change = lambda model: None
+    before_step: Change = lambda model: None
+    after_step: Change = dropped
+    scaler: Any = None
+    optimizers: Callable[[Any], list[torch.optim.Optimizer]] = lambda model: []
+    backward: Callable[[Any, Tensor], None] = lambda meter, loss: meter.backward(loss, ROWS)
+
+
+class Measured(NamedTuple):
+    moments: tuple[float, float]
+    skipped: int
+    told: list[str]
+
+
+def measured(loop: Loop) -> Measured:
+    """Run the loop on this rank. The weights stand still."""
+    way = WAYS[loop.way]
+    model = way.wrapped(Net(), unused=False)
+    loop.prepare(model)
+    optimizers = loop.optimizers(model)
+    options = {"small_batch": way.small_batch, "every_n_steps": 1, "grad_scaler": loop.scaler}
+    meter = NoiseScaleMeter(model, **options)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            for micro in range(loop.passes):
+                x, y = batch(step, rank, micro, ROWS)
+                with not_averaging(model, way, last=micro == loop.passes - 1):
+                    loss = half_squares(model(x), y) / loop.passes
+                    if loop.scaler is not None:
+                        loss = loop.scaler.scale(loss)
+                    loop.backward(meter, loss)
+                loop.after_pass(model)
+            loop.before_step(model)
+            meter.step()
+            for optimizer in optimizers:
+                loop.scaler.step(optimizer)
+            if loop.scaler is not None:
+                loop.scaler.update()
+            loop.after_step(model)
+        scale = meter.noise_scale
+    told = [str(w.message) for w in caught if "gradient" in str(w.message).lower()]
+    return Measured((scale.grad_sq_norm, scale.noise_trace), meter.skipped_steps, told)
+
+
+def run(way: str, *loops: Loop) -> list[Measured]:
+    """Run the loops, one after another; ranks are forked once."""
+    ranks = WAYS[way].ranks
+    every = [loop._replace(way=way) for loop in loops]
+    if ranks == 1:
+        return [measured(loop) for loop in every]
+    first, *others = on_ranks(ranks, lambda: [measured(loop) for loop in every])
+    for other in others:
+        for here, there in zip(first, other, strict=True):
+            assert (there.skipped, there.told) == (here.skipped, [])
+    return first  # type: ignore[no-any-return]
+
+
+def truth(name: str, passes: int) -> tuple[float, float]:
+    """|G|² and tr(Σ), averaged over the steps, from the gradient of each micro-batch."""
+    way, net = WAYS[name], Net().double()
+    trained = [p for p in net.parameters() if p.requires_grad]
+
+    def gradient(step: int, rank: int, micro: int) -> Tensor:
+        x, y = batch(step, rank, micro, ROWS)
+        found = torch.autograd.grad(half_squares(net(x.double()), y.double()), trained)
+        return torch.cat([g.flatten() for g in found])
+
+    moments = []
+    for step in range(STEPS):
+        parts = [
+            [micro_batch(gradient(step, rank, k), ROWS) for k in range(passes)]
+            for rank in range(way.ranks)
+        ]
+        of_ranks = way.part == "rank"
+        small = [whole(p) for p in parts] if of_ranks else [p for some in parts for p in some]
+        moments.append(expected(small).moments)
+    signal, trace = zip(*moments, strict=True)
+    return sum(signal) / STEPS, sum(trace) / STEPS
+
+
+def stepped_within(names: str, *, to_none: bool = True) -> Change:
+    """Have an optimizer step in the backward pass, on parameters with `names` in their name."""
+
+    def step(p: nn.Parameter) -> None:
+        if to_none:
+            p.grad = None
+        elif p.grad is not None:
+            p.grad.zero_()
+
+    def prepare(model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            if names in name and p.requires_grad:
+                p.register_post_accumulate_grad_hook(step)
+
+    return prepare
+
+
+FSDP2 = pytest.param("FSDP2", 2, marks=needs_measurable_shards)
+ACCUMULATING = [
+    ("micro-batches", 2),
+    ("micro-batches", 3),
+    ("DDP", 2),
+    ("DDP, bucket views", 2),
+    ("DDP, micro-batches", 2),
+    FSDP2,
+]
+REDUCED_ONCE = pytest.param("FSDP2, reduced once", 2, marks=needs_measurable_shards)
+
+
+@pytest.mark.parametrize(("way", "passes"), [*ACCUMULATING, ("DDP", 1), REDUCED_ONCE])
+def test_what_is_done_to_gradients_after_the_last_pass_changes_no_number(
+    way: str, passes: int
+) -> None:
+    changes = scaled(1.1), scaled(0.9), clipped, noised, zeroed
+
+    found = run(way, *(Loop(passes=passes, before_step=change) for change in changes))
+
+    for one in found:
+        assert one.moments == pytest.approx(truth(way, passes), rel=1e-4)
+        assert (one.skipped, one.told) == (0, [])
+
+
+@pytest.mark.parametrize("way", ["halves", "examples"])
+def test_halves_and_examples_are_those_of_an_untouched_training(way: str) -> None:
+    changes = scaled(1.0), scaled(1.1), clipped, zeroed
+
+    untouched, *found = run(way, *(Loop(passes=1, before_step=change) for change in changes))
+
+    assert found == [untouched] * 3
+    assert untouched.skipped == (way == "examples")  # its probe
+
+
+@pytest.mark.parametrize(("way", "passes"), ACCUMULATING)
+def test_gradients_changed_between_passes_are_refused_by_name(way: str, passes: int) -> None:
+    found = run(way, *(Loop(passes=passes, after_pass=change) for change in (scaled(1.1), zeroed)))
+
+    for one in found:
+        assert one.skipped == STEPS
+        (message,) = one.told
+        assert message.startswith("`p.grad` was changed between two backward passes of a step")
+
+
+@pytest.mark.parametrize(
+    ("way", "passes"), [*ACCUMULATING, ("DDP", 1), ("halves", 1), ("examples", 1)]
+)
+def test_what_was_left_in_gradients_is_refused_by_name(way: str, passes: int) -> None:
+    (found,) = run(way, Loop(passes=passes, after_step=scaled(0.5)))
+
+    assert found.skipped == STEPS - (way != "examples")  # the first step found none
+    (message,) = found.told
+    assert message.startswith("`p.grad` held a gradient before the first backward pass of a step")
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1), ("examples", 1)])
+def test_gradients_that_are_zeroed_in_place_between_steps_are_measured(
+    way: str, passes: int
+) -> None:
+    dropping, zeroing = run(way, *(Loop(passes=passes, after_step=c) for c in (dropped, zeroed)))
+
+    assert zeroing.moments == pytest.approx(dropping.moments, rel=1e-6)
+    assert zeroing.told == []
+
+
+@pytest.mark.parametrize(
+    ("way", "passes"), [*ACCUMULATING, ("DDP", 1), ("halves", 1), ("examples", 1), REDUCED_ONCE]
+)
+def test_an_optimizer_that_steps_within_the_pass_is_refused_by_name(way: str, passes: int) -> None:
+    """All parameters, or one of them."""
+    within = stepped_within(""), stepped_within("last.weight")
+
+    everything, one = run(way, *(Loop(passes=passes, prepare=prepare) for prepare in within))
+
+    for found in (everything, one):
+        assert found.skipped == STEPS
+        (message,) = found.told
+        assert "were gone by the end of the backward pass" in message
+    assert one.told[0].startswith("Gradients of last.weight were gone")
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1)])
+def test_gradients_that_hooks_change_are_refused_with_the_hook_by_name(
+    way: str, passes: int
+) -> None:
+    def hook_later(meter: Any, loss: Tensor) -> None:
+        """After the meter has put its own hooks on the parameters."""
+        meter.before_backward(loss, ROWS)
+        parameters = meter._capture.collector.norms.parameters
+        hooks = [p.register_hook(lambda g: 1.1 * g) for p in parameters]
+        loss.backward()
+        for hook in hooks:
+            hook.remove()
+
+    zeros = Loop(passes=passes, prepare=stepped_within("last.weight", to_none=False))
+    zeroing, scaling = run(way, zeros, Loop(passes=passes, backward=hook_later))
+
+    for found in (zeroing, scaling):
+        assert found.skipped == STEPS
+        (message,) = found.told
+        assert message.startswith("`p.grad` was not what the backward pass had computed")
+    assert "stepped_within.<locals>.step on last.weight" in zeroing.told[0]
+
+
+def passes_within(chunks: int) -> Callable[[Any, Tensor], None]:
+    """As GradCache: the loss is a leaf, and passes begin in its hook."""
+
+    def backward(meter: Any, loss: Tensor) -> None:
+        leaf = loss.detach().requires_grad_()
+
+        def pass_on(gradient: Tensor) -> None:
+            for _ in range(chunks):
+                (loss * gradient / chunks).backward(retain_graph=True)
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                pass_on(gradient)
+
+        leaf.register_hook(hook)
+        meter.backward(leaf, ROWS)
+
+    return backward
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1)])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_passes_within_a_pass_are_refused_by_name(way: str, passes: int, chunks: int) -> None:
+    (found,) = run(way, Loop(passes=passes, backward=passes_within(chunks)))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("A backward pass ran within another one (as with GradCache")
+
+
+def test_a_pass_that_is_announced_within_a_pass_is_refused_by_name() -> None:
+    """As where a hook on the model announces passes: of each batch the last chunk is announced."""
+
+    def backward(meter: Any, loss: Tensor) -> None:
+        leaf = loss.detach().requires_grad_()
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                (loss * gradient / 2).backward(retain_graph=True)
+                meter.backward(loss * gradient / 2, ROWS // 2)
+
+        leaf.register_hook(hook)
+        leaf.backward()
+
+    found = [
+        *run("micro-batches", Loop(backward=backward)),
+        *run("halves", Loop(passes=1, backward=backward)),
+    ]
+
+    for one in found:
+        assert one.skipped == STEPS
+        (message,) = one.told
+        assert message.startswith("A backward pass ran within another one (as with GradCache")
+
+
+def test_the_loss_scale_is_that_of_the_optimizer_that_owns_the_parameters() -> None:
+    """The other optimizer's gradients are unscaled for clipping, the fused one's never are."""
+    other = nn.Linear(3, 3)
+    clipping = torch.optim.SGD(other.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [clipping, torch.optim.SGD(trained, lr=0.0, fused=True)]
+
+    def unscale(model: nn.Module) -> None:
+        scaler.scale(other(torch.ones(2, 3)).mean()).backward()
+        scaler.unscale_(clipping)
+
+    (found,) = run("micro-batches", Loop(scaler=scaler, optimizers=optimizers, before_step=unscale))
+
+    assert found.moments == pytest.approx(truth("micro-batches", 2), rel=1e-4)
+    assert (found.skipped, found.told) == (0, [])
