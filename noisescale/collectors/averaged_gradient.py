@@ -29,8 +29,10 @@ class _Seen:
     """What was seen of `p.grad` in one backward pass, as `AveragedGradient.now` returns it."""
 
     begun: bool = False
+    announced: Tensor | None = None
+    """When it was announced."""
     before: Tensor | None = None
-    """At its beginning."""
+    """At its beginning; `zero_grad` may have been called since, or passes have run (GradCache)."""
     after: Tensor | None = None
     """At its end."""
 
@@ -72,6 +74,8 @@ class AveragedGradient(HookErrors):
     def before_backward(self, loss: Tensor, *, capture: bool) -> None:
         """Arrange for the norms to be captured at the end of the pass from `loss`, if wanted."""
         self._passes.append(one := _Seen())
+        if self.checking:
+            one.announced = self.now()
         if (capture or self.checking) and loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
 
@@ -93,16 +97,16 @@ class AveragedGradient(HookErrors):
         counting = [True] * len(self._passes) if reached is None else reached
         passes = [one for one, here in zip(self._passes, counting, strict=True) if here]
         sums = [
-            (one.before[:whole].sum(), one.after[:whole].sum())
+            [norms[:whole].sum() for norms in (one.announced, one.before, one.after)]
             for one in passes
-            if one.before is not None and one.after is not None
+            if one.announced is not None and one.before is not None and one.after is not None
         ]
         if not sums or len(sums) < len(passes):
             return None
-        stale = sums[0][0]
+        stale = torch.minimum(*sums[0][:2])
         between = within = torch.zeros_like(stale)
-        for (_, then), (now, _) in pairwise(sums):
-            between = between + (now - then).abs()
+        for (_, _, then), (announced, now, _) in pairwise(sums):
+            between = between + torch.minimum((announced - then).abs(), (now - then).abs())
         if first is not None and (after := self._passes[first[0]].after) is not None:
             within = (first[1][:whole].sum() - after[:whole].sum()).abs()
         return torch.stack([stale, between, within])

@@ -43,6 +43,13 @@ class Collector(HookErrors, ABC):
     )
     """The warning if a step has only one small batch."""
 
+    same_gradient = (
+        "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"
+        " rank (by a `DistributedSampler`) and each micro-batch its own examples. If inputs are"
+        " drawn at random, give each rank its own seed."
+    )
+    """The warning if all small batches have one gradient."""
+
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self.norms = norms
         self.group = group

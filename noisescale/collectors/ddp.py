@@ -69,6 +69,10 @@ class _Pass:
     """Autograd's number of it, once it has started."""
     nested: bool = False
     """Whether gradients came in a backward pass within it."""
+    averaged_in: dict[int, int] = field(default_factory=dict)
+    """For each parameter autograd's number of the first pass that averaged its gradient."""
+    averaged_again: set[int] = field(default_factory=set)
+    """Parameters whose gradients were averaged in another pass, too."""
     norms_of: dict[int, Norms] = field(default_factory=dict)
     """What hooks normed, by the index of the parameter: the last one in it was ready last."""
     sq_norms: Tensor | None = None
@@ -96,8 +100,13 @@ class DdpCollector(Collector):
 
     @property
     def averaged_too_often(self) -> bool:
-        """Whether `p.grad` mixes local and averaged gradients: it was averaged twice in a step."""
-        return self._averaged > 1
+        """Whether `p.grad` mixes local and averaged gradients: it was averaged twice in a step.
+
+        Twice in one announced pass if that has passes within it, as with GradCache. (Reentrant
+        checkpointing may bring some gradients twice: those of modules that are used twice.)
+        """
+        again = set() if self._pass is None else self._pass.averaged_again
+        return self._averaged > 1 or (bool(again) and len(again) == len(self._average.came))
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
@@ -185,7 +194,10 @@ class DdpCollector(Collector):
         one = self._live
         if one is None:
             return
-        if torch._C._current_graph_task_id() != one.graph_task:
+        task = torch._C._current_graph_task_id()
+        if self._ddp.require_backward_grad_sync and one.averaged_in.setdefault(index, task) != task:
+            one.averaged_again.add(index)
+        if task != one.graph_task:
             one.nested = True
             self.phase = Phase.BY_HOOKS
             self._hooked = range(len(self.norms.parameters))

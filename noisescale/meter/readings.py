@@ -83,6 +83,7 @@ class MeterReadings:
         """Of the momentum, as it was last."""
         self._warn = WarnOnce()
         self._nothing_to_compare = collector.nothing_to_compare
+        self._same_gradient = collector.same_gradient
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
         self._coverage_at_close = 1.0
         self.suspects: list[str] = []
@@ -314,11 +315,7 @@ class MeterReadings:
             if norms.alone and self._estimates.whole.estimate().steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
-            self._warn(
-                "All ranks or micro-batches had the same gradient. Such steps are not measured."
-                " Give each rank (by a `DistributedSampler`) and each micro-batch its own examples."
-                " If inputs are drawn at random, give each rank its own seed."
-            )
+            self._warn(self._same_gradient)
         elif not coverage >= self._least_coverage:
             self._warn(
                 "There are formulas for single examples only in layers with less than"

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that others change: what passes made is measured, or the step is left out by name."""
 
+import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +14,7 @@ from brute_force import expected, micro_batch, whole
 from fits import needs_measurable_shards
 from ranks import on_ranks
 from torch import Tensor, nn
-from ways_of_capture import WAYS, Net, batch, half_squares, not_averaging
+from ways_of_capture import WAYS, Net, batch, ddp, half_squares, not_averaging
 
 from noisescale import NoiseScaleMeter
 
@@ -57,6 +59,7 @@ class Loop(NamedTuple):
     after_pass: Change = lambda model: None
     before_step: Change = lambda model: None
     after_step: Change = dropped
+    rows_alike: bool = False
     scaler: Any = None
     optimizers: Callable[[Any], list[torch.optim.Optimizer]] = lambda model: []
     backward: Callable[[Any, Tensor], None] = lambda meter, loss: meter.backward(loss, ROWS)
@@ -82,6 +85,8 @@ def measured(loop: Loop) -> Measured:
         for step in range(STEPS):
             for micro in range(loop.passes):
                 x, y = batch(step, rank, micro, ROWS)
+                if loop.rows_alike:
+                    x, y = x[:1].expand_as(x), y[:1].expand_as(y)
                 with not_averaging(model, way, last=micro == loop.passes - 1):
                     loss = half_squares(model(x), y) / loop.passes
                     if loop.scaler is not None:
@@ -96,7 +101,7 @@ def measured(loop: Loop) -> Measured:
                 loop.scaler.update()
             loop.after_step(model)
         scale = meter.noise_scale
-    told = [str(w.message) for w in caught if "gradient" in str(w.message).lower()]
+    told = [str(w.message) for w in caught if "measured" in str(w.message)]
     return Measured((scale.grad_sq_norm, scale.noise_trace), meter.skipped_steps, told)
 
 
@@ -278,7 +283,7 @@ def passes_within(chunks: int) -> Callable[[Any, Tensor], None]:
     return backward
 
 
-@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1)])
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1), ("examples", 1)])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_passes_within_a_pass_are_refused_by_name(way: str, passes: int, chunks: int) -> None:
     (found,) = run(way, Loop(passes=passes, backward=passes_within(chunks)))
@@ -286,6 +291,57 @@ def test_passes_within_a_pass_are_refused_by_name(way: str, passes: int, chunks:
     assert found.skipped == STEPS
     (message,) = found.told
     assert message.startswith("A backward pass ran within another one (as with GradCache")
+
+
+def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages() -> None:
+    """As GradCache under DDP. Otherwise local and averaged gradients are mixed."""
+
+    def moments(no_sync: bool) -> tuple[list[float], list[str]]:
+        model = ddp(Net(), unused=False)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+
+        def go_through(chunks: list[tuple[Tensor, Tensor]]) -> None:
+            for last, (x, y) in enumerate(chunks):
+                with nullcontext() if last or not no_sync else model.no_sync():
+                    (half_squares(model(x), y) / 2).backward()
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                go_through(chunks)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(STEPS):
+                halves = [part.chunk(2) for part in batch(step, dist.get_rank(), 0, ROWS)]
+                chunks = list(zip(*halves, strict=True))
+                leaf = torch.ones((), requires_grad=True)
+                leaf.register_hook(hook)
+                meter.backward(leaf, ROWS)
+                meter.step()
+                dropped(model)
+        scale = meter.noise_scale
+        return [scale.grad_sq_norm, scale.noise_trace], [str(w.message) for w in caught]
+
+    (apart, told), (mixed, told_of_mixing) = on_ranks(
+        2, lambda: [moments(no_sync) for no_sync in (True, False)]
+    )[0]
+
+    assert apart == pytest.approx(truth("DDP", 1), rel=1e-4)
+    assert told == []
+    assert all(math.isnan(x) for x in mixed)
+    assert told_of_mixing[0].startswith("Gradients were averaged over ranks more than once")
+
+
+def test_a_loop_may_drop_old_gradients_between_announcing_a_pass_and_running_it() -> None:
+    def backward(meter: Any, loss: Tensor) -> None:
+        meter.before_backward(loss, ROWS)
+        for p in meter._capture.collector.norms.parameters:
+            p.grad = None
+        loss.backward()
+
+    (found,) = run("halves", Loop(passes=1, after_step=scaled(1.0), backward=backward))
+
+    assert (found.skipped, found.told) == (0, [])
 
 
 def test_a_pass_that_is_announced_within_a_pass_is_refused_by_name() -> None:
@@ -331,3 +387,26 @@ def test_the_loss_scale_is_that_of_the_optimizer_that_owns_the_parameters() -> N
 
     assert found.moments == pytest.approx(truth("micro-batches", 2), rel=1e-4)
     assert (found.skipped, found.told) == (0, [])
+
+
+@pytest.mark.parametrize("weight", [0.37, 0.55, 0.7, 0.9])
+def test_one_micro_batch_with_a_weight_of_32_bits_is_nothing_to_compare(weight: float) -> None:
+    def backward(meter: Any, loss: Tensor) -> None:
+        meter.before_backward(loss, ROWS, weight=torch.tensor(weight))
+        loss.backward()
+
+    (found,) = run("micro-batches", Loop(passes=1, backward=backward))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("A step of one micro-batch in one process has nothing")
+
+
+@pytest.mark.parametrize("way", ["halves", "examples"])
+def test_rows_that_are_one_example_are_said_to_be_so(way: str) -> None:
+    (found,) = run(way, Loop(passes=1, rows_alike=True))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("All rows of a batch")
+    assert "rank" not in message

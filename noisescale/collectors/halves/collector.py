@@ -71,6 +71,11 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
+    same_gradient = (
+        "All rows of a batch, or all micro-batches of a step, had the same gradient. Such steps are"
+        " not measured. Give each row and each micro-batch an example of its own."
+    )
+
     def __init__(
         self,
         model: nn.Module,

@@ -79,6 +79,11 @@ class PerExampleCollector(Collector):
         " larger batches, accumulate two or more micro-batches, or use more devices."
     )
 
+    same_gradient = (
+        "All rows of a batch had the same gradient. Such steps are not measured. Give each row an"
+        " example of its own."
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -117,6 +122,10 @@ class PerExampleCollector(Collector):
     def coverage(self) -> float:
         """Share of |g|² that is of measured parameters. Reads the device."""
         return self._coverage.share()
+
+    @property
+    def _in_pieces(self) -> bool:
+        return any(one.early for one in self._passes)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every row of every micro-batch is a part; see `each_example`."""
@@ -205,6 +214,8 @@ class PerExampleCollector(Collector):
     def _on_output_gradient(self, use: Use, d: Tensor) -> None:
         live, layer = self._live, use.layer
         if live is None:
+            if self._passes and self._passes[-1].sums is None:
+                self._passes[-1].early = True
             return
         live.reliable &= not use.over and layer not in live.layers
         live.layers.add(layer)
@@ -289,6 +300,8 @@ class _Pass:
     def __init__(self, size: float, entries: int) -> None:
         self.size = size
         self.rows: int | None = None
+        self.early = False
+        """Whether gradients came between its announcement and its beginning."""
         self.layers: set[Layer] = set()
         self.reliable = True
         self.sq_norms: list[list[Tensor]] = [[] for _ in range(entries)]
