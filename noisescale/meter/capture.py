@@ -45,6 +45,8 @@ class StepUnderWay:
     due: Due
     """Whether it is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
+    too_short: bool = False
+    """Whether it has ended earlier than any before, at a pass that was not taken for its last."""
     begun_in_a_pass: bool = False
     """Whether a pass was announced while another one ran."""
     spoiled: bool = False
@@ -140,6 +142,7 @@ class StepCapture:
                 step.passes = []
             if last is None and collector.captures_freely:  # it may be the last
                 capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
+                step.too_short = not (capture_average or self._checking)
             step.passes.append(one)
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
             if step.begun_in_a_pass:
@@ -284,6 +287,8 @@ class StepCapture:
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        if step.too_short:
+            small = None  # `p.grad` may have been clipped since
         if step.repeats_a_batch:
             small = None
             self._warn(

@@ -410,3 +410,21 @@ def test_rows_that_are_one_example_are_said_to_be_so(way: str) -> None:
     (message,) = found.told
     assert message.startswith("All rows of a batch")
     assert "rank" not in message
+
+
+def test_a_step_that_ends_earlier_than_any_before_is_left_out() -> None:
+    """Which pass is the last is not known: windows of three passes, then of two."""
+    model = Net()
+    meter = NoiseScaleMeter(model, small_batch="micro_batch", every_n_steps=1)
+    captured = []
+    for step in range(24):
+        passes = 3 if step < 20 else 2
+        for micro in range(passes):
+            x, y = batch(step, 0, micro, ROWS)
+            meter.backward(half_squares(model(x), y) / passes, ROWS)
+        scaled(1.1)(model)
+        meter.step()
+        dropped(model)
+        captured.append(meter.skipped_steps)  # read: the first checks are over
+
+    assert captured == [0] * 20 + [1] * 4
