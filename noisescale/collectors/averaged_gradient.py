@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norm of the step's gradient, computed in shares by the ranks that all hold it."""
+"""The norm of the step's gradient, computed in shares by the ranks that all hold it.
+
+It is taken at the end of the last backward pass. Whatever clips, scales or unscales `p.grad` until
+the optimizer steps then changes nothing. What is done to `p.grad` before is checked now and then.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -12,7 +20,21 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
+from noisescale.collectors.own_pass import measuring
 from noisescale.guard import HookErrors, keeps_errors
+
+
+@dataclass
+class _Seen:
+    """What was seen of `p.grad` in one backward pass, as `AveragedGradient.now` returns it."""
+
+    begun: bool = False
+    announced: Tensor | None = None
+    """When it was announced."""
+    before: Tensor | None = None
+    """At its beginning; `zero_grad` may have been called since, or passes have run (GradCache)."""
+    after: Tensor | None = None
+    """At its end."""
 
 
 class AveragedGradient(HookErrors):
@@ -26,12 +48,18 @@ class AveragedGradient(HookErrors):
         self._norms = norms
         rank, self._ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self._share = share_of(norms.parameters, rank, self._ranks)
-        self._captured: Tensor | None = None
+        self._passes: list[_Seen] = []
+        self.checking = False
+        """Whether to look at `p.grad` at the beginning of each pass and at its end."""
+        self.came: set[int] = set()
+        """Parameters, by index, whose gradients came since the step began."""
+        self.gone: set[int] = set()
+        """Those of them that had no gradient any more at the end of a pass."""
 
     @property
     def captured(self) -> bool:
-        """Whether `sq_norms` was captured earlier."""
-        return self._captured is not None
+        """Whether `sq_norms` was captured at the end of the last pass."""
+        return bool(self._passes) and self._passes[-1].after is not None
 
     def sq_norms(self) -> Tensor:
         """This rank's share, shape (entries,): as captured, or as `p.grad` is now.
@@ -40,30 +68,78 @@ class AveragedGradient(HookErrors):
             Exception: The error of the capture, if it failed.
         """
         self.raise_error_of_hook()
-        return self._now() if self._captured is None else self._captured
+        captured = self._passes[-1].after if self._passes else None
+        return self.now() if captured is None else captured
 
-    def capture_at_backward_end(self) -> None:
-        """Capture the norms at the end of a pass; call it in its first hook or a final callback.
+    def before_backward(self, loss: Tensor, *, capture: bool) -> None:
+        """Arrange for the norms to be captured at the end of the pass from `loss`, if wanted."""
+        self._passes.append(one := _Seen())
+        if self.checking:
+            one.announced = self.now()
+        if (capture or self.checking) and loss.requires_grad:
+            loss.register_hook(partial(self._on_backward_start, one))
 
-        Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
-        its last bucket is ready: one that is queued by a callback queued early comes after it.
+    def changes(
+        self, reached: Sequence[bool] | None, first: tuple[int, Tensor] | None
+    ) -> Tensor | None:
+        """Return what was done to `p.grad` until the last pass ended, see `Changes`.
+
+        Args:
+            reached: For each pass whether it reached a parameter. Between other passes `p.grad` may
+                be reset. None: all did.
+            first: A pass that found no gradient, and Σ|g|² of what came in it; None: not known.
+
+        Returns:
+            Squared norms, shape (3,): what there was before the first pass, what changed between
+            passes, and what was not made by the pass `first`. None if the step is not checked.
         """
-        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-        queue_callback(lambda: queue_callback(self._capture))
+        whole = self._norms.partition
+        counting = [True] * len(self._passes) if reached is None else reached
+        passes = [one for one, here in zip(self._passes, counting, strict=True) if here]
+        sums = [
+            [norms[:whole].sum() for norms in (one.announced, one.before, one.after)]
+            for one in passes
+            if one.announced is not None and one.before is not None and one.after is not None
+        ]
+        if not sums or len(sums) < len(passes):
+            return None
+        stale = torch.minimum(*sums[0][:2])
+        between = within = torch.zeros_like(stale)
+        for (_, _, then), (announced, now, _) in pairwise(sums):
+            between = between + torch.minimum((announced - then).abs(), (now - then).abs())
+        if first is not None and (after := self._passes[first[0]].after) is not None:
+            within = (first[1][:whole].sum() - after[:whole].sum()).abs()
+        return torch.stack([stale, between, within])
 
     def forget(self) -> None:
         """Begin another step."""
-        self._captured = self._error = None
+        self._passes = []
+        self.came, self.gone = set(), set()
+        self._error = None
 
     @keeps_errors
-    def _capture(self) -> None:
-        self._captured = self._now()
+    def _on_backward_start(self, one: _Seen, _: Tensor) -> None:
+        if one.begun or measuring():
+            return
+        one.begun = True
+        if self.checking:
+            one.before = self.now()
+        # Callbacks run first in, first out, and DDP's, which writes the averages, is queued when
+        # its last bucket is ready: one that is queued by a callback queued early comes after it.
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        queue_callback(lambda: queue_callback(partial(self._capture, one)))
 
-    def _now(self) -> Tensor:
+    @keeps_errors
+    def _capture(self, one: _Seen) -> None:
+        one.after = self.now()
+
+    def now(self) -> Tensor:
+        """This rank's share as `p.grad` is now, shape (entries,)."""
         pieces = []
         for index, start, stop in self._share:
             p = self._norms.parameters[index]
             if p.grad is None or not p.requires_grad:
+                self.gone |= {index} & self.came if p.requires_grad else set()
                 continue
             if p.grad.is_sparse:  # its rows cannot be cut: the rank with the first takes them all
                 if start == 0:

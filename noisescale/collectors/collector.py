@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.collectors.averaged_gradient import AveragedGradient
+from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import HookErrors
@@ -41,6 +42,13 @@ class Collector(HookErrors, ABC):
         ' of each batch: `small_batch="half"`.'
     )
     """The warning if a step has only one small batch."""
+
+    same_gradient = (
+        "All ranks or micro-batches had the same gradient. Such steps are not measured. Give each"
+        " rank (by a `DistributedSampler`) and each micro-batch its own examples. If inputs are"
+        " drawn at random, give each rank its own seed."
+    )
+    """The warning if all small batches have one gradient."""
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self.norms = norms
@@ -113,6 +121,37 @@ class Collector(HookErrors, ABC):
         """Whether `big_sq_norms` was captured at the end of a backward pass."""
         return self._average.captured
 
+    @property
+    def captures_freely(self) -> bool:
+        """Whether `capture_average` costs a norm and no more, so that it may be asked for often."""
+        return True
+
+    def check_next_passes(self, checking: bool) -> None:
+        """Check in this step whether `p.grad` is what the passes made, see `changes`."""
+        self._average.checking = checking
+
+    @property
+    def changes(self) -> Changes:
+        """What was done to `p.grad` until the end of the last pass, as far as it was checked."""
+        average = self._average
+        sq_norms = average.changes(self.reached, self._first_pass) if average.checking else None
+        return Changes(sq_norms, len(average.gone), self._in_pieces)
+
+    @property
+    def _first_pass(self) -> tuple[int, Tensor] | None:
+        """A pass that found no gradient, and Σ|g|² of what came in it; None: not known."""
+        return None
+
+    @property
+    def _in_pieces(self) -> bool:
+        """Whether passes within a pass brought gradients in pieces that cannot be measured."""
+        return False
+
+    @property
+    def names_of_gone(self) -> list[str]:
+        """Parameters whose gradients came in a pass and were gone at its end, in this step."""
+        return [self.norms.names[index] for index in sorted(self._average.gone)]
+
     def unhook(self) -> None:
         """Remove the hooks that only measured steps need, before a step that is not measured.
 
@@ -135,7 +174,7 @@ class Collector(HookErrors, ABC):
             loss: A scalar, or any tensor of the graph that the pass goes through first.
             size: This rank's examples in it.
             capture_average: Take the step's gradient at the end of this pass, not in
-                `big_sq_norms`, because it will be clipped by then.
+                `big_sq_norms`, because it may be clipped by then.
         """
 
     @abstractmethod

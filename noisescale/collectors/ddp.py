@@ -65,11 +65,14 @@ class _Pass:
 
     by_hooks: bool
     """Whether capture B norms all gradients; else it norms the sparse ones."""
-    capture_average: bool
     graph_task: int | None = None
     """Autograd's number of it, once it has started."""
     nested: bool = False
     """Whether gradients came in a backward pass within it."""
+    averaged_in: dict[int, int] = field(default_factory=dict)
+    """For each parameter autograd's number of the first pass that averaged its gradient."""
+    averaged_again: set[int] = field(default_factory=set)
+    """Parameters whose gradients were averaged in another pass, too."""
     norms_of: dict[int, Norms] = field(default_factory=dict)
     """What hooks normed, by the index of the parameter: the last one in it was ready last."""
     sq_norms: Tensor | None = None
@@ -92,11 +95,18 @@ class DdpCollector(Collector):
         self._hooks: dict[int, RemovableHandle] = {}
         self._hooked: Iterable[int] = range(len(norms.parameters))
         """The parameters that have a hook in a measured step, by their index."""
+        self._lost: set[int] = set()
+        """Parameters that had lost their gradient by the time that DDP took it, by their index."""
 
     @property
     def averaged_too_often(self) -> bool:
-        """Whether `p.grad` mixes local and averaged gradients: it was averaged twice in a step."""
-        return self._averaged > 1
+        """Whether `p.grad` mixes local and averaged gradients: it was averaged twice in a step.
+
+        Twice in one announced pass if that has passes within it, as with GradCache. (Reentrant
+        checkpointing may bring some gradients twice: those of modules that are used twice.)
+        """
+        again = set() if self._pass is None else self._pass.averaged_again
+        return self._averaged > 1 or (bool(again) and len(again) == len(self._average.came))
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
@@ -111,15 +121,14 @@ class DdpCollector(Collector):
 
         Earlier passes of the same step only add to this rank's `p.grad`.
         """
+        self._average.before_backward(loss, capture=capture_average)
         if not self._ddp.require_backward_grad_sync:
             return
         self._averaged += 1
-        self._forget()
+        self._pass = self._live = None
         self._install_hooks()
         if loss.requires_grad:
-            self._pass = self._live = _Pass(
-                self.phase is not Phase.AT_BACKWARD_END, capture_average
-            )
+            self._pass = self._live = _Pass(self.phase is not Phase.AT_BACKWARD_END)
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -137,11 +146,8 @@ class DdpCollector(Collector):
 
     def reset(self) -> None:
         """Begin another step."""
-        self._averaged = 0
-        self._forget()
-
-    def _forget(self) -> None:
         super().reset()
+        self._averaged = 0
         self._pass = self._live = None
 
     def unhook(self) -> None:
@@ -161,8 +167,6 @@ class DdpCollector(Collector):
         if one is None:
             return
         one.graph_task = torch._C._current_graph_task_id()
-        if one.capture_average:
-            self._average.capture_at_backward_end()
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
         if self._ddp.find_unused_parameters:
             # What a parameter gathered from earlier micro-batches counts, also where this pass
@@ -174,12 +178,15 @@ class DdpCollector(Collector):
     @keeps_errors
     def _on_backward_end(self) -> None:
         one, self._live = self._live, None
+        lost = {index for index in self._lost if self.norms.parameters[index].grad is None}
+        self._average.gone |= lost
         if one is not None and not one.by_hooks:
             pieces = [
                 Piece(index, p.grad)
                 for index, p in enumerate(self.norms.parameters)
                 if index not in self._sparse and p.grad is not None and p.requires_grad
             ]
+            self._average.came.update(piece.which for piece in pieces)
             one.sq_norms = self._with_hooked(one, self.norms.of(pieces))
 
     @keeps_errors
@@ -187,10 +194,16 @@ class DdpCollector(Collector):
         one = self._live
         if one is None:
             return
-        if torch._C._current_graph_task_id() != one.graph_task:
+        task = torch._C._current_graph_task_id()
+        if self._ddp.require_backward_grad_sync and one.averaged_in.setdefault(index, task) != task:
+            one.averaged_again.add(index)
+        if task != one.graph_task:
             one.nested = True
             self.phase = Phase.BY_HOOKS
             self._hooked = range(len(self.norms.parameters))
+        self._average.came.add(index)
+        if parameter.grad is None:
+            self._lost.add(index)
         if one.by_hooks or index in self._sparse:
             self._norm_by_hook(one, index, parameter)
 

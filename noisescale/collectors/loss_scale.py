@@ -3,13 +3,20 @@
 
 Private attributes read here, as of torch 2.13: `GradScaler._get_scale_async`, the scale without a
 host synchronisation, and `GradScaler._per_optimizer_states`, where it is kept whose gradients are
-unscaled already. (Fused optimizers unscale within their step: theirs never are.)
+unscaled already, by the id of the optimizer. (Fused optimizers unscale within their step: theirs
+never are.)
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 
 class LossScale:
@@ -17,10 +24,13 @@ class LossScale:
 
     Args:
         scaler: None, or a disabled one: losses are not scaled.
+        parameters: Those whose gradients are normed. The optimizer that steps them is asked for.
     """
 
-    def __init__(self, scaler: GradScaler | None) -> None:
+    def __init__(self, scaler: GradScaler | None, parameters: Sequence[Parameter] = ()) -> None:
         self._scaler = scaler
+        self._measured = {id(p) for p in parameters}
+        self._owns: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
 
     def without(self, sq_norms: Tensor, *, unscaled_with_gradients: bool = False) -> Tensor:
         """Return squared norms as they would be without the scale.
@@ -35,11 +45,27 @@ class LossScale:
         scale = self._scaler._get_scale_async()
         if scale is None:  # nothing has been scaled yet
             return sq_norms
-        if unscaled_with_gradients and _has_unscaled(self._scaler):
+        if unscaled_with_gradients and self._has_unscaled(self._scaler):
             return sq_norms
         return sq_norms / scale.to(sq_norms.dtype).square()
 
+    def _has_unscaled(self, scaler: GradScaler) -> bool:
+        """Whether the gradients of an optimizer that steps measured parameters are unscaled.
 
-def _has_unscaled(scaler: GradScaler) -> bool:
-    stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
-    return OptState.UNSCALED in stages
+        Only a step whose norms were not captured at the end of its last pass gets here.
+        """
+        unscaled = {
+            of
+            for of, state in scaler._per_optimizer_states.items()
+            if state["stage"] is OptState.UNSCALED
+        }
+        if not unscaled:
+            return False
+        if not unscaled <= {id(optimizer) for optimizer in self._owns}:
+            # The scaler keeps no more than ids. All objects are searched, once an optimizer.
+            for one in gc.get_objects():
+                if issubclass(type(one), Optimizer):
+                    self._owns[one] = not self._measured.isdisjoint(
+                        id(p) for group in one.param_groups for p in group["params"]
+                    )
+        return any(owns and id(optimizer) in unscaled for optimizer, owns in self._owns.items())

@@ -38,7 +38,8 @@ _MOST_BYTES_KEPT = 25 * 2**20
 class Pass:
     """A backward pass, and what was seen of it."""
 
-    capture_average: bool
+    task: int | None = None
+    """Autograd's number of it, once it has started."""
     seen: set[int] = field(default_factory=set)
     """Parameters, by index, whose gradients came."""
     reached: bool = False
@@ -55,8 +56,12 @@ class _Step:
     """Gradients to be normed together."""
     bytes_kept: int = 0
     in_pieces: bool = False
-    """Whether some gradient came in two pieces (reentrant checkpointing of two uses): there is no
-    norm of the whole gradient to be seen."""
+    """Whether some gradient came in two pieces (reentrant checkpointing of two uses), or before
+    the pass had begun (GradCache): there is no norm of the whole gradient to be seen."""
+    nested: bool = False
+    """Whether some gradient came in another pass than the announced one, within it."""
+    first: tuple[int, Tensor] | None = None
+    """See `Collector._first_pass`."""
 
 
 class MicroBatchCollector(Collector):
@@ -78,6 +83,15 @@ class MicroBatchCollector(Collector):
         """For each pass: whether it reached a measured parameter. Another optimizer's may not."""
         return [one.reached for one in self._step.passes]
 
+    @property
+    def _first_pass(self) -> tuple[int, Tensor] | None:
+        """Ranks of a group find an average in `p.grad`, if they find something else at all."""
+        return None if self.group is not None or self._step.in_pieces else self._step.first
+
+    @property
+    def _in_pieces(self) -> bool:
+        return self._step.in_pieces
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every micro-batch is a part; its gradient was divided like the losses."""
         return each_micro_batch(sizes, loss_divisor)
@@ -88,7 +102,7 @@ class MicroBatchCollector(Collector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
-        one = Pass(capture_average)
+        one = Pass()
         self._step.passes.append(one)
         self._live = one if loss.requires_grad else None
         if loss.requires_grad:
@@ -96,6 +110,7 @@ class MicroBatchCollector(Collector):
                 if p.requires_grad and index not in self._hooks:
                     self._hooks[index] = p.register_hook(partial(self._on_gradient, index))
             loss.register_hook(self._on_backward_start)
+        self._average.before_backward(loss, capture=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
@@ -124,16 +139,16 @@ class MicroBatchCollector(Collector):
     @keeps_errors
     def _on_backward_start(self, _: Tensor) -> None:
         if self._live is not None and not measuring():
+            self._live.task = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
-            if self._live.capture_average:
-                self._average.capture_at_backward_end()
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
         if self._live is None or measuring():
             return
         step = self._step
-        step.in_pieces |= index in self._live.seen
+        step.in_pieces |= index in self._live.seen or self._live.task is None
+        step.nested |= torch._C._current_graph_task_id() != self._live.task
         self._live.seen.add(index)
         size = gradient.numel() * gradient.element_size()
         if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
@@ -149,6 +164,12 @@ class MicroBatchCollector(Collector):
         self._flush()
         self.norms.end_part(self._step.captured)
         if self._live is not None:
+            if self._average.checking and self._live.seen and not any(self.reached):
+                self._step.first = len(self._step.passes) - 1, self.norms.sums(self._step.captured)
+            came = self._live.seen
+            self._average.came |= came
+            # DDP writes to the gradients after this.
+            self._average.gone |= {i for i in came if self.norms.parameters[i].grad is None}
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count
 

@@ -57,6 +57,11 @@ class UnaveragedCollector(Collector):
         """Whether the norms were taken at the end of a backward pass."""
         return self._captured is not None
 
+    @property
+    def captures_freely(self) -> bool:
+        """No: a capture is a collective, at which all ranks have to take part."""
+        return False
+
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every rank is a part: the mean over its micro-batches of `sizes` examples."""
         return whole_rank(sizes, loss_divisor)
@@ -71,6 +76,7 @@ class UnaveragedCollector(Collector):
         Otherwise they are taken when the step is closed.
         """
         self._captured = None
+        self._average.before_backward(loss, capture=False)  # for its checks
         if capture_average and loss.requires_grad:
             loss.register_hook(self._on_backward_start)
 

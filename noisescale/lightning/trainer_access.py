@@ -158,6 +158,24 @@ def callbacks_of(trainer: pl.Trainer) -> list[Any]:
     return list(getattr(trainer, "callbacks", []))
 
 
+_BETWEEN_PASSES = ("on_after_backward", "on_before_zero_grad", "backward", "optimizer_zero_grad")
+"""Hooks that run between the backward passes of a step."""
+
+
+def hooks_between_passes(trainer: pl.Trainer) -> list[str]:
+    """Name the user's hooks that run between the backward passes of a step."""
+    ours = __name__.partition(".")[0]
+    kinds = [type(one) for one in (trainer.lightning_module, *callbacks_of(trainer))]
+    own = ("lightning.", "pytorch_lightning.", f"{ours}.")
+    return [
+        f"`{kind.__name__}.{name}`"
+        for kind in dict.fromkeys(kinds)
+        for name in _BETWEEN_PASSES
+        if (hook := getattr(kind, name, None)) is not None
+        if not getattr(hook, "__module__", "").startswith(own)
+    ]
+
+
 def set_callbacks(trainer: pl.Trainer, callbacks: list[Any]) -> None:
     """Replace the callbacks. A loop over the old list is not affected."""
     trainer.callbacks = callbacks  # type: ignore[attr-defined]  # see `callbacks_of`

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from noisescale.collectors.changes import UNTOUCHED, Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gathered import GatheredRows
@@ -19,6 +21,12 @@ from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, RefusalError, WarnOnce
 from noisescale.meter.cadence import Due
+
+_CHECKS = 8
+"""Checked steps in a row without a finding, until fewer are checked."""
+
+_CHECK_EVERY = 16
+"""Of so many measured steps one is checked from then on."""
 
 STEPS_LOST = "A step's noise scale was not measured"
 
@@ -38,6 +46,10 @@ class StepUnderWay:
     due: Due
     """Whether it is to be measured."""
     passes: list[BackwardPass] = field(default_factory=list)
+    too_short: bool = False
+    """Whether it has ended earlier than any before, at a pass that was not taken for its last."""
+    begun_in_a_pass: bool = False
+    """Whether a pass was announced while another one ran."""
     spoiled: bool = False
     """Whether the step is left out because its contents are not known."""
     gathered: str | None = None
@@ -95,12 +107,17 @@ class StepCapture:
         self.guard = Guard()
         self.collector: Collector | None = collector
         """None once it is closed."""
+        self.gone: list[str] = []
+        """Parameters whose gradients were gone at the end of a pass, when that last happened."""
         self._ddp = ddp
-        self._loss_scale = LossScale(grad_scaler)
+        self._loss_scale = LossScale(grad_scaler, collector.norms.parameters)
         self._gathered = GatheredRows(collector.group)
         self._warn = WarnOnce()
         self._step = StepUnderWay(due=Due.REGULAR)
         self._paused = False
+        self._fewest_passes: int | None = None
+        self._clean_checks = 0
+        self._until_check = 0
         self._spoils_step = _SpoilsStep(self)
         self.accepted = False
         """Whether some step met the needs of this way of measuring."""
@@ -127,10 +144,17 @@ class StepCapture:
             if step.passes and collector.gradients_dropped:
                 collector.reset()
                 step.passes = []
+            if last is None and collector.captures_freely:  # it may be the last
+                capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
+                step.too_short = not (capture_average or self._checking)
             step.passes.append(one)
             step.gathered = self._gathered.in_graph_of(loss) or step.gathered
+            step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
+            if step.begun_in_a_pass:
+                return
             collector.expect(rows=rows, last=last)
-            collector.before_backward(loss, one.size, capture_average=capture_average)
+            collector.check_next_passes(self._checking)
+            collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))
 
     def count_pass(self, one: BackwardPass) -> None:
         """Count a backward pass of a step that is not measured.
@@ -164,11 +188,19 @@ class StepCapture:
         small: Tensor | None = None
         big: Tensor | None = None
         layout = UNKNOWN
+        changes = UNTOUCHED
         try:
             with self._spoils_step:
-                step.keep(collector.reached)
+                if step.passes:
+                    seen = len(step.passes)
+                    self._fewest_passes = min(seen, self._fewest_passes or seen)
+                if not step.begun_in_a_pass:
+                    step.keep(collector.reached)
                 small, big = self._norms(collector, step)
-                layout = step.layout(collector, loss_divisor)
+                if not step.begun_in_a_pass:
+                    layout = step.layout(collector, loss_divisor)
+                if not step.repeats_a_batch:
+                    changes = self._changes(collector, step)
                 self.accepted |= small is not None
         finally:
             with self._spoils_step:
@@ -180,7 +212,9 @@ class StepCapture:
                     examples=float(sum(one.size for one in step.passes)),
                     unmeasured_examples=unmeasured_examples,
                     unmeasured_steps=unmeasured_steps,
+                    changes=changes,
                 )
+        self._until_check = (self._until_check or _CHECK_EVERY) - 1
         self._step = StepUnderWay(step.due)
         with self._spoils_step:  # the next one
             collector.reset()
@@ -229,6 +263,25 @@ class StepCapture:
         if self.collector is not None:
             self.collector.watching = bool(self._step.due) and not self._paused
 
+    @property
+    def _checking(self) -> bool:
+        """Whether to check that `p.grad` is what the passes made: at first, and now and then."""
+        return self._clean_checks < _CHECKS or not self._until_check
+
+    def note_check(self, *, clean: bool) -> None:
+        """Note what a checked step turned out to be, once it is read."""
+        self._clean_checks = self._clean_checks + 1 if clean else 0
+
+    def _changes(self, collector: Collector, step: StepUnderWay) -> Changes:
+        """What was done to the gradients of the step."""
+        found = collector.changes
+        sq_norms = found.sq_norms
+        if sq_norms is not None:
+            sq_norms = self._loss_scale.without(sq_norms)
+        if found.gone:
+            self.gone = collector.names_of_gone
+        return Changes(sq_norms, found.gone, found.in_pieces or step.begun_in_a_pass)
+
     def _norms(self, collector: Collector, step: StepUnderWay) -> tuple[Tensor | None, Tensor]:
         """The small norms of the step, None where there are none to rely on, and the big one."""
         if collector.averaged_too_often:
@@ -239,6 +292,8 @@ class StepCapture:
                 ' `small_batch="micro_batch"`.'
             )
         small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        if step.too_short:
+            small = None  # `p.grad` may have been clipped since
         if step.repeats_a_batch:
             small = None
             self._warn(

@@ -214,8 +214,8 @@ class NoiseScaleMeter(MeterReadings):
         Args:
             loss: The loss, or any tensor that its backward pass goes through first.
             local_batch_size: See `backward`.
-            capture_average: Set it at the last pass of a step if gradients are clipped or unscaled
-                before `step` can be called: then they are normed at the end of this pass.
+            capture_average: Norm the step's gradient at the end of this pass, for certain. Default:
+                if it may be the last pass of the step.
             weight: What the mean loss was multiplied by, if passes or ranks weigh differently: its
                 share of the tokens, for example. Only ratios matter. A number, or a scalar on the
                 device. If one pass has a weight, all passes need one.
@@ -233,9 +233,11 @@ class NoiseScaleMeter(MeterReadings):
         capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
-        """Close the step. Call it before gradient clipping and `optimizer.step()`.
+        """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
 
         Every rank must call it for every optimizer step, also for a step without a backward.
+        Gradients may be clipped or unscaled by then. With `averaged=False` they may not, unless
+        `before_backward` was told to capture them.
 
         Args:
             loss_divisor: What each loss of this accumulation window was divided by. Default: the

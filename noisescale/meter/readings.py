@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from noisescale.collectors.changes import ReducedChanges, hooks_on
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
@@ -81,8 +82,11 @@ class MeterReadings:
         """Of the momentum, as it was last."""
         self._warn = WarnOnce()
         self._nothing_to_compare = collector.nothing_to_compare
+        self._same_gradient = collector.same_gradient
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
         self._coverage_at_close = 1.0
+        self.suspects: list[str] = []
+        """What else may write to gradients, for warnings."""
 
     @property
     def noise_scale(self) -> NoiseScale:
@@ -265,6 +269,14 @@ class MeterReadings:
         for step in steps:
             self._take(step, coverage)
 
+    @property
+    def _suspects(self) -> list[str]:
+        collector = self._capture.collector
+        if collector is None:
+            return self.suspects
+        named = zip(collector.norms.names, collector.norms.parameters, strict=True)
+        return [*self.suspects, *hooks_on(named)]
+
     def _take(self, step: MeasuredStep, coverage: float) -> None:
         """Take a step into the averages, or leave it out."""
         counts, norms = self._counts, step.norms
@@ -272,7 +284,7 @@ class MeterReadings:
         counts.examples += norms.examples
         counts.batch_size = norms.examples
         self._estimates.step += 1 + step.unmeasured_steps
-        if self._is_sound(norms, coverage) and self._estimates.update(
+        if self._is_sound(norms, step.changes, coverage) and self._estimates.update(
             norms.moments(),
             [entry.moments() for entry in step.entries],
             weight=norms.examples,
@@ -282,17 +294,18 @@ class MeterReadings:
         else:
             counts.skipped_steps += 1
 
-    def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
+    def _is_sound(self, norms: StepNorms, changes: ReducedChanges, coverage: float) -> bool:
         """Whether a step shows the noise; warn if it does not and the user can change that."""
-        if not norms.comparable:
+        capture, cause = self._capture, changes.cause
+        if changes.checked:
+            capture.note_check(clean=cause is None)
+        if cause is not None:
+            self._warn(changes.told(cause, capture.gone, self._suspects), about=cause)
+        elif not norms.comparable:
             if norms.alone and self._counts.measured_steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
-            self._warn(
-                "All ranks or micro-batches had the same gradient. Such steps are not measured."
-                " Give each rank (by a `DistributedSampler`) and each micro-batch its own examples."
-                " If inputs are drawn at random, give each rank its own seed."
-            )
+            self._warn(self._same_gradient)
         elif not coverage >= self._least_coverage:
             self._warn(
                 "There are formulas for single examples only in layers with less than"

@@ -141,7 +141,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
         else:
             state = meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(8, dtype=torch.float64))  # lets rank 0 end its group
+            dist.all_reduce(torch.zeros(13, dtype=torch.float64))  # lets rank 0 end its group
         return state["steps"], meter.noise_scale.steps
 
     (steps, measured), _ = on_ranks(2, saved)
@@ -158,6 +158,7 @@ def test_rows_not_read_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         meter = NoiseScaleMeter(model)
         waiting = []
         for step in range(8):
+            model.zero_grad()
             meter.backward(loss_of(model, batch(step)), local_batch_size=8)
             meter.step()
             waiting.append(len(meter._capture.unread))

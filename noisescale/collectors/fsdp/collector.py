@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.fsdp.units import Unit, units_of
 from noisescale.collectors.fsdp.units import is_sharded as is_sharded
@@ -40,7 +41,6 @@ from noisescale.guard import RefusalError, keeps_errors
 class _Pass:
     """A backward pass under way."""
 
-    capture_average: bool
     reduced: set[Unit] = field(default_factory=set)
 
 
@@ -56,8 +56,6 @@ class _Step:
     """Whether the last round's gradients are still to be summed over replicas."""
     in_parts: bool = False
     """Whether some round may have shown a gradient in parts."""
-    shard: Tensor | None = None
-    """What `big_sq_norms` was at the end of the last pass, where that was to be captured."""
     streams: set[torch.Stream] = field(default_factory=set)
     """Those on which norms were taken."""
 
@@ -93,7 +91,8 @@ class FsdpCollector(Collector):
         # Where gradients are reduced: with CPU offloading that is not where `p.grad` is.
         norms = GradientNorms(named_parameters, groups, device=units[0].device)
         super().__init__(norms, _ranks_of(mesh_info.mesh))
-        self._replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
+        replicas = mesh_info.mesh.size() // mesh_info.shard_mesh_size
+        self._average = _AveragedShards(self.norms, self.group, replicas)
         self._units = [Unit(unit, self.norms, self._on_reduce) for unit in units]
         self._step = _Step(self.norms.none())
         self._live: _Pass | None = None
@@ -110,10 +109,10 @@ class FsdpCollector(Collector):
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
         self._step.passes += 1
-        self._step.shard = None
-        self._live = _Pass(capture_average) if loss.requires_grad else None
+        self._live = _Pass() if loss.requires_grad else None
         if loss.requires_grad:
             loss.register_hook(self._on_backward_start)
+        self._average.before_backward(loss, capture=capture_average)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every round is a part: the mean over its micro-batches, equally many in all rounds."""
@@ -154,15 +153,6 @@ class FsdpCollector(Collector):
                         norm.record_stream(current)
         return self.norms.sums(step.captured)
 
-    def big_sq_norms(self) -> Tensor:
-        """|g|² of this rank's shard, shared out among the replicas that all hold it."""
-        return self._shard_sq_norms() if self._step.shard is None else self._step.shard
-
-    @property
-    def average_captured(self) -> bool:
-        """Whether the step's gradient was taken at the end of a backward pass."""
-        return self._step.shard is not None
-
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
@@ -188,9 +178,7 @@ class FsdpCollector(Collector):
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        live, self._live = self._live, None
-        if live is not None and live.capture_average and self._step.is_reduced:
-            self._step.shard = self._shard_sq_norms()
+        self._live = None
 
     @keeps_errors
     def _on_reduce(self, unit: Unit, buffer: Tensor) -> None:
@@ -204,6 +192,7 @@ class FsdpCollector(Collector):
             step.in_parts |= not all(u.reduces for u in self._units)
         step.in_parts |= unit in live.reduced or unit.waiting is not None
         live.reduced.add(unit)
+        self._average.came |= unit.came_in(buffer)
         unit.cut(buffer, partial(self._add, unit.factor * unit.divided_by(buffer.dtype)))
 
     @keeps_errors
@@ -214,14 +203,25 @@ class FsdpCollector(Collector):
         if self.device.type != "cpu":
             self._step.streams.add(torch.accelerator.current_stream(self.device))
 
-    def _shard_sq_norms(self) -> Tensor:
-        pieces = [
-            Piece(index, p.grad.to_local())  # type: ignore[attr-defined] # a DTensor
-            for index, p in enumerate(self.norms.parameters)
-            if p.grad is not None and p.requires_grad
-        ]
-        sq_norms = self.norms.sums(self.norms.of(pieces)).to(self.device)
-        return sq_norms.div_(self._replicas)
+
+class _AveragedShards(AveragedGradient):
+    """|g|² of this rank's shard, shared out among the replicas that all hold it."""
+
+    def __init__(
+        self, norms: GradientNorms, group: dist.ProcessGroup | None, replicas: int
+    ) -> None:
+        super().__init__(norms, group)
+        self._replicas = replicas
+
+    def now(self) -> Tensor:
+        """This rank's share as `p.grad` is now, shape (entries,)."""
+        norms, pieces = self._norms, []
+        for index, p in enumerate(norms.parameters):
+            if p.grad is not None and p.requires_grad:
+                pieces.append(Piece(index, p.grad.to_local()))  # type: ignore[attr-defined]
+            elif p.requires_grad:
+                self.gone |= {index} & self.came
+        return norms.sums(norms.of(pieces)).to(norms.device).div_(self._replicas)
 
 
 def _ranks_of(mesh: Any) -> dist.ProcessGroup | None:

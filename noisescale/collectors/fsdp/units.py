@@ -74,9 +74,10 @@ class Unit(HookErrors, ReduceScatter):
         self._columns = [p.padded_sharded_param_size.numel() for p in unit.fsdp_params]
         # For each parameter the first that counts in the same entry; None: it does not count.
         index_of = {id(p): index for index, p in enumerate(norms.parameters)}
+        self._indices = [index_of.get(id(p.sharded_param)) for p in unit.fsdp_params]
         self._counts_as = [
             None if index is None else norms.entry_of.index(norms.entry_of[index])
-            for index in (index_of.get(id(p.sharded_param)) for p in unit.fsdp_params)
+            for index in self._indices
         ]
         unit._reduce_scatter_comm = self
 
@@ -109,6 +110,14 @@ class Unit(HookErrors, ReduceScatter):
             unit.force_sum_reduction_for_comms,
         )
         return before or 1.0
+
+    def came_in(self, buffer: Tensor) -> set[int]:
+        """The measured parameters in a buffer, by index; none if some trained one is not in it."""
+        trained = [i for i, p in enumerate(self._unit.fsdp_params) if p.sharded_param.requires_grad]
+        elements = buffer.numel() // self._unit.mesh_info.shard_mesh_size
+        if sum(self._columns[i] for i in trained) != elements:
+            return set()
+        return {index for i in trained if (index := self._indices[i]) is not None}
 
     def cut(self, buffer: Tensor, take: Callable[[list[Piece]], None]) -> None:
         """Pass the measured pieces to `take`, now or once the contents of the buffer are known."""

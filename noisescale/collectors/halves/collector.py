@@ -71,6 +71,11 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
+    same_gradient = (
+        "All rows of a batch, or all micro-batches of a step, had the same gradient. Such steps are"
+        " not measured. Give each row and each micro-batch an example of its own."
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -139,6 +144,11 @@ class HalvesCollector(MicroBatchCollector):
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
         return small + halves.sq_norms
+
+    @property
+    def _in_pieces(self) -> bool:
+        lone = sum(self.reached) == 1 and self._halves is None
+        return super()._in_pieces or (lone and self._step.nested)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Say what the norms are of: see `halves_of_a_batch`, or every micro-batch is a part."""

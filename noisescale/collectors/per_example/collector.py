@@ -79,6 +79,11 @@ class PerExampleCollector(Collector):
         " larger batches, accumulate two or more micro-batches, or use more devices."
     )
 
+    same_gradient = (
+        "All rows of a batch had the same gradient. Such steps are not measured. Give each row an"
+        " example of its own."
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -102,6 +107,8 @@ class PerExampleCollector(Collector):
         self._settled: GradientNorms | None = None
         self._all_parameters = parameters
         self._left_out: list[Parameter] = []
+        self._place = {index: index for index in range(len(parameters))}
+        """Where the parameters are among those that are measured."""
         self._coverage = Coverage(self.device)
         self._found: dict[str, Any] = {}
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
@@ -115,6 +122,10 @@ class PerExampleCollector(Collector):
     def coverage(self) -> float:
         """Share of |g|² that is of measured parameters. Reads the device."""
         return self._coverage.share()
+
+    @property
+    def _in_pieces(self) -> bool:
+        return any(one.early for one in self._passes)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
         """Every row of every micro-batch is a part; see `each_example`."""
@@ -131,11 +142,12 @@ class PerExampleCollector(Collector):
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Arrange for the backward pass from `loss` to be captured."""
-        one = _Pass(size, capture_average, self.norms.entries)
+        one = _Pass(size, self.norms.entries)
         self._passes.append(one)
         self._live = None
         if loss.requires_grad:
             loss.register_hook(partial(self._on_backward_start, one))
+        self._average.before_backward(loss, capture=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
         """Sum over backward passes of rows · Σ_i |c_i|², c_i what row i added to `p.grad`.
@@ -163,6 +175,12 @@ class PerExampleCollector(Collector):
         if self._settled is not None:
             self.norms, self._settled = self._settled, None
             self._average = AveragedGradient(self.norms, self.group)
+            place = {id(p): index for index, p in enumerate(self.norms.parameters)}
+            self._place = {
+                index: place[id(p)]
+                for index, p in enumerate(self._all_parameters)
+                if id(p) in place
+            }
         super().reset()
 
     def close(self) -> None:
@@ -196,9 +214,12 @@ class PerExampleCollector(Collector):
     def _on_output_gradient(self, use: Use, d: Tensor) -> None:
         live, layer = self._live, use.layer
         if live is None:
+            if self._passes and self._passes[-1].sums is None:
+                self._passes[-1].early = True
             return
         live.reliable &= not use.over and layer not in live.layers
         live.layers.add(layer)
+        self._average.came.update(self._place[index] for index in layer.indices.values())
         x = use.take()
         if use.needs_input and x is None:
             live.reliable = False
@@ -229,8 +250,6 @@ class PerExampleCollector(Collector):
         if self._probe is not None:
             self._probe.begin_pass()
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end_pass, one))
-        if one.capture_average:
-            self._average.capture_at_backward_end()
 
     @keeps_errors
     def _end_pass(self, one: _Pass) -> None:
@@ -278,10 +297,11 @@ class PerExampleCollector(Collector):
 class _Pass:
     """One backward pass, and what was seen of it."""
 
-    def __init__(self, size: float, capture_average: bool, entries: int) -> None:
+    def __init__(self, size: float, entries: int) -> None:
         self.size = size
-        self.capture_average = capture_average
         self.rows: int | None = None
+        self.early = False
+        """Whether gradients came between its announcement and its beginning."""
         self.layers: set[Layer] = set()
         self.reliable = True
         self.sq_norms: list[list[Tensor]] = [[] for _ in range(entries)]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.collectors.changes import UNTOUCHED, Changes, ReducedChanges
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -38,6 +39,8 @@ class MeasuredStep(NamedTuple):
     """Examples of the unmeasured steps before it."""
     unmeasured_steps: int
     """Number of unmeasured steps before it."""
+    changes: ReducedChanges
+    """What was done to its gradients."""
 
 
 class _Waiting(NamedTuple):
@@ -47,6 +50,7 @@ class _Waiting(NamedTuple):
     work: dist.Work | None
     """Which sums the row over ranks, if there are several."""
     unmeasured_steps: int
+    checked: bool
 
     @property
     def has_come(self) -> bool:
@@ -88,6 +92,7 @@ class StepRows:
         examples: float,
         unmeasured_examples: float,
         unmeasured_steps: int,
+        changes: Changes = UNTOUCHED,
     ) -> None:
         """Sum a step's row over ranks, in one asynchronous collective that always runs.
 
@@ -100,22 +105,25 @@ class StepRows:
             examples: This rank's examples.
             unmeasured_examples: This rank's examples since the last measured step.
             unmeasured_steps: Steps since the last measured step, equal on all ranks.
+            changes: What was done to the gradients; squared norms as captured.
         """
         counts = examples, unmeasured_examples
+        checked = changes.sq_norms is not None
         try:
-            row = self._row(small, big, layout, counts)
+            row = self._row(small, big, layout, counts, changes)
         except Exception:
             # The other ranks wait for this one's row, whatever became of it.
-            self._reduce(self._row(None, None, UNKNOWN, counts), unmeasured_steps)
+            row = self._row(None, None, UNKNOWN, counts, UNTOUCHED)
+            self._reduce(row, unmeasured_steps, checked)
             raise
-        self._reduce(row, unmeasured_steps)
+        self._reduce(row, unmeasured_steps, checked)
 
-    def _reduce(self, row: Tensor, unmeasured_steps: int) -> None:
+    def _reduce(self, row: Tensor, unmeasured_steps: int, checked: bool) -> None:
         group = self._group
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
         if work is not None:
             _LAST.append(work)
-        self._waiting.append(_Waiting(row, work, unmeasured_steps))
+        self._waiting.append(_Waiting(row, work, unmeasured_steps, checked))
 
     def _row(
         self,
@@ -123,6 +131,7 @@ class StepRows:
         big: Tensor | None,
         layout: WindowLayout,
         counts: tuple[float, float],
+        changes: Changes,
     ) -> Tensor:
         if big is None:
             entries, device = self._none
@@ -135,12 +144,16 @@ class StepRows:
             layout.part_weight,
             layout.total_weight,
             *counts,
+            float(changes.gone),
+            float(changes.in_pieces),
         )
+        changed = big.new_zeros(3) if changes.sq_norms is None else changes.sq_norms.to(big)
         if layout.small_scale != 1:
             small = small * layout.small_scale
         if layout.big_scale != 1:
             big = big * layout.big_scale
-        return torch.cat([small, big, self._on_device(numbers, big)])
+            changed = changed * layout.big_scale
+        return torch.cat([small, big, changed, self._on_device(numbers, big)])
 
     def read(self, *, without_waiting: bool = False) -> Iterator[MeasuredStep]:
         """Take all steps out, waiting for the device.
@@ -160,7 +173,9 @@ class StepRows:
         self._waiting = self._waiting[len(ready) :]
         rows = torch.stack([step.row for step in ready]).tolist() if ready else []
         for row, step in zip(rows, ready, strict=True):
-            *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
+            *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-4]
+            examples, unmeasured, gone, in_pieces = row[-4:]
+            *norms, stale, between, within = sq_norms
             weighted = (weights, total) != (self.ranks, self.ranks)
             if not weights:  # nothing counts in this step: leave it out
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
@@ -183,7 +198,16 @@ class StepRows:
                 examples,
                 weighted,
             )
-            yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps)
+            of_whole = whole.big_sq_norm or math.nan
+            changes = ReducedChanges(
+                stale=stale / of_whole,
+                between=between / of_whole,
+                within=within / of_whole,
+                gone=gone,
+                in_pieces=in_pieces,
+                checked=step.checked,
+            )
+            yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps, changes)
 
     def clear(self) -> None:
         """Drop what has not been read."""

@@ -315,6 +315,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._tell_that_nothing_is_measured(reason)
         for logged in self._meters:
             logged.meter.pause()  # from batch to batch, see `on_train_batch_end`
+            logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
             if self._follow is not None:
                 logged.meter.follow(self._follow)
         with self._guard("The saved averages were not restored and start again"):

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that others change: what passes made is measured, or the step is left out by name."""
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from brute_force import expected, micro_batch, whole
+from fits import needs_measurable_shards
+from ranks import on_ranks
+from torch import Tensor, nn
+from ways_of_capture import WAYS, Net, batch, ddp, half_squares, not_averaging
+
+from noisescale import NoiseScaleMeter
+
+STEPS, ROWS = 6, 4
+Change = Callable[[Any], None]
+
+
+def scaled(factor: float) -> Change:
+    def change(model: Any) -> None:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
+    return change
+
+
+def clipped(model: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def noised(model: Any) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.add_(0.1)
+
+
+def zeroed(model: Any) -> None:
+    scaled(0.0)(model)
+
+
+def dropped(model: Any) -> None:
+    for p in model.parameters():
+        p.grad = None
+
+
+class Loop(NamedTuple):
+    """What a loop does besides."""
+
+    way: str = "micro-batches"
+    passes: int = 2
+    prepare: Change = lambda model: None
+    after_pass: Change = lambda model: None
+    before_step: Change = lambda model: None
+    after_step: Change = dropped
+    rows_alike: bool = False
+    scaler: Any = None
+    optimizers: Callable[[Any], list[torch.optim.Optimizer]] = lambda model: []
+    backward: Callable[[Any, Tensor], None] = lambda meter, loss: meter.backward(loss, ROWS)
+
+
+class Measured(NamedTuple):
+    moments: tuple[float, float]
+    skipped: int
+    told: list[str]
+
+
+def measured(loop: Loop) -> Measured:
+    """Run the loop on this rank. The weights stand still."""
+    way = WAYS[loop.way]
+    model = way.wrapped(Net(), unused=False)
+    loop.prepare(model)
+    optimizers = loop.optimizers(model)
+    options = {"small_batch": way.small_batch, "every_n_steps": 1, "grad_scaler": loop.scaler}
+    meter = NoiseScaleMeter(model, **options)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            for micro in range(loop.passes):
+                x, y = batch(step, rank, micro, ROWS)
+                if loop.rows_alike:
+                    x, y = x[:1].expand_as(x), y[:1].expand_as(y)
+                with not_averaging(model, way, last=micro == loop.passes - 1):
+                    loss = half_squares(model(x), y) / loop.passes
+                    if loop.scaler is not None:
+                        loss = loop.scaler.scale(loss)
+                    loop.backward(meter, loss)
+                loop.after_pass(model)
+            loop.before_step(model)
+            meter.step()
+            for optimizer in optimizers:
+                loop.scaler.step(optimizer)
+            if loop.scaler is not None:
+                loop.scaler.update()
+            loop.after_step(model)
+        scale = meter.noise_scale
+    told = [str(w.message) for w in caught if "measured" in str(w.message)]
+    return Measured((scale.grad_sq_norm, scale.noise_trace), meter.skipped_steps, told)
+
+
+def run(way: str, *loops: Loop) -> list[Measured]:
+    """Run the loops, one after another; ranks are forked once."""
+    ranks = WAYS[way].ranks
+    every = [loop._replace(way=way) for loop in loops]
+    if ranks == 1:
+        return [measured(loop) for loop in every]
+    first, *others = on_ranks(ranks, lambda: [measured(loop) for loop in every])
+    for other in others:
+        for here, there in zip(first, other, strict=True):
+            assert (there.skipped, there.told) == (here.skipped, [])
+    return first  # type: ignore[no-any-return]
+
+
+def truth(name: str, passes: int) -> tuple[float, float]:
+    """|G|² and tr(Σ), averaged over the steps, from the gradient of each micro-batch."""
+    way, net = WAYS[name], Net().double()
+    trained = [p for p in net.parameters() if p.requires_grad]
+
+    def gradient(step: int, rank: int, micro: int) -> Tensor:
+        x, y = batch(step, rank, micro, ROWS)
+        found = torch.autograd.grad(half_squares(net(x.double()), y.double()), trained)
+        return torch.cat([g.flatten() for g in found])
+
+    moments = []
+    for step in range(STEPS):
+        parts = [
+            [micro_batch(gradient(step, rank, k), ROWS) for k in range(passes)]
+            for rank in range(way.ranks)
+        ]
+        of_ranks = way.part == "rank"
+        small = [whole(p) for p in parts] if of_ranks else [p for some in parts for p in some]
+        moments.append(expected(small).moments)
+    signal, trace = zip(*moments, strict=True)
+    return sum(signal) / STEPS, sum(trace) / STEPS
+
+
+def stepped_within(names: str, *, to_none: bool = True) -> Change:
+    """Have an optimizer step in the backward pass, on parameters with `names` in their name."""
+
+    def step(p: nn.Parameter) -> None:
+        if to_none:
+            p.grad = None
+        elif p.grad is not None:
+            p.grad.zero_()
+
+    def prepare(model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            if names in name and p.requires_grad:
+                p.register_post_accumulate_grad_hook(step)
+
+    return prepare
+
+
+FSDP2 = pytest.param("FSDP2", 2, marks=needs_measurable_shards)
+ACCUMULATING = [
+    ("micro-batches", 2),
+    ("micro-batches", 3),
+    ("DDP", 2),
+    ("DDP, bucket views", 2),
+    ("DDP, micro-batches", 2),
+    FSDP2,
+]
+REDUCED_ONCE = pytest.param("FSDP2, reduced once", 2, marks=needs_measurable_shards)
+
+
+@pytest.mark.parametrize(("way", "passes"), [*ACCUMULATING, ("DDP", 1), REDUCED_ONCE])
+def test_what_is_done_to_gradients_after_the_last_pass_changes_no_number(
+    way: str, passes: int
+) -> None:
+    changes = scaled(1.1), scaled(0.9), clipped, noised, zeroed
+
+    found = run(way, *(Loop(passes=passes, before_step=change) for change in changes))
+
+    for one in found:
+        assert one.moments == pytest.approx(truth(way, passes), rel=1e-4)
+        assert (one.skipped, one.told) == (0, [])
+
+
+@pytest.mark.parametrize("way", ["halves", "examples"])
+def test_halves_and_examples_are_those_of_an_untouched_training(way: str) -> None:
+    changes = scaled(1.0), scaled(1.1), clipped, zeroed
+
+    untouched, *found = run(way, *(Loop(passes=1, before_step=change) for change in changes))
+
+    assert found == [untouched] * 3
+    assert untouched.skipped == (way == "examples")  # its probe
+
+
+@pytest.mark.parametrize(("way", "passes"), ACCUMULATING)
+def test_gradients_changed_between_passes_are_refused_by_name(way: str, passes: int) -> None:
+    found = run(way, *(Loop(passes=passes, after_pass=change) for change in (scaled(1.1), zeroed)))
+
+    for one in found:
+        assert one.skipped == STEPS
+        (message,) = one.told
+        assert message.startswith("`p.grad` was changed between two backward passes of a step")
+
+
+@pytest.mark.parametrize(
+    ("way", "passes"), [*ACCUMULATING, ("DDP", 1), ("halves", 1), ("examples", 1)]
+)
+def test_what_was_left_in_gradients_is_refused_by_name(way: str, passes: int) -> None:
+    (found,) = run(way, Loop(passes=passes, after_step=scaled(0.5)))
+
+    assert found.skipped == STEPS - (way != "examples")  # the first step found none
+    (message,) = found.told
+    assert message.startswith("`p.grad` held a gradient before the first backward pass of a step")
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1), ("examples", 1)])
+def test_gradients_that_are_zeroed_in_place_between_steps_are_measured(
+    way: str, passes: int
+) -> None:
+    dropping, zeroing = run(way, *(Loop(passes=passes, after_step=c) for c in (dropped, zeroed)))
+
+    assert zeroing.moments == pytest.approx(dropping.moments, rel=1e-6)
+    assert zeroing.told == []
+
+
+@pytest.mark.parametrize(
+    ("way", "passes"), [*ACCUMULATING, ("DDP", 1), ("halves", 1), ("examples", 1), REDUCED_ONCE]
+)
+def test_an_optimizer_that_steps_within_the_pass_is_refused_by_name(way: str, passes: int) -> None:
+    """All parameters, or one of them."""
+    within = stepped_within(""), stepped_within("last.weight")
+
+    everything, one = run(way, *(Loop(passes=passes, prepare=prepare) for prepare in within))
+
+    for found in (everything, one):
+        assert found.skipped == STEPS
+        (message,) = found.told
+        assert "were gone by the end of the backward pass" in message
+    assert one.told[0].startswith("Gradients of last.weight were gone")
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1)])
+def test_gradients_that_hooks_change_are_refused_with_the_hook_by_name(
+    way: str, passes: int
+) -> None:
+    def hook_later(meter: Any, loss: Tensor) -> None:
+        """After the meter has put its own hooks on the parameters."""
+        meter.before_backward(loss, ROWS)
+        parameters = meter._capture.collector.norms.parameters
+        hooks = [p.register_hook(lambda g: 1.1 * g) for p in parameters]
+        loss.backward()
+        for hook in hooks:
+            hook.remove()
+
+    zeros = Loop(passes=passes, prepare=stepped_within("last.weight", to_none=False))
+    zeroing, scaling = run(way, zeros, Loop(passes=passes, backward=hook_later))
+
+    for found in (zeroing, scaling):
+        assert found.skipped == STEPS
+        (message,) = found.told
+        assert message.startswith("`p.grad` was not what the backward pass had computed")
+    assert "stepped_within.<locals>.step on last.weight" in zeroing.told[0]
+
+
+def passes_within(chunks: int) -> Callable[[Any, Tensor], None]:
+    """As GradCache: the loss is a leaf, and passes begin in its hook."""
+
+    def backward(meter: Any, loss: Tensor) -> None:
+        leaf = loss.detach().requires_grad_()
+
+        def pass_on(gradient: Tensor) -> None:
+            for _ in range(chunks):
+                (loss * gradient / chunks).backward(retain_graph=True)
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                pass_on(gradient)
+
+        leaf.register_hook(hook)
+        meter.backward(leaf, ROWS)
+
+    return backward
+
+
+@pytest.mark.parametrize(("way", "passes"), [("micro-batches", 2), ("halves", 1), ("examples", 1)])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_passes_within_a_pass_are_refused_by_name(way: str, passes: int, chunks: int) -> None:
+    (found,) = run(way, Loop(passes=passes, backward=passes_within(chunks)))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("A backward pass ran within another one (as with GradCache")
+
+
+def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages() -> None:
+    """As GradCache under DDP. Otherwise local and averaged gradients are mixed."""
+
+    def moments(no_sync: bool) -> tuple[list[float], list[str]]:
+        model = ddp(Net(), unused=False)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+
+        def go_through(chunks: list[tuple[Tensor, Tensor]]) -> None:
+            for last, (x, y) in enumerate(chunks):
+                with nullcontext() if last or not no_sync else model.no_sync():
+                    (half_squares(model(x), y) / 2).backward()
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                go_through(chunks)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(STEPS):
+                halves = [part.chunk(2) for part in batch(step, dist.get_rank(), 0, ROWS)]
+                chunks = list(zip(*halves, strict=True))
+                leaf = torch.ones((), requires_grad=True)
+                leaf.register_hook(hook)
+                meter.backward(leaf, ROWS)
+                meter.step()
+                dropped(model)
+        scale = meter.noise_scale
+        return [scale.grad_sq_norm, scale.noise_trace], [str(w.message) for w in caught]
+
+    (apart, told), (mixed, told_of_mixing) = on_ranks(
+        2, lambda: [moments(no_sync) for no_sync in (True, False)]
+    )[0]
+
+    assert apart == pytest.approx(truth("DDP", 1), rel=1e-4)
+    assert told == []
+    assert all(math.isnan(x) for x in mixed)
+    assert told_of_mixing[0].startswith("Gradients were averaged over ranks more than once")
+
+
+def test_a_loop_may_drop_old_gradients_between_announcing_a_pass_and_running_it() -> None:
+    def backward(meter: Any, loss: Tensor) -> None:
+        meter.before_backward(loss, ROWS)
+        for p in meter._capture.collector.norms.parameters:
+            p.grad = None
+        loss.backward()
+
+    (found,) = run("halves", Loop(passes=1, after_step=scaled(1.0), backward=backward))
+
+    assert (found.skipped, found.told) == (0, [])
+
+
+def test_a_pass_that_is_announced_within_a_pass_is_refused_by_name() -> None:
+    """As where a hook on the model announces passes: of each batch the last chunk is announced."""
+
+    def backward(meter: Any, loss: Tensor) -> None:
+        leaf = loss.detach().requires_grad_()
+
+        def hook(gradient: Tensor) -> None:
+            with torch.enable_grad():
+                (loss * gradient / 2).backward(retain_graph=True)
+                meter.backward(loss * gradient / 2, ROWS // 2)
+
+        leaf.register_hook(hook)
+        leaf.backward()
+
+    found = [
+        *run("micro-batches", Loop(backward=backward)),
+        *run("halves", Loop(passes=1, backward=backward)),
+    ]
+
+    for one in found:
+        assert one.skipped == STEPS
+        (message,) = one.told
+        assert message.startswith("A backward pass ran within another one (as with GradCache")
+
+
+def test_the_loss_scale_is_that_of_the_optimizer_that_owns_the_parameters() -> None:
+    """The other optimizer's gradients are unscaled for clipping, the fused one's never are."""
+    other = nn.Linear(3, 3)
+    clipping = torch.optim.SGD(other.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [clipping, torch.optim.SGD(trained, lr=0.0, fused=True)]
+
+    def unscale(model: nn.Module) -> None:
+        scaler.scale(other(torch.ones(2, 3)).mean()).backward()
+        scaler.unscale_(clipping)
+
+    (found,) = run("micro-batches", Loop(scaler=scaler, optimizers=optimizers, before_step=unscale))
+
+    assert found.moments == pytest.approx(truth("micro-batches", 2), rel=1e-4)
+    assert (found.skipped, found.told) == (0, [])
+
+
+@pytest.mark.parametrize("weight", [0.37, 0.55, 0.7, 0.9])
+def test_one_micro_batch_with_a_weight_of_32_bits_is_nothing_to_compare(weight: float) -> None:
+    def backward(meter: Any, loss: Tensor) -> None:
+        meter.before_backward(loss, ROWS, weight=torch.tensor(weight))
+        loss.backward()
+
+    (found,) = run("micro-batches", Loop(passes=1, backward=backward))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("A step of one micro-batch in one process has nothing")
+
+
+@pytest.mark.parametrize("way", ["halves", "examples"])
+def test_rows_that_are_one_example_are_said_to_be_so(way: str) -> None:
+    (found,) = run(way, Loop(passes=1, rows_alike=True))
+
+    assert found.skipped == STEPS
+    (message,) = found.told
+    assert message.startswith("All rows of a batch")
+    assert "rank" not in message
+
+
+def test_a_step_that_ends_earlier_than_any_before_is_left_out() -> None:
+    """Which pass is the last is not known: windows of three passes, then of two."""
+    model = Net()
+    meter = NoiseScaleMeter(model, small_batch="micro_batch", every_n_steps=1)
+    captured = []
+    for step in range(24):
+        passes = 3 if step < 20 else 2
+        for micro in range(passes):
+            x, y = batch(step, 0, micro, ROWS)
+            meter.backward(half_squares(model(x), y) / passes, ROWS)
+        scaled(1.1)(model)
+        meter.step()
+        dropped(model)
+        captured.append(meter.skipped_steps)  # read: the first checks are over
+
+    assert captured == [0] * 20 + [1] * 4
