@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +29,24 @@ class BackwardPass(NamedTuple):
 
     size: float
     weight: Weight | None
+    """Of the loss, or of each row of the batch."""
     batch: int | None
+    mean_of_means: bool = False
+
+    @property
+    def total_weight(self) -> Weight:
+        """The weight of the loss."""
+        weight = self.weight
+        assert weight is not None
+        if isinstance(weight, Tensor):  # of the device's numbers nothing is read
+            total = weight.detach().float().sum()
+            return torch.where((weight >= 0).all() & total.isfinite(), total, math.nan)
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`weight` must be finite and not negative, got {weight!r}. Pass the number of"
+                " tokens, positives or other terms of the mean that the loss is"
+            )
+        return float(weight)
 
 
 @dataclass
@@ -58,11 +77,12 @@ class StepUnderWay:
     def layout(self, collector: Collector, loss_divisor: float | None) -> WindowLayout:
         """Return what the norms that `collector` captured are norms of."""
         sizes = [one.size for one in self.passes]
-        weights = [one.weight for one in self.passes if one.weight is not None]
+        weights = [one.total_weight for one in self.passes if one.weight is not None]
         if not weights:
             return collector.layout(sizes, loss_divisor or len(sizes))
         if len(weights) == len(sizes):
-            return collector.weighted_layout(sizes, weights)
+            over_step = float(not any(one.mean_of_means for one in self.passes))
+            return collector.weighted_layout(sizes, weights)._replace(over_step=over_step)
         raise RefusalError(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
@@ -124,7 +144,8 @@ class StepCapture:
                 collector.reset()
                 step.passes = []
             step.passes.append(one)
-            collector.expect(rows=rows, last=last)
+            weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
+            collector.expect(rows=rows, last=last, row_weights=weights)
             collector.before_backward(loss, one.size, capture_average=capture_average)
 
     def count_pass(self, one: BackwardPass) -> None:

@@ -184,7 +184,15 @@ class NoiseScaleMeter(MeterReadings):
         super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
         self._found_by_close: dict[str, Any] = {}
 
-    def backward(self, loss: Tensor, local_batch_size: float, *, rows: int | None = None) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        local_batch_size: float,
+        *,
+        rows: int | None = None,
+        weight: Weight | None = None,
+        mean_of_means: bool = False,
+    ) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
         Args:
@@ -194,8 +202,12 @@ class NoiseScaleMeter(MeterReadings):
             local_batch_size: This rank's examples in `loss`, each counted once however many
                 augmented copies of it there are.
             rows: See `before_backward`.
+            weight: See `before_backward`.
+            mean_of_means: See `before_backward`.
         """
-        self.before_backward(loss, local_batch_size, rows=rows)
+        self.before_backward(
+            loss, local_batch_size, rows=rows, weight=weight, mean_of_means=mean_of_means
+        )
         loss.backward()
 
     def before_backward(
@@ -205,6 +217,7 @@ class NoiseScaleMeter(MeterReadings):
         *,
         capture_average: bool = False,
         weight: Weight | None = None,
+        mean_of_means: bool = False,
         batch: int | None = None,
         rows: int | None = None,
         last: bool | None = None,
@@ -216,9 +229,14 @@ class NoiseScaleMeter(MeterReadings):
             local_batch_size: See `backward`.
             capture_average: Set it at the last pass of a step if gradients are clipped or unscaled
                 before `step` can be called: then they are normed at the end of this pass.
-            weight: What the mean loss was multiplied by, if passes or ranks weigh differently: its
-                share of the tokens, for example. Only ratios matter. A number, or a scalar on the
-                device. If one pass has a weight, all passes need one.
+            weight: What is in the mean that the step's loss is, if that is one mean over all passes
+                and ranks: the tokens of this pass, for example, where the loss is the sum over its
+                tokens divided by the tokens of the step. Only ratios matter. A number, a scalar on
+                the device, or a tensor with the weight of each row, which also corrects the halves
+                of a batch. If one pass has a weight, all passes need one.
+            mean_of_means: Whether the step's loss is a mean, weighted by `weight`, of each pass's
+                mean over its examples, and not one mean over what the weights count. Then a pass
+                of few examples is noisier than its weight says.
             batch: Index of the batch that the loss is of, if several passes of a step may use one
                 batch. Such a step is not measured, as the examples of each pass are not known.
             rows: Rows of the batch, if its halves are compared and `local_batch_size` differs.
@@ -226,7 +244,8 @@ class NoiseScaleMeter(MeterReadings):
                 step is measured by its halves. Default: as in the step before.
         """
         check_batch_size(local_batch_size)
-        one, capture = BackwardPass(local_batch_size, weight, batch), self._capture
+        one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
+        capture = self._capture
         if not capture.due:
             capture.count_pass(one)
             return
@@ -323,6 +342,7 @@ class NoiseScaleMeter(MeterReadings):
             "estimates": self._estimates.state_dict(),
             **vars(self._counts),
             "spent": self._counts.spent and list(self._counts.spent),
+            "pair_shares": self._pair_shares.state_dict(),
             "collector": self._found,
         }
 
@@ -339,6 +359,7 @@ class NoiseScaleMeter(MeterReadings):
         try:
             try:
                 self._counts.load_state_dict(state)
+                self._pair_shares.load_state_dict(state.get("pair_shares", []))
             finally:  # which steps are due goes by what the collector knows
                 if self._capture.collector is not None:
                     self._capture.collector.load_state_dict(state["collector"])

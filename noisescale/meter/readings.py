@@ -14,6 +14,7 @@ from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.pair_shares import PairShares
 from noisescale.estimation.recent import RecentSteps
 from noisescale.guard import WarnOnce
 from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, OPENING, Cadence, Due, Spent
@@ -78,6 +79,7 @@ class MeterReadings:
         self._options = options
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
+        self._pair_shares = PairShares()
         self._persistence = 0.0
         """Of the momentum, as it was last."""
         self._warn = WarnOnce()
@@ -282,9 +284,12 @@ class MeterReadings:
         counts.examples += step.unmeasured_examples
         counts.examples += norms.examples
         counts.batch_size = norms.examples
-        if self._is_sound(norms, coverage) and self._estimates.update(
-            norms.moments(),
-            [entry.moments() for entry in step.entries],
+        sound, share = self._is_sound(norms, coverage), None
+        if sound and norms.weighted:
+            share = self._pair_shares.mean(norms.examples, norms.pair_share)
+        if sound and self._estimates.update(
+            norms.moments(share),
+            [entry.moments(share) for entry in step.entries],
             weight=norms.examples,
             steps=1 + step.unmeasured_steps,
         ):

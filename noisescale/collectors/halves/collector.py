@@ -31,6 +31,7 @@ from noisescale.collectors.rows.window_layout import (
     Weight,
     WindowLayout,
     halves_of_a_batch,
+    weighted_rows,
 )
 from noisescale.guard import RefusalError, keeps_errors
 
@@ -45,6 +46,8 @@ class Halves(NamedTuple):
     rows: int
     which: int
     """Of the step's backward passes."""
+    row_weights: Tensor | None
+    """What each row has in the mean that the loss is, if that is known."""
 
 
 class _Batch(NamedTuple):
@@ -55,6 +58,7 @@ class _Batch(NamedTuple):
     rows: int
     which: int
     """Of the step's backward passes."""
+    row_weights: Tensor | None
 
 
 class HalvesCollector(MicroBatchCollector):
@@ -85,6 +89,7 @@ class HalvesCollector(MicroBatchCollector):
         self._draws = 0
         self._halves: Halves | None = None
         self._rows: int | None = None
+        self._row_weights: Tensor | None = None
         self._last: bool | None = None
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
@@ -109,9 +114,11 @@ class HalvesCollector(MicroBatchCollector):
         """
         return self._lone_steps >= _LONE_STEPS
 
-    def expect(self, *, rows: int | None, last: bool | None) -> None:
+    def expect(
+        self, *, rows: int | None, last: bool | None, row_weights: Tensor | None = None
+    ) -> None:
         """Receive what is known about the next backward pass."""
-        self._rows, self._last = rows, last
+        self._rows, self._last, self._row_weights = rows, last, row_weights
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
@@ -119,12 +126,12 @@ class HalvesCollector(MicroBatchCollector):
         if self._none_before:
             self._halves = None
             rows = int(size) if self._rows is None else self._rows
-            batch = _Batch(size, rows, len(self._step.passes))
+            batch = _Batch(size, rows, len(self._step.passes), self._row_weights)
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
             elif likely and loss.requires_grad:  # the pass begins at one of several tensors
                 loss.register_hook(partial(self._measure_from, loss, batch))
-        self._rows = self._last = None
+        self._rows = self._last = self._row_weights = None
         super().before_backward(loss, size, capture_average=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -138,6 +145,11 @@ class HalvesCollector(MicroBatchCollector):
         proved, halves = self._cuts.settle(), self._halves
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
+        if halves.row_weights is not None:
+            # Σ|c_i|², c_i what row i adds: E|g_s|² is Σ|c_i|² - (|g|² - Σ|c_i|²)/(rows - 1), and
+            # with an odd row in neither half Σ|c_i|² - |g|²/rows.
+            share = 1.0 if halves.rows % 2 else 1 - 1 / halves.rows
+            return halves.sq_norms * share + small / halves.rows
         return small + halves.sq_norms
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
@@ -147,8 +159,10 @@ class HalvesCollector(MicroBatchCollector):
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with weights; the weight of a single batch has no effect."""
+        """As `layout`, with weights; of a single batch only those of its rows have an effect."""
         if len(sizes) == 1 and self._halves is not None:
+            if self._halves.row_weights is not None:
+                return weighted_rows(sizes[0], self._halves.row_weights)
             return halves_of_a_batch(sizes[0], self._halves.rows, 1.0)
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
 
@@ -197,7 +211,7 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
-        size, rows, which = batch
+        size, rows, which, row_weights = batch
         if rows > size > 0:
             raise RefusalError(
                 f"The size that is counted must be at least the rows of the batch, got {size:g} for"
@@ -224,7 +238,7 @@ class HalvesCollector(MicroBatchCollector):
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
             )
-        self._halves = Halves(self.norms.sums(norms), rows, which)
+        self._halves = Halves(self.norms.sums(norms), rows, which, row_weights)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

@@ -134,6 +134,7 @@ class StepRows:
             layout.inverse_size,
             layout.part_weight,
             layout.total_weight,
+            layout.over_step,
             *counts,
         )
         if layout.small_scale != 1:
@@ -160,9 +161,11 @@ class StepRows:
         self._waiting = self._waiting[len(ready) :]
         rows = torch.stack([step.row for step in ready]).tolist() if ready else []
         for row, step in zip(rows, ready, strict=True):
-            *norms, inverse_part_sizes, inverse_sizes, weights, total, examples, unmeasured = row
+            *norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-3]
+            over_step, examples, unmeasured = row[-3:]
             weighted = (weights, total) != (self.ranks, self.ranks)
-            if not weights:  # nothing counts in this step: leave it out
+            if not weights or over_step not in (0, self.ranks):
+                # Nothing counts in this step, or ranks disagree about its loss: leave it out.
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
             entries = len(norms) // 2
             # Where all ranks weigh 1 this is the mean over them.
@@ -171,6 +174,10 @@ class StepRows:
             # Without weights every rank has 1/W, so that Σw/n = Σa/W and Σw²/n = Σc/W².
             small_batch = weights / inverse_part_sizes
             big_batch = total**2 / inverse_sizes
+            if over_step:  # the cross products of parts stay, see `WindowLayout.over_step`
+                small_batch = examples * (weights * inverse_sizes)
+                small_batch /= inverse_part_sizes * total**2
+                big_batch = examples
             of_entries = [
                 StepNorms(s, b, small_batch, big_batch, examples, weighted)
                 for s, b in zip(small, big, strict=True)
