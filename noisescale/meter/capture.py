@@ -20,6 +20,7 @@ from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, RefusalError, WarnOnce
 from noisescale.meter.cadence import Due
+from noisescale.meter.loss_terms import LossTerms
 
 STEPS_LOST = "A step's noise scale was not measured"
 
@@ -110,6 +111,8 @@ class StepCapture:
         self.unread = StepRows(collector.norms, collector.group)
         """Measured steps that have been sent and not yet read."""
         self.guard = Guard()
+        self.terms = LossTerms(self.unread.ranks)
+        """Whether the first losses follow their weights."""
         self.collector: Collector | None = collector
         """None once it is closed."""
         self._ddp = ddp
@@ -129,6 +132,7 @@ class StepCapture:
         capture_average: bool,
         rows: int | None,
         last: bool | None,
+        terms: Weight | None = None,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
@@ -143,6 +147,9 @@ class StepCapture:
             if step.passes and collector.gradients_dropped:
                 collector.reset()
                 step.passes = []
+            given = one.weight is not None
+            seen = one.weight if given else terms
+            self.terms.look(loss, seen, which=len(step.passes), given=given)
             step.passes.append(one)
             weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
             collector.expect(rows=rows, last=last, row_weights=weights)

@@ -221,6 +221,7 @@ class NoiseScaleMeter(MeterReadings):
         batch: int | None = None,
         rows: int | None = None,
         last: bool | None = None,
+        terms: Weight | None = None,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
@@ -242,6 +243,9 @@ class NoiseScaleMeter(MeterReadings):
             rows: Rows of the batch, if its halves are compared and `local_batch_size` differs.
             last: Whether the optimizer steps after this pass, if that is known: the only batch of a
                 step is measured by its halves. Default: as in the step before.
+            terms: Without a `weight`: the tokens of the batch that count in the loss, by its mask
+                or its labels. A warning tells if the losses follow them, so that a `weight` is
+                needed.
         """
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
@@ -249,7 +253,12 @@ class NoiseScaleMeter(MeterReadings):
         if not capture.due:
             capture.count_pass(one)
             return
-        capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last)
+        capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last, terms=terms)
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is measured. Weights are not needed in other steps."""
+        return bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step. Call it before gradient clipping and `optimizer.step()`.

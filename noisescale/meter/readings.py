@@ -274,6 +274,8 @@ class MeterReadings:
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
         steps = list(self._capture.unread.read(without_waiting=alone))
+        if steps and not alone:
+            self._capture.terms.settle()
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)
@@ -299,8 +301,27 @@ class MeterReadings:
 
     def _is_sound(self, norms: StepNorms, coverage: float) -> bool:
         """Whether a step shows the noise; warn if it does not and the user can change that."""
-        if not norms.comparable:
-            if norms.alone and self._estimates.whole.estimate().steps == 0:
+        if norms.bad_weights:
+            self._warn(
+                "The weights of a step were all zero, negative or not finite, or only some ranks"
+                " gave weights. Such steps are not measured. Give each pass on each rank the number"
+                " of tokens, or of other terms, in the mean that the loss is."
+            )
+        elif norms.lacks_losses:
+            self._warn(
+                "Many rows of a batch have no loss (labels of -100, boxes without a positive, a"
+                " hinge that is satisfied), and their weights are not known. The halves of such a"
+                " batch may show |G|² wrong by more than 5 %, so such steps are not measured. Pass"
+                " `weight_fn` (or `weight` to the meter): a tensor with the weight of each row in"
+                " the mean, which is its positives or tokens, or 1 for each row of a plain mean."
+            )
+        elif not norms.comparable:
+            if norms.alone and norms.weighted:
+                self._warn(
+                    "One part of a step had all of the weight, so there is nothing to compare it"
+                    " with. Such steps are not measured."
+                )
+            elif norms.alone and self._estimates.whole.estimate().steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
             self._warn(

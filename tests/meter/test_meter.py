@@ -140,7 +140,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
         else:
             state = meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(8, dtype=torch.float64))  # lets rank 0 end its group
+            dist.all_reduce(torch.zeros(9, dtype=torch.float64))  # lets rank 0 end its group
         return state["steps"], meter.noise_scale.steps
 
     (steps, measured), _ = on_ranks(2, saved)

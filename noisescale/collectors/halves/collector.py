@@ -26,6 +26,7 @@ from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.window_layout import (
     UNKNOWN,
     Weight,
@@ -35,7 +36,20 @@ from noisescale.collectors.rows.window_layout import (
 )
 from noisescale.guard import RefusalError, keeps_errors
 
+LARGEST_ERROR = 0.05
+"""Of |G|², from rows without a loss: above it a step is left out."""
+
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
+
+
+def _too_few(live: Tensor, rows: int) -> Tensor:
+    """Whether so few of the rows have a loss that halves mislead.
+
+    Zeros do not tell a mean over n of the rows from a mean over all rows with a loss of zero in
+    some. Halves take it for the second. If it is the first, |G|² is (1 - 1/rows)/(1 - 1/n) times as
+    large, as the cross products of n parts say.
+    """
+    return (1 - 1 / live) * (1 + LARGEST_ERROR) < 1 - 1 / rows
 
 
 class Halves(NamedTuple):
@@ -218,6 +232,8 @@ class HalvesCollector(MicroBatchCollector):
                 f" {rows} rows: the rows of one example are not independent. Give the model's"
                 " output as (batch, rows, ...) and pass `rows`." + INSTEAD
             )
+        if row_weights is not None and len(row_weights) != rows:
+            row_weights = None  # of something else that the batch is made of
         if rows < 2:
             self._cuts.tell(
                 f"A batch of {rows} has no halves to compare. Such steps are not measured. Use"
@@ -228,6 +244,7 @@ class HalvesCollector(MicroBatchCollector):
         if edges is None:
             return
         norms = self.norms.none()
+        live: list[Tensor] | None = [] if row_weights is None else None
         with self._cuts.nothing_else_changed():
             self._draws += 1
             row_pass(
@@ -237,8 +254,13 @@ class HalvesCollector(MicroBatchCollector):
                 signs(rows, self._draws, gradient.device),
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
+                live,
             )
-        self._halves = Halves(self.norms.sums(norms), rows, which, row_weights)
+        sq_norms = self.norms.sums(norms)
+        if live:
+            few = _too_few(torch.stack(live).any(0).sum(), rows)
+            sq_norms = torch.where(few.to(sq_norms.device), ROWS_WITHOUT_LOSS, sq_norms)
+        self._halves = Halves(sq_norms, rows, which, row_weights)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

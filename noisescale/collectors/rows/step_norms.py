@@ -9,6 +9,10 @@ from typing import NamedTuple
 from noisescale.estimation.moments import GradientMoments, gradient_moments
 
 
+ROWS_WITHOUT_LOSS = -math.inf
+"""In place of the norm of halves, where many rows have no loss: no norm is negative."""
+
+
 class StepNorms(NamedTuple):
     """Squared gradient norms of one optimizer step, over all ranks."""
 
@@ -25,11 +29,18 @@ class StepNorms(NamedTuple):
     """Examples behind the step, over all ranks: its global batch size."""
     weighted: bool = False
     """Whether parts weigh differently; then `small_sq_norm` may well be the smaller of the two."""
+    bad_weights: bool = False
+    """Whether the weights are all zero, not finite, or given on some ranks alone."""
 
     @property
     def alone(self) -> bool:
         """Whether the step had only one part, so that there is nothing to compare."""
         return 0 < self.big_batch <= self.small_batch * (1 + 1e-9)
+
+    @property
+    def lacks_losses(self) -> bool:
+        """Whether so many rows have no loss that the halves of the batch mislead."""
+        return self.small_sq_norm == ROWS_WITHOUT_LOSS
 
     @property
     def comparable(self) -> bool:

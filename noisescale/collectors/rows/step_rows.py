@@ -164,7 +164,8 @@ class StepRows:
             *norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-3]
             over_step, examples, unmeasured = row[-3:]
             weighted = (weights, total) != (self.ranks, self.ranks)
-            if not weights or over_step not in (0, self.ranks):
+            bad = not 0 < total < math.inf or 0 < over_step < self.ranks
+            if bad or over_step not in (0, self.ranks):
                 # Nothing counts in this step, or ranks disagree about its loss: leave it out.
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
             entries = len(norms) // 2
@@ -179,7 +180,7 @@ class StepRows:
                 small_batch /= inverse_part_sizes * total**2
                 big_batch = examples
             of_entries = [
-                StepNorms(s, b, small_batch, big_batch, examples, weighted)
+                StepNorms(s, b, small_batch, big_batch, examples, weighted, bad)
                 for s, b in zip(small, big, strict=True)
             ]
             whole = StepNorms(
@@ -189,6 +190,7 @@ class StepRows:
                 big_batch,
                 examples,
                 weighted,
+                bad,
             )
             yield MeasuredStep(whole, of_entries, unmeasured, step.unmeasured_steps)
 

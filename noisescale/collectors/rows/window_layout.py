@@ -50,7 +50,7 @@ class WindowLayout(NamedTuple):
     """
 
 
-UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan)
+UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan, over_step=math.nan)
 """The layout of a step that is left out."""
 
 
