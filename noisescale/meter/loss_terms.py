@@ -38,9 +38,7 @@ class LossTerms:
         self._over = False
         self._warn = WarnOnce()
 
-    def look(
-        self, loss: object, terms: Tensor | float | None, *, which: int, given: bool
-    ) -> None:
+    def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
         """Keep the loss of a pass and its terms.
 
         Args:
@@ -96,9 +94,7 @@ def _follow(losses: list[float], terms: list[float]) -> bool | None:
     if not all(0 < loss < math.inf for loss in losses):
         return None
     plain = statistics.pvariance([math.log(loss) for loss in losses])
-    each = statistics.pvariance(
-        [math.log(loss / n) for loss, n in zip(losses, terms, strict=True)]
-    )
+    each = statistics.pvariance([math.log(loss / n) for loss, n in zip(losses, terms, strict=True)])
     if plain * _CLEARLY < each:
         return False
     return True if each * _CLEARLY < plain else None

@@ -253,7 +253,9 @@ class NoiseScaleMeter(MeterReadings):
         if not capture.due:
             capture.count_pass(one)
             return
-        capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last, terms=terms)
+        capture.add_pass(
+            loss, one, capture_average=capture_average, rows=rows, last=last, terms=terms
+        )
 
     @property
     def due(self) -> bool:

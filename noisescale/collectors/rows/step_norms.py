@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from noisescale.estimation.moments import GradientMoments, gradient_moments
 
-
 ROWS_WITHOUT_LOSS = -math.inf
 """In place of the norm of halves, where many rows have no loss: no norm is negative."""
 

@@ -136,10 +136,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
-        weight_fn: A function from a batch to its weight, for a loss that is one mean over the tokens
-            of a whole step (or over its positives, its groups): the number of these in the batch,
-            or a tensor with the number in each row. It is called in measured steps. Not needed
-            where each batch's loss is a mean of its own. See "Weights" in the documentation.
+        weight_fn: A function from a batch to its weight, where the loss is one mean over the tokens
+            (or positives, or groups) of a step. The weight is their number in the batch, or a
+            tensor with the number in each row. It is called in measured steps. Where each batch's
+            loss is a mean of its own none is needed. See the page "Weights".
         report: At the end of the fit, print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder. W&B and MLflow get the
             page too. The page needs plotly: `pip install "noisescale[report]"`.
