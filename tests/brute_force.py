@@ -64,6 +64,19 @@ def expected(parts: Sequence[Part], columns: Sequence[int] | None = None) -> Exp
     )
 
 
+def over_step(parts: Sequence[Part], examples: float) -> tuple[float, float]:
+    """|G|² and tr(Σ) where the loss is one mean over what the weights count.
+
+    From the products of each two different parts, and as tr(Σ)/B is the variance of the gradient.
+    """
+    total = sum(part.weight for part in parts)
+    shares = [part.weight / total * part.gradient for part in parts]
+    pairs = [(i, j) for i in range(len(parts)) for j in range(len(parts)) if i != j]
+    products = sum((shares[i] @ shares[j]).item() for i, j in pairs)
+    signal = products / sum(parts[i].weight * parts[j].weight / total**2 for i, j in pairs)
+    return signal, examples * (sum(shares).square().sum().item() - signal)  # type: ignore[union-attr]
+
+
 def micro_batch(gradient: Tensor, examples: float, weight: float = 1.0) -> Part:
     """A mean over some examples, that is a part."""
     return Part(weight, gradient, 1 / examples, weight**2)

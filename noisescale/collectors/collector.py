@@ -158,12 +158,15 @@ class Collector(HookErrors, ABC):
         `before_backward` puts them back.
         """
 
-    def expect(self, *, rows: int | None, last: bool | None) -> None:
+    def expect(
+        self, *, rows: int | None, last: bool | None, row_weights: Tensor | None = None
+    ) -> None:
         """Receive what is known about the next backward pass.
 
         Args:
             rows: Rows of its batch, if the counted size differs.
             last: Whether the optimizer steps after it.
+            row_weights: What each row has in the mean that the loss is, if that is known.
         """
 
     @abstractmethod

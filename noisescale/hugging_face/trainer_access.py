@@ -76,7 +76,7 @@ def saved_state(callback: TrainerCallback, state: TrainerState) -> dict[str, Any
 
 
 def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return the weight of a micro-batch's mean loss in the step, up to a common factor.
+    """Return the weights of a micro-batch's rows in the step's loss, up to a common factor.
 
     Models that take `num_items_in_batch` divide the sum of their losses by the number of labels in
     the whole step. So the weight of a micro-batch is its share of these labels.
@@ -86,8 +86,8 @@ def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
         inputs: The keyword arguments of the model's forward pass.
 
     Returns:
-        The weight, as a tensor on the device: reading it would wait for the device. None if all
-        micro-batches have the same weight.
+        A weight for each row, as a tensor on the device: reading it would wait for the device.
+        None if all micro-batches have the same weight.
     """
     items = inputs.get("num_items_in_batch")
     if items is None:
@@ -99,7 +99,8 @@ def loss_share(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
     else:
         _warn_that_labels_are_hidden()
         return None
-    share: Tensor = labels.ne(-100).sum() / items
+    counted: Tensor = labels.ne(-100)
+    share: Tensor = (counted.flatten(1).sum(1) if counted.dim() > 1 else counted.sum()) / items
     return share
 
 

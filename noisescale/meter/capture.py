@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import Guard, RefusalError, WarnOnce
 from noisescale.meter.cadence import Due
+from noisescale.meter.loss_terms import LossTerms
 
 _CHECKS = 8
 """Checked steps in a row without a finding, until fewer are checked."""
@@ -36,7 +38,24 @@ class BackwardPass(NamedTuple):
 
     size: float
     weight: Weight | None
+    """Of the loss, or of each row of the batch."""
     batch: int | None
+    mean_of_means: bool = False
+
+    @property
+    def total_weight(self) -> Weight:
+        """The weight of the loss."""
+        weight = self.weight
+        assert weight is not None
+        if isinstance(weight, Tensor):  # of the device's numbers nothing is read
+            total = weight.detach().float().sum()
+            return torch.where((weight >= 0).all() & total.isfinite(), total, math.nan)
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`weight` must be finite and not negative, got {weight!r}. Pass the number of"
+                " tokens, positives or other terms of the mean that the loss is"
+            )
+        return float(weight)
 
 
 @dataclass
@@ -73,11 +92,12 @@ class StepUnderWay:
     def layout(self, collector: Collector, loss_divisor: float | None) -> WindowLayout:
         """Return what the norms that `collector` captured are norms of."""
         sizes = [one.size for one in self.passes]
-        weights = [one.weight for one in self.passes if one.weight is not None]
+        weights = [one.total_weight for one in self.passes if one.weight is not None]
         if not weights:
             return collector.layout(sizes, loss_divisor or len(sizes))
         if len(weights) == len(sizes):
-            return collector.weighted_layout(sizes, weights)
+            over_step = float(not any(one.mean_of_means for one in self.passes))
+            return collector.weighted_layout(sizes, weights)._replace(over_step=over_step)
         raise RefusalError(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
@@ -105,6 +125,8 @@ class StepCapture:
         self.unread = StepRows(collector.norms, collector.group)
         """Measured steps that have been sent and not yet read."""
         self.guard = Guard()
+        self.terms = LossTerms(self.unread.ranks)
+        """Whether the first losses follow their weights."""
         self.collector: Collector | None = collector
         """None once it is closed."""
         self.gone: list[str] = []
@@ -130,6 +152,7 @@ class StepCapture:
         capture_average: bool,
         rows: int | None,
         last: bool | None,
+        terms: Weight | None = None,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
@@ -147,12 +170,16 @@ class StepCapture:
             if last is None and collector.captures_freely:  # it may be the last
                 capture_average |= len(step.passes) + 1 >= (self._fewest_passes or 1)
                 step.too_short = not (capture_average or self._checking)
+            given = one.weight is not None
+            seen = one.weight if given else terms
+            self.terms.look(loss, seen, which=len(step.passes), given=given)
             step.passes.append(one)
             step.gathered = self._gathered.in_graph_of(loss) or step.gathered
             step.begun_in_a_pass |= torch._C._current_graph_task_id() != -1
             if step.begun_in_a_pass:
                 return
-            collector.expect(rows=rows, last=last)
+            weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
+            collector.expect(rows=rows, last=last, row_weights=weights)
             collector.check_next_passes(self._checking)
             collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))
 

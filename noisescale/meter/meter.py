@@ -184,7 +184,15 @@ class NoiseScaleMeter(MeterReadings):
         super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
         self._found_by_close: dict[str, Any] = {}
 
-    def backward(self, loss: Tensor, local_batch_size: float, *, rows: int | None = None) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        local_batch_size: float,
+        *,
+        rows: int | None = None,
+        weight: Weight | None = None,
+        mean_of_means: bool = False,
+    ) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
         Args:
@@ -194,8 +202,12 @@ class NoiseScaleMeter(MeterReadings):
             local_batch_size: This rank's examples in `loss`, each counted once however many
                 augmented copies of it there are.
             rows: See `before_backward`.
+            weight: See `before_backward`.
+            mean_of_means: See `before_backward`.
         """
-        self.before_backward(loss, local_batch_size, rows=rows)
+        self.before_backward(
+            loss, local_batch_size, rows=rows, weight=weight, mean_of_means=mean_of_means
+        )
         loss.backward()
 
     def before_backward(
@@ -205,9 +217,11 @@ class NoiseScaleMeter(MeterReadings):
         *,
         capture_average: bool = False,
         weight: Weight | None = None,
+        mean_of_means: bool = False,
         batch: int | None = None,
         rows: int | None = None,
         last: bool | None = None,
+        terms: Weight | None = None,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
@@ -216,21 +230,37 @@ class NoiseScaleMeter(MeterReadings):
             local_batch_size: See `backward`.
             capture_average: Norm the step's gradient at the end of this pass, for certain. Default:
                 if it may be the last pass of the step.
-            weight: What the mean loss was multiplied by, if passes or ranks weigh differently: its
-                share of the tokens, for example. Only ratios matter. A number, or a scalar on the
-                device. If one pass has a weight, all passes need one.
+            weight: What is in the mean that the step's loss is, if that is one mean over all passes
+                and ranks: the tokens of this pass, for example, where the loss is the sum over its
+                tokens divided by the tokens of the step. Only ratios matter. A number, a scalar on
+                the device, or a tensor with the weight of each row, which also corrects the halves
+                of a batch. If one pass has a weight, all passes need one.
+            mean_of_means: Whether the step's loss is a mean, weighted by `weight`, of each pass's
+                mean over its examples, and not one mean over what the weights count. Then a pass
+                of few examples is noisier than its weight says.
             batch: Index of the batch that the loss is of, if several passes of a step may use one
                 batch. Such a step is not measured, as the examples of each pass are not known.
             rows: Rows of the batch, if its halves are compared and `local_batch_size` differs.
             last: Whether the optimizer steps after this pass, if that is known: the only batch of a
                 step is measured by its halves. Default: as in the step before.
+            terms: Without a `weight`: the tokens of the batch that count in the loss, by its mask
+                or its labels. A warning tells if the losses follow them, so that a `weight` is
+                needed.
         """
         check_batch_size(local_batch_size)
-        one, capture = BackwardPass(local_batch_size, weight, batch), self._capture
+        one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
+        capture = self._capture
         if not capture.due:
             capture.count_pass(one)
             return
-        capture.add_pass(loss, one, capture_average=capture_average, rows=rows, last=last)
+        capture.add_pass(
+            loss, one, capture_average=capture_average, rows=rows, last=last, terms=terms
+        )
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is measured. Weights are not needed in other steps."""
+        return bool(self._capture.due)
 
     def step(self, *, loss_divisor: float | None = None) -> None:
         """Close the step. Call it before `optimizer.step()`, and before `zero_grad`.
@@ -325,6 +355,7 @@ class NoiseScaleMeter(MeterReadings):
             "estimates": self._estimates.state_dict(),
             **vars(self._counts),
             "spent": self._counts.spent and list(self._counts.spent),
+            "pair_shares": self._pair_shares.state_dict(),
             "collector": self._found,
         }
 
@@ -341,6 +372,7 @@ class NoiseScaleMeter(MeterReadings):
         try:
             try:
                 self._counts.load_state_dict(state)
+                self._pair_shares.load_state_dict(state.get("pair_shares", []))
             finally:  # which steps are due goes by what the collector knows
                 if self._capture.collector is not None:
                     self._capture.collector.load_state_dict(state["collector"])

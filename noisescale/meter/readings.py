@@ -15,6 +15,7 @@ from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.estimation.pair_shares import PairShares
 from noisescale.guard import WarnOnce
 from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, OPENING, Cadence, Due, Spent
 from noisescale.meter.capture import StepCapture
@@ -78,6 +79,7 @@ class MeterReadings:
         self._options = options
         self._counts = Counts()
         self._estimates = Estimates(collector.norms.group_names, options)
+        self._pair_shares = PairShares()
         self._persistence = 0.0
         """Of the momentum, as it was last."""
         self._warn = WarnOnce()
@@ -265,6 +267,8 @@ class MeterReadings:
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
         steps = list(self._capture.unread.read(without_waiting=alone))
+        if steps and not alone:
+            self._capture.terms.settle()
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)
@@ -284,9 +288,12 @@ class MeterReadings:
         counts.examples += norms.examples
         counts.batch_size = norms.examples
         self._estimates.step += 1 + step.unmeasured_steps
-        if self._is_sound(norms, step.changes, coverage) and self._estimates.update(
-            norms.moments(),
-            [entry.moments() for entry in step.entries],
+        sound, share = self._is_sound(norms, step.changes, coverage), None
+        if sound and norms.weighted:
+            share = self._pair_shares.mean(norms.examples, norms.pair_share)
+        if sound and self._estimates.update(
+            norms.moments(share),
+            [entry.moments(share) for entry in step.entries],
             weight=norms.examples,
             steps=1 + step.unmeasured_steps,
         ):
@@ -301,8 +308,27 @@ class MeterReadings:
             capture.note_check(clean=cause is None)
         if cause is not None:
             self._warn(changes.told(cause, capture.gone, self._suspects), about=cause)
+        elif norms.bad_weights:
+            self._warn(
+                "The weights of a step were all zero, negative or not finite, or only some ranks"
+                " gave weights. Such steps are not measured. Give each pass on each rank the number"
+                " of tokens, or of other terms, in the mean that the loss is."
+            )
+        elif norms.lacks_losses:
+            self._warn(
+                "Many rows of a batch have no loss (labels of -100, boxes without a positive, a"
+                " hinge that is satisfied), and their weights are not known. The halves of such a"
+                " batch may show |G|² wrong by more than 5 %, so such steps are not measured. Pass"
+                " `weight_fn` (or `weight` to the meter): a tensor with the weight of each row in"
+                " the mean, which is its positives or tokens, or 1 for each row of a plain mean."
+            )
         elif not norms.comparable:
-            if norms.alone and self._counts.measured_steps == 0:
+            if norms.alone and norms.weighted:
+                self._warn(
+                    "One part of a step had all of the weight, so there is nothing to compare it"
+                    " with. Such steps are not measured."
+                )
+            elif norms.alone and self._counts.measured_steps == 0:
                 self._warn(self._nothing_to_compare)
         elif norms.identical_parts:
             self._warn(self._same_gradient)

@@ -35,7 +35,6 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN
-from noisescale.guard import RefusalError
 
 STEPS = 4  # by then DDP's hooks have given way to the end of the backward pass
 
@@ -65,6 +64,8 @@ class Case(NamedTuple):
     size: Callable[[int], float] = lambda micro: 1.0
     """What a row of a micro-batch counts."""
     weights: tuple[tuple[float, ...], ...] = ()
+    over_step: bool = False
+    """Whether the loss is one mean over what the weights count."""
     divisor: float | None = None
     """What each loss is divided by; None: the micro-batches of a step."""
     frozen: tuple[str, ...] = ()
@@ -89,6 +90,9 @@ CASES = {
     ),
     "counted in tokens": Case(UNEQUAL, size=lambda micro: 4.5 + micro),
     "losses with weights": Case(UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1))),
+    "one mean over the step": Case(
+        UNEQUAL, weights=((1.0, 5.0, 2.0), (3.0, 1.0, 4.0), (2.0, 2, 1)), over_step=True
+    ),
     "a short last window": Case(((3, 6), (5, 1), (4, 4)), divisor=3),
     "some are frozen": Case(UNEQUAL, frozen=("first.bias", "norm.weight", "last.weight")),
     "some are asked for": Case(UNEQUAL, only="weight"),
@@ -129,7 +133,6 @@ class Facts(NamedTuple):
     """What a rank saw of a way of training."""
 
     cases: dict[str, Measured]
-    refused_weights: str
     equal_gradients: list[bool]
     hooks: list[list[str]]
     """Before there is a collector, with one, and after it was closed."""
@@ -226,6 +229,7 @@ class Training:
         big = collector.big_sq_norms()
         if self.case.weights:
             layout = collector.weighted_layout(sizes, self.case.weights[self.rank])
+            layout = layout._replace(over_step=float(self.case.over_step))
         else:
             layout = collector.layout(sizes, self.case.divisor or len(sizes))
         queue = StepRows(collector.norms, collector.group)
@@ -254,17 +258,12 @@ def facts_of(way: Way) -> Facts:
     """Go through all of it on one rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # examples: which parameters are left out
-        measured, refused = {}, ""
+        measured = {}
         for name in cases_of(way):
             training = Training(way, CASES[name])
             collector = training.collector
             assert collector is not None
-            try:
-                steps = [training.step(step) for step in CASES[name].steps()]
-            except RefusalError as error:
-                assert CASES[name].weights
-                refused = str(error)
-                continue
+            steps = [training.step(step) for step in CASES[name].steps()]
             measured[name] = Measured(
                 collector.norms.names,
                 collector.norms.group_names,
@@ -273,7 +272,7 @@ def facts_of(way: Way) -> Facts:
                 training.without_norms,
             )
             collector.close()
-        return Facts(measured, refused, equal_gradients(way), hooks(way), resumed(way))
+        return Facts(measured, equal_gradients(way), hooks(way), resumed(way))
 
 
 def equal_gradients(way: Way) -> list[bool]:
@@ -398,7 +397,14 @@ def expectations(way: Way, case: Case, step: int, columns: Sequence[int]) -> lis
         if way.part == "half" and len(micros) == 1:
             return halvings(single, columns)
         parts += [whole(mine)] if way.part == "rank" else mine
-    return [expected(parts, columns)] if len(parts) > 1 else []
+    if len(parts) < 2:
+        return []
+    found = expected(parts, columns)
+    if case.over_step:  # tr(Σ)/B is the variance of the step's gradient
+        size = sum(map(sum, case.rows[: way.ranks]))
+        pairs = found.small_batch / found.big_batch
+        found = found._replace(small_batch=size * pairs, big_batch=size)
+    return [found]
 
 
 def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
@@ -414,9 +420,6 @@ def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
 def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> None:
     """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
     case, tolerance = CASES[name], 1e-5
-    if case.weights and facts(way)[0].refused_weights:
-        assert "`weight` must be left out if gradients are sharded" in facts(way)[0].refused_weights
-        return
     first, *others = (one.cases[name] for one in facts(way))
 
     assert all(repr(other.steps) == repr(first.steps) for other in others)  # NaN is NaN

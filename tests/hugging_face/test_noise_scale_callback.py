@@ -77,6 +77,7 @@ def by_labels_of_the_rank(of_rank: list[Part]) -> np.ndarray:
 def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, float]:
     """The averages over all steps, of parts that are micro-batches or ranks."""
     found, sizes = [], []
+    shares: dict[int, list[float]] = {}
     for step in zip(*(run.steps for run in runs), strict=True):
         parts = []
         for of_rank in step:
@@ -85,8 +86,18 @@ def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, fl
                 for p, weight in zip(of_rank, weigh(of_rank), strict=True)
             ]
             parts += [whole(mine)] if by_rank else mine
-        found.append(brute_force.expected(parts).moments)
         sizes.append(sum(p.examples for of_rank in step for p in of_rank))
+        if weigh is evenly:
+            found.append(brute_force.expected(parts).moments)
+            continue
+        # The products of different parts, over the mean share that they have in the weights.
+        of_step = brute_force.expected(parts)
+        total = sum(part.weight for part in parts)
+        same = sum((part.weight / total) ** 2 for part in parts)
+        shares.setdefault(sizes[-1], []).append(1 - same)
+        signal = of_step.big_sq_norm - same * of_step.small_sq_norm
+        signal /= np.mean(shares[sizes[-1]])
+        found.append((signal, sizes[-1] * (of_step.big_sq_norm - signal)))
     return tuple(np.average(found, axis=0, weights=sizes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from brute_force import expected, micro_batch
+from brute_force import expected, micro_batch, over_step
 from fits import data, loss_of, network
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
@@ -141,7 +141,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
         else:
             state = meter.state_dict()
             store.wait(["saved"])
-            dist.all_reduce(torch.zeros(13, dtype=torch.float64))  # lets rank 0 end its group
+            dist.all_reduce(torch.zeros(14, dtype=torch.float64))  # lets rank 0 end its group
         return state["steps"], meter.noise_scale.steps
 
     (steps, measured), _ = on_ranks(2, saved)
@@ -343,7 +343,8 @@ def test_local_norms_are_captured_before_the_averages_are_written(
         assert big == pytest.approx(4 * small, rel=1e-6)
 
 
-def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
+@pytest.mark.parametrize("mean_of_means", [False, True])
+def test_weighted_micro_batches_are_compared_by_their_weights(mean_of_means: bool) -> None:
     """Weights matter up to a common factor only."""
     model = network()
     x, y = data(24).tensors
@@ -362,16 +363,179 @@ def test_weighted_micro_batches_are_compared_by_their_weights() -> None:
             gradients.append(torch.cat([p.grad.flatten() for p in plain.parameters()]).double())
             loss = loss_of(model, part) * weight / sum(weights)
             on_device = torch.tensor(weight * factor)
-            meter.before_backward(loss, size, weight=on_device if factor > 1 else weight * factor)
-            loss.backward()
+            meter.backward(
+                loss,
+                size,
+                weight=on_device if factor > 1 else weight * factor,
+                mean_of_means=mean_of_means,
+            )
         meter.step()
         return meter.sums.mean
 
     on_host, on_device = measured(0.1), measured(7)
 
-    signal, trace = expected(list(map(micro_batch, gradients, sizes, weights))).moments
+    parts = list(map(micro_batch, gradients, sizes, weights))
+    signal, trace = expected(parts).moments if mean_of_means else over_step(parts, sum(sizes))
     for got in (on_host, on_device):
         assert got == (pytest.approx(signal, rel=1e-5), pytest.approx(trace, rel=1e-5))
+
+
+def test_a_mean_over_tokens_is_right_where_parts_weigh_unequally() -> None:
+    """Rows of 1 to 16 tokens, |G|² = 1; by sizes alone tr(Σ) reads 0.7 of the truth."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    meter = NoiseScaleMeter(model, window=4000, small_batch="micro_batch", every_n_steps=1)
+    squares = 0.0
+    steps, parts = 600, 2
+    for _ in range(steps):
+        model.zero_grad()
+        tokens = torch.tensor([1, 2, 4, 8, 16])[torch.randint(5, (parts,))]
+        for count in tokens.tolist():
+            mean = 1 + 2 * torch.randn(count, 1).mean(0, keepdim=True)
+            meter.backward(model(mean).sum() * count / tokens.sum(), 1, weight=count)
+        meter.step()
+        assert model.weight.grad is not None
+        squares += (model.weight.grad.item() - 1) ** 2 / steps
+
+    scale = meter.noise_scale
+
+    assert scale.grad_sq_norm == pytest.approx(1, rel=0.15)
+    assert scale.noise_trace == pytest.approx(parts * squares, rel=0.15)
+
+
+def test_a_restored_meter_goes_on_with_the_mean_share_of_pairs() -> None:
+    model = network()
+
+    def measured(meters: list[NoiseScaleMeter]) -> float:
+        for step in range(4):
+            model.zero_grad()
+            for micro in range(2):
+                weight = 1.0 + 3 * step * micro
+                loss = loss_of(model, batch(2 * step + micro)) * weight / (2 + 3 * step)
+                meters[step].backward(loss, 8, weight=weight)
+            meters[step].step()
+            if step < 3 and meters[step + 1] is not meters[step]:
+                meters[step + 1].load_state_dict(meters[step].state_dict())
+        return meters[3].noise_scale.grad_sq_norm
+
+    def new() -> NoiseScaleMeter:
+        return NoiseScaleMeter(model, every_n_steps=1)
+
+    first, second = new(), new()
+    assert measured([first, first, second, second]) == measured([new()] * 4)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("weights", [(1.0, -2.0), (1.0, math.nan), (math.inf, 1.0), (0.0, 0.0)])
+def test_a_step_with_weights_that_are_none_is_left_out(
+    weights: tuple[float, float], on_device: bool
+) -> None:
+    model = network()
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+
+    def step(*weights: float) -> None:
+        model.zero_grad()
+        for micro, weight in enumerate(weights):
+            loss = loss_of(model, batch(micro)) / 2
+            meter.backward(loss, 8, weight=torch.tensor(weight) if on_device else weight)
+        meter.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(*weights)
+        step(*weights)
+        assert meter.skipped_steps == 2
+    assert len([w for w in caught if "weight" in str(w.message)]) == 1
+    step(1.0, 2.0)
+    assert (meter.measured_steps, meter.skipped_steps) == (1, 2)
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 2.0), (math.inf, 2.0), (None, 2.0)])
+def test_all_ranks_leave_out_a_step_whose_weight_is_none_on_one(weights: Any) -> None:
+    def measured() -> tuple[int, int]:
+        model = DistributedDataParallel(network())
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for bad in (True, False):
+                model.zero_grad()
+                loss = loss_of(model, batch(0)) / 2
+                meter.backward(loss, 8, weight=weights[dist.get_rank()] if bad else 2.0)
+                meter.step()
+            return meter.measured_steps, meter.skipped_steps
+
+    assert on_ranks(2, measured) == [(1, 1), (1, 1)]
+
+
+def told(order: list[int], *, follow: bool, given: bool) -> str:
+    """What is said of a run whose steps have passes of these numbers of tokens."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    meter = NoiseScaleMeter(model, every_n_steps=1, small_batch="micro_batch")
+    for step in range(20):
+        model.zero_grad()
+        turn = step % len(order)
+        for tokens in order if order == sorted(order) else order[turn:] + order[:turn]:
+            loss = (model(1 + torch.rand(1, 1) / 9).sum() + 2) * (tokens if follow else 1)
+            weight, terms = (tokens, None) if given else (None, torch.tensor(tokens))
+            meter.before_backward(loss, 1, weight=weight, terms=terms)
+            loss.backward()
+        meter.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert meter.measured_steps == 20
+    return "".join(str(warning.message) for warning in caught)
+
+
+def test_losses_that_follow_their_tokens_without_a_weight_are_told() -> None:
+    assert "no weight is given" in told([5, 1, 9], follow=True, given=False)
+    assert told([5, 1, 9], follow=False, given=False) == ""
+    assert told([5, 5, 5], follow=True, given=False) == ""
+
+
+def test_weights_of_a_loss_that_is_a_mean_of_means_are_told() -> None:
+    assert "do not grow with the weights" in told([5, 1, 9], follow=False, given=True)
+    assert told([5, 1, 9], follow=True, given=True) == ""
+
+
+def test_parts_that_are_sorted_by_their_weights_are_told() -> None:
+    assert "sorted" in told([1, 5, 9], follow=True, given=True)
+
+
+@pytest.mark.parametrize("weight", [None, "rows"])
+def test_halves_of_a_batch_with_few_rows_that_have_a_loss_need_the_weights_of_rows(
+    weight: str | None,
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    for _ in range(4):
+        x, positives = torch.randn(32, 3), (torch.arange(32) < 5).float()
+        loss = (model(x).squeeze(1).square() * positives).sum() / positives.sum()
+        meter.backward(loss, 32, weight=positives if weight else None)
+        meter.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert meter.measured_steps == (4 if weight else 0)
+    assert ["weight of each row" in str(w.message) for w in caught] == [True] * (weight is None)
+
+
+def test_weights_of_rows_correct_halves_exactly() -> None:
+    """Of every way to halve the batch together, the mean is that of the rows as parts."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    for rows in (4, 5):
+        torch.manual_seed(rows)
+        x, weights = torch.randn(rows, 3), torch.tensor([5.0, 0.0, 1.0, 2.0, 1.0][:rows])
+        parts = [micro_batch(g.double(), 1, w) for g, w in zip(x, weights.tolist(), strict=True)]
+        meter = NoiseScaleMeter(model, window=3000, every_n_steps=1)
+        for _ in range(120):
+            model.zero_grad()
+            loss = (model(x).squeeze(1) * weights).sum() / weights.sum()
+            meter.backward(loss, rows, weight=weights)
+            meter.step()
+        signal, trace = over_step(parts, rows)
+        assert meter.noise_scale.grad_sq_norm == pytest.approx(signal, rel=0.15, abs=0.02)
+        assert meter.noise_scale.noise_trace == pytest.approx(trace, rel=0.15)
 
 
 def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:

@@ -32,9 +32,14 @@ from noisescale.collectors.fsdp.units import Unit, units_of
 from noisescale.collectors.fsdp.units import is_sharded as is_sharded
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.groups import Groups
-from noisescale.collectors.rows.window_layout import Weight, WindowLayout, mean_inverse
+from noisescale.collectors.rows.window_layout import (
+    Weight,
+    WindowLayout,
+    mean_inverse,
+    weighted_rounds,
+)
 from noisescale.collectors.squared_norms import scaled
-from noisescale.guard import RefusalError, keeps_errors
+from noisescale.guard import keeps_errors
 
 
 @dataclass
@@ -128,11 +133,8 @@ class FsdpCollector(Collector):
         )
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """Raise a RefusalError: a round must be a mean of equal micro-batches."""
-        raise RefusalError(
-            "`weight` must be left out if gradients are sharded, got some. Divide every loss by the"
-            " number of micro-batches, or leave the meter out."
-        )
+        """Every round is a part, as heavy as its micro-batches together."""
+        return weighted_rounds(sizes, weights, self._step.rounds)
 
     def small_sq_norms(self) -> Tensor | None:
         """Σ|g_round|² since the last reset; None unless all rounds are whole and equally long."""

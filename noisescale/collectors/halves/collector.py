@@ -26,15 +26,30 @@ from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
+from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.window_layout import (
     UNKNOWN,
     Weight,
     WindowLayout,
     halves_of_a_batch,
+    weighted_rows,
 )
 from noisescale.guard import RefusalError, keeps_errors
 
+LARGEST_ERROR = 0.05
+"""Of |G|², from rows without a loss: above it a step is left out."""
+
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
+
+
+def _too_few(live: Tensor, rows: int) -> Tensor:
+    """Whether so few of the rows have a loss that halves mislead.
+
+    Zeros do not tell a mean over n of the rows from a mean over all rows with a loss of zero in
+    some. Halves take it for the second. If it is the first, |G|² is (1 - 1/rows)/(1 - 1/n) times as
+    large, as the cross products of n parts say.
+    """
+    return (1 - 1 / live) * (1 + LARGEST_ERROR) < 1 - 1 / rows
 
 
 class Halves(NamedTuple):
@@ -45,6 +60,8 @@ class Halves(NamedTuple):
     rows: int
     which: int
     """Of the step's backward passes."""
+    row_weights: Tensor | None
+    """What each row has in the mean that the loss is, if that is known."""
 
 
 class _Batch(NamedTuple):
@@ -55,6 +72,7 @@ class _Batch(NamedTuple):
     rows: int
     which: int
     """Of the step's backward passes."""
+    row_weights: Tensor | None
 
 
 class HalvesCollector(MicroBatchCollector):
@@ -90,6 +108,7 @@ class HalvesCollector(MicroBatchCollector):
         self._draws = 0
         self._halves: Halves | None = None
         self._rows: int | None = None
+        self._row_weights: Tensor | None = None
         self._last: bool | None = None
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
@@ -114,9 +133,11 @@ class HalvesCollector(MicroBatchCollector):
         """
         return self._lone_steps >= _LONE_STEPS
 
-    def expect(self, *, rows: int | None, last: bool | None) -> None:
+    def expect(
+        self, *, rows: int | None, last: bool | None, row_weights: Tensor | None = None
+    ) -> None:
         """Receive what is known about the next backward pass."""
-        self._rows, self._last = rows, last
+        self._rows, self._last, self._row_weights = rows, last, row_weights
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
@@ -124,12 +145,12 @@ class HalvesCollector(MicroBatchCollector):
         if self._none_before:
             self._halves = None
             rows = int(size) if self._rows is None else self._rows
-            batch = _Batch(size, rows, len(self._step.passes))
+            batch = _Batch(size, rows, len(self._step.passes), self._row_weights)
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
             elif likely and loss.requires_grad:  # the pass begins at one of several tensors
                 loss.register_hook(partial(self._measure_from, loss, batch))
-        self._rows = self._last = None
+        self._rows = self._last = self._row_weights = None
         super().before_backward(loss, size, capture_average=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -143,6 +164,11 @@ class HalvesCollector(MicroBatchCollector):
         proved, halves = self._cuts.settle(), self._halves
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
+        if halves.row_weights is not None:
+            # Σ|c_i|², c_i what row i adds: E|g_s|² is Σ|c_i|² - (|g|² - Σ|c_i|²)/(rows - 1), and
+            # with an odd row in neither half Σ|c_i|² - |g|²/rows.
+            share = 1.0 if halves.rows % 2 else 1 - 1 / halves.rows
+            return halves.sq_norms * share + small / halves.rows
         return small + halves.sq_norms
 
     @property
@@ -157,8 +183,10 @@ class HalvesCollector(MicroBatchCollector):
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
-        """As `layout`, with weights; the weight of a single batch has no effect."""
+        """As `layout`, with weights; of a single batch only those of its rows have an effect."""
         if len(sizes) == 1 and self._halves is not None:
+            if self._halves.row_weights is not None:
+                return weighted_rows(sizes[0], self._halves.row_weights)
             return halves_of_a_batch(sizes[0], self._halves.rows, 1.0)
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
 
@@ -207,13 +235,15 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
-        size, rows, which = batch
+        size, rows, which, row_weights = batch
         if rows > size > 0:
             raise RefusalError(
                 f"The size that is counted must be at least the rows of the batch, got {size:g} for"
                 f" {rows} rows: the rows of one example are not independent. Give the model's"
                 " output as (batch, rows, ...) and pass `rows`." + INSTEAD
             )
+        if row_weights is not None and len(row_weights) != rows:
+            row_weights = None  # of something else that the batch is made of
         if rows < 2:
             self._cuts.tell(
                 f"A batch of {rows} has no halves to compare. Such steps are not measured. Use"
@@ -224,6 +254,7 @@ class HalvesCollector(MicroBatchCollector):
         if edges is None:
             return
         norms = self.norms.none()
+        live: list[Tensor] | None = [] if row_weights is None else None
         with self._cuts.nothing_else_changed():
             self._draws += 1
             row_pass(
@@ -233,8 +264,13 @@ class HalvesCollector(MicroBatchCollector):
                 signs(rows, self._draws, gradient.device),
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
+                live,
             )
-        self._halves = Halves(self.norms.sums(norms), rows, which)
+        sq_norms = self.norms.sums(norms)
+        if live:
+            few = _too_few(torch.stack(live).any(0).sum(), rows)
+            sq_norms = torch.where(few.to(sq_norms.device), ROWS_WITHOUT_LOSS, sq_norms)
+        self._halves = Halves(sq_norms, rows, which, row_weights)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

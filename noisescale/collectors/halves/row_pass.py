@@ -39,6 +39,7 @@ def row_pass(
     factors: Tensor,
     parameters: Sequence[Parameter],
     on_gradient: Callable[[int, Tensor], None],
+    live: list[Tensor] | None = None,
 ) -> None:
     """Run a backward pass, multiply each row by its factor at the cut, and show the gradients.
 
@@ -52,7 +53,9 @@ def row_pass(
         factors: Shape (rows,).
         parameters: The parameters whose gradients are wanted.
         on_gradient: Called in hooks with an index and a gradient, which is gone after the call.
+        live: Receives for each edge which rows have a gradient there that is not zero.
     """
+    rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
     factor_of = {
         repeats: factors if repeats == 1 else factors.repeat_interleave(repeats)
@@ -62,11 +65,11 @@ def row_pass(
     for edge in edges:
         cut.setdefault(edge.node, {})[edge.position] = factor_of[edge.repeats]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
-        gradient = _scaled(gradient, factor)
+        gradient = _noted(live, rows, _scaled(gradient, factor), gradient)
     with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(factors.device):
         held.enter_context(silenced(hooks_of_tensors(parameters)))
         for node, at in cut.items():
-            held.callback(node.register_hook(partial(_scale_rows, at)).remove)
+            held.callback(node.register_hook(partial(_scale_rows, at, live, rows)).remove)
         for index in wanted:
             hook = partial(_show, on_gradient, index)
             held.callback(parameters[index].register_hook(hook).remove)
@@ -76,12 +79,26 @@ def row_pass(
 
 
 def _scale_rows(
-    at: dict[int, Tensor], inputs: tuple[Tensor | None, ...], _: Any
+    at: dict[int, Tensor],
+    live: list[Tensor] | None,
+    rows: int,
+    inputs: tuple[Tensor | None, ...],
+    _: Any,
 ) -> tuple[Tensor | None, ...]:
     return tuple(
-        gradient if gradient is None or position not in at else _scaled(gradient, at[position])
+        gradient
+        if gradient is None or position not in at
+        else _noted(live, rows, _scaled(gradient, at[position]), gradient)
         for position, gradient in enumerate(inputs)
     )
+
+
+def _noted(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tensor) -> Tensor:
+    """Return `scaled`, and note which rows of the gradient are not zero."""
+    if live is not None:
+        largest = torch.linalg.vector_norm(gradient.reshape(rows, -1), torch.inf, dim=1)
+        live.append(largest != 0)
+    return scaled
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:

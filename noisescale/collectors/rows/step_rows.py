@@ -143,6 +143,7 @@ class StepRows:
             layout.inverse_size,
             layout.part_weight,
             layout.total_weight,
+            layout.over_step,
             *counts,
             float(changes.gone),
             float(changes.in_pieces),
@@ -173,11 +174,13 @@ class StepRows:
         self._waiting = self._waiting[len(ready) :]
         rows = torch.stack([step.row for step in ready]).tolist() if ready else []
         for row, step in zip(rows, ready, strict=True):
-            *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-4]
-            examples, unmeasured, gone, in_pieces = row[-4:]
+            *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-5]
+            over_step, examples, unmeasured, gone, in_pieces = row[-5:]
             *norms, stale, between, within = sq_norms
             weighted = (weights, total) != (self.ranks, self.ranks)
-            if not weights:  # nothing counts in this step: leave it out
+            bad = not 0 < total < math.inf or 0 < over_step < self.ranks
+            if bad or over_step not in (0, self.ranks):
+                # Nothing counts in this step, or ranks disagree about its loss: leave it out.
                 weights = total = inverse_part_sizes = inverse_sizes = math.nan
             entries = len(norms) // 2
             # Where all ranks weigh 1 this is the mean over them.
@@ -186,8 +189,12 @@ class StepRows:
             # Without weights every rank has 1/W, so that Σw/n = Σa/W and Σw²/n = Σc/W².
             small_batch = weights / inverse_part_sizes
             big_batch = total**2 / inverse_sizes
+            if over_step:  # the cross products of parts stay, see `WindowLayout.over_step`
+                small_batch = examples * (weights * inverse_sizes)
+                small_batch /= inverse_part_sizes * total**2
+                big_batch = examples
             of_entries = [
-                StepNorms(s, b, small_batch, big_batch, examples, weighted)
+                StepNorms(s, b, small_batch, big_batch, examples, weighted, bad)
                 for s, b in zip(small, big, strict=True)
             ]
             whole = StepNorms(
@@ -197,6 +204,7 @@ class StepRows:
                 big_batch,
                 examples,
                 weighted,
+                bad,
             )
             of_whole = whole.big_sq_norm or math.nan
             changes = ReducedChanges(

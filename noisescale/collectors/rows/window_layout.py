@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -40,9 +41,16 @@ class WindowLayout(NamedTuple):
     """Σu² over this rank's parts, which |g_part|² is averaged with; 1: ranks count alike."""
     total_weight: Weight = 1.0
     """Σu over this rank's parts, which the step's gradient is averaged with."""
+    over_step: float = 0.0
+    """1 if the loss is one mean over all that the weights count in the step (its tokens, say); 0 if
+    it is a mean of means over examples.
+
+    Then |g|² has tr(Σ)/B of noise, B the step's examples, whatever the weights: tr(Σ)/B is the
+    variance of such a step's gradient. In a mean of means it has tr(Σ)·Σ(w²/n).
+    """
 
 
-UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan)
+UNKNOWN = WindowLayout(math.nan, math.nan, math.nan, math.nan, over_step=math.nan)
 """The layout of a step that is left out."""
 
 
@@ -102,6 +110,20 @@ def weighted_examples(
         return part_sizes
     inverse = sum(u * u * (r or 0) / n for u, r, n in zip(weights, rows, sizes, strict=True))
     return layout._replace(inverse_part_size=inverse)
+
+
+def weighted_rounds(
+    sizes: Sequence[float], weights: Sequence[Weight], rounds: Sequence[int]
+) -> WindowLayout:
+    """Every round is a part, as heavy as its micro-batches; `rounds`: micro-batches up to each."""
+    of_rounds = [sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
+    return _weighted(sizes, weights, part_weight=sum(u * u for u in of_rounds))
+
+
+def weighted_rows(size: float, weights: Tensor) -> WindowLayout:
+    """Every row of one micro-batch is a part, with a weight of its own."""
+    inverse, squares = weights.new_tensor(1 / size), weights.square().sum()
+    return WindowLayout(1.0, 1.0, inverse * squares, inverse * squares, squares, weights.sum())
 
 
 def _weighted(

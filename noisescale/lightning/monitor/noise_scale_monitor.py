@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.shared_examples import SharedExamples
+from noisescale.batches.weights import checked_weight, terms_in
 from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
@@ -51,6 +52,10 @@ class _Fit:
     layouts: ExitStack = field(default_factory=ExitStack)
     batch_idx: int = 0
     local_batch_size: float = 0
+    weight: float | Tensor | None = None
+    """The weight of the batch in the loss, in a measured step with `weight_fn`."""
+    terms: Tensor | None = None
+    """Its tokens, in a measured step without."""
     rows_of_batch: int | None = None
     """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False
@@ -131,6 +136,10 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
+        weight_fn: A function from a batch to its weight, where the loss is one mean over the tokens
+            (or positives, or groups) of a step. The weight is their number in the batch, or a
+            tensor with the number in each row. It is called in measured steps. Where each batch's
+            loss is a mean of its own none is needed. See the page "Weights".
         report: At the end of the fit, print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder. W&B and MLflow get the
             page too. The page needs plotly: `pip install "noisescale[report]"`.
@@ -139,7 +148,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     Raises:
         ValueError: If an argument is out of its range.
-        TypeError: If `batch_size_fn` is not callable, or `groups` has a wrong type.
+        TypeError: If `batch_size_fn` or `weight_fn` is not callable, or `groups` has a wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
     Examples:
@@ -170,6 +179,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         preconditioned: bool = False,
         cut: Sequence[str] | None = None,
         cost: float | None = None,
+        weight_fn: Callable[[Any], float | Tensor] | None = None,
         report: bool = False,
         name: str | None = None,
     ) -> None:
@@ -179,6 +189,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             raise TypeError(
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
                 " Pass a function from a batch to the number of examples in it."
+            )
+        if weight_fn is not None and not callable(weight_fn):
+            raise TypeError(
+                f"`weight_fn` must be callable, got {weight_fn!r}."
+                " Pass a function from a batch to the number of tokens in its loss."
             )
         options = MeterOptions(
             window=window,
@@ -194,6 +209,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         )
         super().__init__(options, trainer_access.MisconfigurationException)
         self._batch_size_fn = batch_size_fn
+        self._weight_fn = weight_fn
         self._name = name
         self._report = report
         self._follow: float | None = None
@@ -204,7 +220,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @property
     def _arguments(self) -> str:
-        own = {"batch_size_fn": self._batch_size_fn, "report": self._report, "name": self._name}
+        own: dict[str, Any] = {
+            "batch_size_fn": self._batch_size_fn,
+            "weight_fn": self._weight_fn,
+            "report": self._report,
+            "name": self._name,
+        }
         return arguments(NoiseScaleMonitor, **vars(self._options), **own)
 
     @property
@@ -345,6 +366,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if self._measuring:
             with self._leaving_step_out():
                 self._fit.local_batch_size = self.examples_in(batch)
+                self._weigh(batch)
             self._counted = True
             self._begin_batch(trainer, batch, batch_idx)
 
@@ -361,6 +383,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     # By hand gradients are clipped before the optimizer's hook, if at all.
                     capture_average=not automatic,
                     batch=None if automatic else self._fit.batch_idx,
+                    weight=self._fit.weight,
+                    terms=self._fit.terms,
                     rows=self._fit.rows_of_batch,
                     last=trainer_access.steps_now(trainer) if automatic else None,
                 )
@@ -506,6 +530,17 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " resume the training from a checkpoint."
             )
         self._look_for_shared_examples(batch)
+
+    def _weigh(self, batch: Any) -> None:
+        """Take the weight of a batch of a measured step, or what it shows of one."""
+        fit = self._fit
+        fit.weight = fit.terms = None
+        if not any(logged.measuring and logged.meter.due for logged in self._meters):
+            return
+        if self._weight_fn is not None:
+            fit.weight = checked_weight(self._weight_fn(batch))
+        else:
+            fit.terms = terms_in(batch)
 
     def _look_for_shared_examples(self, batch: Any) -> None:
         if self._shared is not None and not self._shared.over:

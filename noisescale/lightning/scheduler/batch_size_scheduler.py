@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.checks import check_confidence, checked_choice
+from noisescale.checks import check_confidence, checked_choice, refuse
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
@@ -97,6 +99,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         decide_every_n_steps: Steps between decisions on the noise scale. Each decision waits for
             the device once. Schedules by steps change the batch size at the exact step, whatever
             this is.
+        weight_fn: See `NoiseScaleMonitor`, for the monitor that is made here. Pass it to your own
+            monitor if there is one.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets
@@ -126,6 +130,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         progress: ProgressBy | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
+        weight_fn: Callable[[Any], float | Tensor] | None = None,
     ) -> None:
         super().__init__()
         if progress is not None:
@@ -146,6 +151,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._needs_monitor = measured or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
+        if weight_fn is not None and (monitor is not None or not self._needs_monitor):
+            got = "one, and a monitor" if monitor is not None else "one, and no need of a monitor"
+            remedy = "Pass it to the monitor: `NoiseScaleMonitor(weight_fn=...)`."
+            refuse("weight_fn", "be None where the scheduler makes no monitor", got, remedy)
+        self._own_monitor = NoiseScaleMonitor(weight_fn=weight_fn)
+        self._weight_fn = weight_fn
         self._guard = Guard()
         self._loaded: dict[str, Any] | None = None
         self._taken: Takeover | None = None  # since a fit has started
@@ -155,7 +166,11 @@ class BatchSizeScheduler(trainer_access.Callback):
     def __repr__(self) -> str:
         """The arguments but `monitor` that are not the defaults, and the plan of a begun fit."""
         plan = f": {self.plan}" if self.plan is not None else ""
-        own = {"progress": self._progress, "confidence": self._confidence}
+        own = {
+            "progress": self._progress,
+            "confidence": self._confidence,
+            "weight_fn": self._weight_fn,
+        }
         given = arguments(BatchSizeScheduler, **vars(self._options), **own)
         return f"{type(self).__name__}({given}){plan}"
 
@@ -180,8 +195,15 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._monitor is None:
             found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
             found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
+            if found and self._weight_fn is not None:
+                refuse(
+                    "weight_fn",
+                    "be None if a monitor is among the callbacks",
+                    "one",
+                    "Pass it to the monitor: `NoiseScaleMonitor(weight_fn=...)`.",
+                )
             if found or self._needs_monitor:
-                self._monitor = found[0] if found else NoiseScaleMonitor()
+                self._monitor = found[0] if found else self._own_monitor
         if self._monitor is not None:
             self._monitor.follow(self._confidence, along_gradient=self._along_gradient)
             if self._monitor not in others:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the losses of a run's first passes follow the tokens in them, and the weights given."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import pairwise
+
+from torch import Tensor
+
+from noisescale.guard import WarnOnce
+
+PASSES = 32
+"""The first measured backward passes of a rank that are looked at."""
+
+_LEAST_SPREAD = 0.1
+"""The relative standard deviation of the terms in a pass, below which weights change little."""
+
+_CLEARLY = 4
+"""A variance of logarithms this many times the other one decides whether losses follow terms."""
+
+_BY_CHANCE = 1e-4
+
+
+class LossTerms:
+    """Compare losses with the terms in them (tokens, say), in the first measured passes.
+
+    The numbers stay on the device until `settle`, which reads them once in a run.
+
+    Args:
+        ranks: Ranks that train together.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._several = ranks > 1
+        self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
+        self._over = False
+        self._warn = WarnOnce()
+
+    def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
+        """Keep the loss of a pass and its terms.
+
+        Args:
+            loss: The loss; anything but a scalar does not tell whether it follows the terms.
+            terms: The weight, or what the batch shows.
+            which: The number of the pass in its step.
+            given: Whether it is a weight that was given.
+        """
+        self._several |= which > 0
+        if self._over or len(self._seen) >= PASSES or terms is None:
+            return
+        number = terms.detach().sum() if isinstance(terms, Tensor) else float(terms)
+        scalar = loss.detach() if isinstance(loss, Tensor) and not loss.dim() else None
+        self._seen.append((which, given, scalar, number))
+
+    def settle(self) -> None:
+        """Warn of what the first passes show. Reads the device, once."""
+        if self._over or len(self._seen) < PASSES:
+            return
+        self._over, seen, self._seen = True, self._seen, []
+        losses = [math.nan if loss is None else float(loss) for _, _, loss, _ in seen]
+        terms = [float(number) for *_, number in seen]
+        given = all(one[1] for one in seen)
+        if not self._several or not all(0 < t < math.inf for t in terms):
+            return
+        if statistics.pstdev(terms) < _LEAST_SPREAD * statistics.mean(terms):
+            return
+        follow = _follow(losses, terms)
+        if not given and follow is not False:
+            self._warn(
+                "The parts of a step have unequal numbers of tokens, by their attention masks or"
+                " their labels of -100, and no weight is given. If the loss is one mean over the"
+                " tokens of the step, the noise scale is wrong: pass `weight_fn`, or `weight` to"
+                " the meter. If each part's loss is a mean of its own, all is well."
+            )
+        if given and follow is False:
+            self._warn(
+                "The losses of the parts of a step do not grow with the weights that are given, as"
+                " if each part's loss were a mean of its own. Weights are for a loss that is one"
+                " mean over all parts, divided by their sum. Leave the weights out, or divide the"
+                " loss so; the noise scale is wrong otherwise."
+            )
+        if follow is not False and _sorted([which for which, *_ in seen], terms):
+            self._warn(
+                "The parts of each step are sorted by their number of tokens. Where the gradient"
+                " depends on the length, the noise scale is then wrong. Shuffle the rows within a"
+                " step."
+            )
+
+
+def _follow(losses: list[float], terms: list[float]) -> bool | None:
+    """Whether losses grow in proportion to their terms; None if that is not clear."""
+    if not all(0 < loss < math.inf for loss in losses):
+        return None
+    plain = statistics.pvariance([math.log(loss) for loss in losses])
+    each = statistics.pvariance([math.log(loss / n) for loss, n in zip(losses, terms, strict=True)])
+    if plain * _CLEARLY < each:
+        return False
+    return True if each * _CLEARLY < plain else None
+
+
+def _sorted(which: list[int], terms: list[float]) -> bool:
+    """Whether the passes of all steps are in the same order of terms, and hardly by chance."""
+    starts = [i for i, number in enumerate(which) if number == 0]
+    steps = [terms[a:b] for a, b in pairwise(starts) if b - a > 1]
+    chance = math.prod(1 / math.factorial(len(step)) for step in steps)
+    if not steps or chance > _BY_CHANCE:
+        return False
+    steps = [step for step in steps if len(set(step)) > 1]
+    return all(step == sorted(step) for step in steps) or all(
+        step == sorted(step, reverse=True) for step in steps
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses that are one mean over the tokens of a step, under Lightning."""
+
+import warnings
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from brute_force import micro_batch, over_step
+from fits import needs_measurable_shards
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from noisescale import BatchSizeScheduler, NoiseScaleMeter, NoiseScaleMonitor
+
+WINDOW = 3
+TOKENS = [1, 6, 2, 9, 4, 1, 3, 3, 8]
+"""Of the batches, in this order."""
+
+
+def batches() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "x": torch.randn(2, 4, generator=generator) + 1,
+            "attention_mask": (torch.arange(10) < n).long().repeat(2, 1),
+        }
+        for n in TOKENS
+    ]
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        first = index - index % WINDOW
+        share = TOKENS[index] / sum(TOKENS[first : first + WINDOW])
+        return self.net(batch["x"]).square().mean() * share * WINDOW
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def fit(callback: L.Callback) -> None:
+    L.Trainer(
+        max_epochs=1,
+        accumulate_grad_batches=WINDOW,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    ).fit(Module(), torch.utils.data.DataLoader(batches(), batch_size=None))
+
+
+def tokens_of(batch: dict[str, Tensor]) -> Tensor:
+    return batch["attention_mask"].sum(1)
+
+
+def gradient(batch: dict[str, Tensor]) -> Tensor:
+    module = Module()
+    module.net(batch["x"]).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).double()
+
+
+@pytest.mark.parametrize("weight_fn", [tokens_of, lambda batch: tokens_of(batch).sum().item()])
+def test_a_mean_over_the_tokens_of_a_window_is_measured_by_its_weights(weight_fn: Any) -> None:
+    """|G|² of the products of different parts, over their mean share in the weights."""
+    monitor = NoiseScaleMonitor(window=10_000, every_n_steps=1, weight_fn=weight_fn)
+    fit(monitor)
+
+    gradients, signals, shares, squares = list(map(gradient, batches())), [], [], []
+    for step in range(3):
+        part = slice(WINDOW * step, WINDOW * (step + 1))
+        parts = [micro_batch(g, 2, n) for g, n in zip(gradients[part], TOKENS[part], strict=True)]
+        signal, trace = over_step(parts, 6)
+        shares.append(1 - sum(n**2 for n in TOKENS[part]) / sum(TOKENS[part]) ** 2)
+        signals.append(signal * shares[-1] / (sum(shares) / len(shares)))
+        squares.append(signal + trace / 6)
+    signal = sum(signals) / 3
+    assert monitor.noise_scale.grad_sq_norm == pytest.approx(signal, rel=1e-3)
+    assert monitor.noise_scale.noise_trace == pytest.approx(
+        6 * (sum(squares) / 3 - signal), rel=1e-3
+    )
+
+
+def test_a_scheduler_hands_its_weights_to_the_monitor_that_it_makes() -> None:
+    seen = []
+
+    def weight_fn(batch: dict[str, Tensor]) -> Tensor:
+        seen.append(1)
+        return tokens_of(batch)
+
+    fit(BatchSizeScheduler("ratio", weight_fn=weight_fn, max_batch_size=6))
+    assert seen
+
+    with pytest.raises(ValueError, match="`weight_fn` must be None"):
+        BatchSizeScheduler(monitor=NoiseScaleMonitor(), weight_fn=weight_fn)
+
+
+def test_a_weight_that_is_none_is_an_error_of_the_first_batch() -> None:
+    with pytest.raises(ValueError, match="`weight_fn` must return a number or a tensor"):
+        fit(NoiseScaleMonitor(weight_fn=lambda batch: None))
+    with pytest.raises(TypeError, match="`weight_fn` must be callable"):
+        NoiseScaleMonitor(weight_fn=1)  # type: ignore[arg-type]
+
+
+def test_windows_without_weight_are_left_out_and_told_once() -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=1, weight_fn=lambda batch: 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(monitor)
+        assert monitor.noise_scale.steps == 0
+    assert len([w for w in caught if "weights of a step were all zero" in str(w.message)]) == 1
+
+
+@needs_measurable_shards
+def test_sharded_micro_batches_are_compared_by_their_weights() -> None:
+    def measured() -> tuple[float, float]:
+        rank = torch.distributed.get_rank()
+        net = Module().net
+        fully_shard(net)
+        meter = NoiseScaleMeter(net, every_n_steps=1)
+        for which in (2 * rank, 2 * rank + 1):
+            loss = net(batches()[which]["x"]).square().mean()
+            loss = loss * TOKENS[which] / sum(TOKENS[:4]) * 2
+            meter.backward(loss, 2, weight=TOKENS[which])
+        meter.step()
+        return meter.noise_scale.grad_sq_norm, meter.noise_scale.noise_trace
+
+    parts = [micro_batch(gradient(batches()[i]), 2, TOKENS[i]) for i in range(4)]
+    for got in on_ranks(2, measured):
+        assert got == pytest.approx(over_step(parts, 8), rel=1e-4)
