@@ -44,3 +44,23 @@ def test_a_disabled_scaler_changes_nothing() -> None:
 
     assert LossScale(torch.amp.GradScaler("cpu", enabled=False)).without(norms) is norms
     assert LossScale(None).without(norms) is norms
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_only_the_optimizer_that_steps_the_parameters_is_asked_whether_it_was_unscaled(
+    own: bool,
+) -> None:
+    """Of norms that are read when the step is closed."""
+    models = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for model in models:
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizers[0])
+    norms = torch.tensor([64.0])
+
+    found = LossScale(scaler, list(models[0 if own else 1].parameters())).without(
+        norms, unscaled_with_gradients=True
+    )
+
+    assert found.item() == (64.0 if own else 1.0)

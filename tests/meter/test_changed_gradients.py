@@ -293,30 +293,33 @@ def test_passes_within_a_pass_are_refused_by_name(way: str, passes: int, chunks:
     assert message.startswith("A backward pass ran within another one (as with GradCache")
 
 
-def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages() -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages(passes: int) -> None:
     """As GradCache under DDP. Otherwise local and averaged gradients are mixed."""
 
     def moments(no_sync: bool) -> tuple[list[float], list[str]]:
         model = ddp(Net(), unused=False)
         meter = NoiseScaleMeter(model, every_n_steps=1)
 
-        def go_through(chunks: list[tuple[Tensor, Tensor]]) -> None:
-            for last, (x, y) in enumerate(chunks):
-                with nullcontext() if last or not no_sync else model.no_sync():
-                    (half_squares(model(x), y) / 2).backward()
+        def go_through(x: Tensor, y: Tensor, last: bool) -> None:
+            averages = last or not no_sync
+            with nullcontext() if averages else model.no_sync(), torch.enable_grad():
+                (half_squares(model(x), y) / 2 / passes).backward()
 
-        def hook(gradient: Tensor) -> None:
-            with torch.enable_grad():
-                go_through(chunks)
+        def announce(step: int, micro: int) -> None:
+            last = micro == passes - 1
+            halves = [part.chunk(2) for part in batch(step, dist.get_rank(), micro, ROWS)]
+            leaf = torch.ones((), requires_grad=True)
+            for which, chunk in enumerate(zip(*halves, strict=True)):
+                leaf.register_hook(lambda _, c=chunk, w=which: go_through(*c, last and w == 1))
+            with nullcontext() if last else model.no_sync():
+                meter.backward(leaf, ROWS)
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for step in range(STEPS):
-                halves = [part.chunk(2) for part in batch(step, dist.get_rank(), 0, ROWS)]
-                chunks = list(zip(*halves, strict=True))
-                leaf = torch.ones((), requires_grad=True)
-                leaf.register_hook(hook)
-                meter.backward(leaf, ROWS)
+                for micro in range(passes):
+                    announce(step, micro)
                 meter.step()
                 dropped(model)
         scale = meter.noise_scale
@@ -326,7 +329,7 @@ def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages() ->
         2, lambda: [moments(no_sync) for no_sync in (True, False)]
     )[0]
 
-    assert apart == pytest.approx(truth("DDP", 1), rel=1e-4)
+    assert apart == pytest.approx(truth("DDP", passes), rel=1e-4)
     assert told == []
     assert all(math.isnan(x) for x in mixed)
     assert told_of_mixing[0].startswith("Gradients were averaged over ranks more than once")

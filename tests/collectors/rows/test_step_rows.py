@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 
+from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import WindowLayout
@@ -41,3 +42,23 @@ def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
         return [work() is not None for work in sums]
 
     assert on_ranks(1, sums_that_are_left) == [[True]]
+
+
+def test_changes_are_shares_of_the_gradient_whatever_losses_were_divided_by() -> None:
+    norms = GradientNorms([("weight", torch.nn.Parameter(torch.zeros(2)))])
+    rows = StepRows(norms, None)
+    big = torch.full((1,), 8.0, dtype=torch.float64)
+    changed = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+
+    rows.add(
+        big,
+        big,
+        WindowLayout(0.25, 0.25, 1.0, 0.5),
+        examples=8.0,
+        unmeasured_examples=0.0,
+        unmeasured_steps=0,
+        changes=Changes(changed, gone=3, in_pieces=True),
+    )
+    ((_, _, _, _, changes),) = rows.read()
+
+    assert changes == (0.125, 0.25, 0.5, 3, 1, True)
