@@ -23,7 +23,7 @@ def spared(module: str, name: str) -> bool:
         (callback == "NoiseScaleCallback" and hook.startswith("on_"))
         or hook in {"_forward_hook.<locals>.on_forward", "state"}
         or name in {"trains", "differentiable", "BackwardStart.__init__", "BackwardStart.add"}
-        or name in {"_on_gradient", "BackwardStart.on_gradient"}
+        or name in {"_on_gradient", "BackwardStart.on_gradient", "_register_hook"}
         or name in {"tensors_in", "MeasuringCallback._leaving_step_out"}
         or name.startswith("_show_calls.<locals>.")
         or module in {"guard.py", "_moved.py"}

@@ -14,7 +14,7 @@ from fits import both_loggers, fit, loader
 
 from noisescale import NoiseScaleMonitor
 
-STEPS, FEW = 150, 40
+STEPS, FEW = 200, 40
 """Most functions are called at every step, which has one fault each; the rest at a fit's ends."""
 
 

@@ -397,10 +397,10 @@ def test_a_mean_over_tokens_is_right_where_parts_weigh_unequally() -> None:
         assert model.weight.grad is not None
         squares += (model.weight.grad.item() - 1) ** 2 / steps
 
-    scale = meter.noise_scale
+    signal, trace = meter.sums.mean
 
-    assert scale.grad_sq_norm == pytest.approx(1, rel=0.15)
-    assert scale.noise_trace == pytest.approx(parts * squares, rel=0.15)
+    assert signal == pytest.approx(1, rel=0.15)
+    assert trace == pytest.approx(parts * squares, rel=0.15)
 
 
 def test_a_restored_meter_goes_on_with_the_mean_share_of_pairs() -> None:
@@ -416,7 +416,7 @@ def test_a_restored_meter_goes_on_with_the_mean_share_of_pairs() -> None:
             meters[step].step()
             if step < 3 and meters[step + 1] is not meters[step]:
                 meters[step + 1].load_state_dict(meters[step].state_dict())
-        return meters[3].noise_scale.grad_sq_norm
+        return meters[3].sums.mean.grad_sq_norm
 
     def new() -> NoiseScaleMeter:
         return NoiseScaleMeter(model, every_n_steps=1)
@@ -534,8 +534,8 @@ def test_weights_of_rows_correct_halves_exactly() -> None:
             meter.backward(loss, rows, weight=weights)
             meter.step()
         signal, trace = over_step(parts, rows)
-        assert meter.noise_scale.grad_sq_norm == pytest.approx(signal, rel=0.15, abs=0.02)
-        assert meter.noise_scale.noise_trace == pytest.approx(trace, rel=0.15)
+        assert meter.sums.mean.grad_sq_norm == pytest.approx(signal, rel=0.15, abs=0.02)
+        assert meter.sums.mean.noise_trace == pytest.approx(trace, rel=0.15)
 
 
 def test_a_weight_for_some_passes_of_a_step_only_is_refused() -> None:

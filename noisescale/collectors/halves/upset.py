@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -128,11 +128,15 @@ _register_hook_of_torch = Tensor.register_hook
 
 def _register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
     handle = _register_hook_of_torch(self, hook)  # type: ignore[no-untyped-call]
-    if not torch.compiler.is_compiling() and not self.is_leaf:
-        hooks: Any = self._backward_hooks
-        if hooks is not None:
-            _hooked[id(hooks)] = hooks
+    with suppress(Exception):  # it is training that calls this
+        _note_hooks_of(self)
     return handle
+
+
+def _note_hooks_of(tensor: Tensor) -> None:
+    hooks: Any = tensor._backward_hooks
+    if hooks and not tensor.is_leaf:
+        _hooked[id(hooks)] = hooks
 
 
 def hooks_of_tensors(parameters: Iterable[Parameter]) -> list[Hooks]:
@@ -165,8 +169,8 @@ class ChangingHooks:
         self._wrapped: list[tuple[Hooks, int, Any, Any]] = []
         for hooks in all_hooks:
             for key, hook in hooks.items():
-                if not _is_ours(_name(hook)):
-                    noting = partial(self._call, hook)
+                if not _is_ours(name := _name(hook)):
+                    noting = partial(self._call, hook, name)
                     hooks[key] = noting
                     self._wrapped.append((hooks, key, hook, noting))
 
@@ -177,10 +181,10 @@ class ChangingHooks:
                 hooks[key] = hook
         self._wrapped = []
 
-    def _call(self, hook: Any, gradient: Tensor) -> Tensor | None:
+    def _call(self, hook: Any, name: str, gradient: Tensor) -> Tensor | None:
         changed: Tensor | None = hook(gradient)
         if changed is not None and changed is not gradient:
-            self.names.add(_name(hook))
+            self.names.add(name)
         return changed
 
 
