@@ -181,7 +181,7 @@ def measure(setting: Setting, runs: int, pool: Pool) -> dict[str, float]:
         **coverage(truth, low, high, width_over=truth),
         # What is not resolved has no value: it is above all others.
         "median_value_over_truth": float(
-            np.median(np.where(high < math.inf, value / truth, math.inf))
+            np.median(np.where(np.isfinite(value), value / truth, math.inf))
         ),
     }
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import stdtrit
 
 from noisescale.estimation.ratio_interval import fieller_interval, steps_needed
 from noisescale.history.rows import Array, Rows
@@ -43,6 +43,8 @@ class Blocks(NamedTuple):
 
     n units of equal influence would err as much. It is 1 if one unit rules the block.
     """
+    measured: float
+    """The number of units in all blocks."""
 
     @classmethod
     def of(cls, rows: Rows, batch_size: Array, steps: Array) -> Blocks:
@@ -70,7 +72,7 @@ class Blocks(NamedTuple):
         )
         left = weight**2 * np.maximum(1 - 1 / units, 1e-300)
         ss, sq, qq = (total(squares) / left for squares in scatter)
-        return cls(block, s, q, (ss, sq, qq), units)
+        return cls(block, s, q, (ss, sq, qq), units, float(rows.units.sum()))
 
     def intervals(self, confidence: float) -> tuple[Array, Array, Array]:
         """Return the noise scale S/Q of each block with Fieller's interval.
@@ -78,7 +80,7 @@ class Blocks(NamedTuple):
         The value is NaN where Q is not positive. If few units rule a block, its interval is 0 to
         infinity, see `quantile_of`.
         """
-        quantiles = quantile_of(self.units, confidence)
+        quantiles = quantile_of(self.units, confidence, self.measured)
         covariances = zip(*self.covariance, strict=True)
         low, high = np.zeros_like(self.units), np.full_like(self.units, math.inf)
         for k, (covariance, quantile) in enumerate(zip(covariances, quantiles, strict=True)):
@@ -118,7 +120,7 @@ class Blocks(NamedTuple):
         )
 
 
-def quantile_of(units: Array | float, confidence: float) -> Array:
+def quantile_of(units: Array | float, confidence: float, measured: float) -> Array:
     """Return how many standard errors the interval of a weighted mean reaches on either side.
 
     Let r be the residuals of the units at a supposed mean, each times its weight. The interval has
@@ -126,7 +128,7 @@ def quantile_of(units: Array | float, confidence: float) -> Array:
 
         (Σr)² <= x²·Σr²
 
-    with the quantile x of the normal distribution. In standard errors this is
+    with Student's quantile x for all units of the run. In standard errors this is
 
         x·√((n - 1)/(n - x²))
 
@@ -139,15 +141,16 @@ def quantile_of(units: Array | float, confidence: float) -> Array:
     Args:
         units: n, the number of units of equal influence.
         confidence: Coverage of the interval.
+        measured: The number of units in the run.
 
     Examples:
-        >>> quantile_of(np.array([3.0, 8.0, 30.0, 1e9]), 0.95).round(2)
-        array([ inf, 2.54, 2.06, 1.96])
+        >>> quantile_of(np.array([3.0, 8.0, 30.0]), 0.95, measured=40).round(2)
+        array([ inf, 2.71, 2.14])
 
     References:
         Efron 1969, "Student's t-test under symmetry conditions", JASA 64.
     """
-    square = float(ndtri(0.5 + confidence / 2)) ** 2
+    square = float(stdtrit(max(measured - 1, 1.0), 0.5 + confidence / 2)) ** 2
     least = np.maximum(units, math.nextafter(square, math.inf))
     wider = np.sqrt(square * (1 + (square - 1) / (least - square)))
     return np.where(np.asarray(units) > square, wider, math.inf)

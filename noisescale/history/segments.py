@@ -204,12 +204,12 @@ def _progress(
     progress, error = blocks.progress(batch_size)
     of_block = np.bincount(blocks.of_row, weights=steps * error).astype(np.float64)
     known = np.isfinite(of_block)
-    if not (known.all() and math.isfinite(_quantile(of_block, blocks.units, confidence))):
+    if not (known.all() and math.isfinite(_quantile(of_block, blocks, confidence))):
         # Few units rule the sum: of their blocks no more is known than what was logged.
-        known &= np.isfinite(quantile_of(blocks.units, confidence))
+        known &= np.isfinite(quantile_of(blocks.units, confidence, blocks.measured))
     of_block = np.where(known, of_block, 0.0)
     total = math.sqrt(float((of_block**2).sum()))
-    quantile = _quantile(of_block, blocks.units, confidence)
+    quantile = _quantile(of_block, blocks, confidence)
     sure = known[blocks.of_row]
     made, margin = float((steps * progress)[sure].sum()), quantile * total
     if sure.all() and made > margin:
@@ -223,16 +223,16 @@ def _progress(
         if made > margin:
             lowest[sure] = progress[sure] - quantile * share
         highest[sure] = progress[sure] + quantile * (1 + max(-made, 0.0) / margin) * share
-    if (highest >= 1).all():
+    noise = steps * batch_size
+    if (noise * highest.clip(0.0, 1.0)).sum() > (noise * most).sum():
         highest = most
     ends = lowest.clip(0.0, 1.0), highest.clip(0.0, 1.0)
     return np.full_like(progress, math.nan), *ends, np.zeros_like(progress)
 
 
-def _quantile(of_block: Array, units: Array, confidence: float) -> float:
+def _quantile(of_block: Array, blocks: Blocks, confidence: float) -> float:
     """Return `quantile_of` a sum over blocks with these errors, as of one block."""
     squares = of_block**2
-    spread = float((squares**2 / units).sum())
-    return float(
-        quantile_of(float(squares.sum()) ** 2 / spread if spread else math.inf, confidence)
-    )
+    spread = float((squares**2 / blocks.units).sum())
+    units = float(squares.sum()) ** 2 / spread if spread else math.inf
+    return float(quantile_of(units, confidence, blocks.measured))
