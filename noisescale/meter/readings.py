@@ -325,7 +325,7 @@ class MeterReadings:
                 " the mean, which is its positives or tokens, or 1 for each row of a plain mean."
             )
         elif not norms.comparable:
-            if norms.alone and norms.weighted:
+            if norms.alone and norms.weighted and self._counts.lone_since is None:
                 self._warn(
                     "One part of a step had all of the weight, so there is nothing to compare it"
                     " with. Such steps are not measured."

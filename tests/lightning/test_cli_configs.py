@@ -40,6 +40,7 @@ MONITOR = {
     "every_n_steps": 2,
     "cost": 0.02,
     "batch_size_fn": f"{HERE}.count",
+    "weight_fn": f"{HERE}.count",
     "unit": "rows",
     "groups": {"ends": ["net.0.weight", "net.2.bias"], "others": "net"},
     "confidence": 0.9,
@@ -61,6 +62,7 @@ SCHEDULER = {
     "decide_every_n_steps": 5,
 }
 HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto"}
+WEIGHTED = {"policy": "ratio", "weight_fn": f"{HERE}.count"}
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -81,7 +83,10 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     monitor, scheduler = cli.trainer.callbacks[:2]
     inner = scheduler._monitor
     return [
-        [m and (m._options, m._batch_size_fn, m._report, m.name) for m in (monitor, inner)],
+        [
+            m and (m._options, m._batch_size_fn, m._weight_fn, m._report, m.name)
+            for m in (monitor, inner)
+        ],
         scheduler._options,
         scheduler._progress,
         scheduler._confidence,
@@ -93,7 +98,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     [
         (MONITOR, SCHEDULER),
         (DEFAULTS, DEFAULTS),
-        (HALVES, DEFAULTS),
+        (HALVES, WEIGHTED),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
     ],
@@ -131,5 +136,8 @@ def test_a_saved_config_makes_the_same_callbacks_again(
 
 
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
-    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, SCHEDULER)):
+    for cls, tried in (
+        (NoiseScaleMonitor, MONITOR | HALVES),
+        (BatchSizeScheduler, SCHEDULER | WEIGHTED),
+    ):
         assert tried.keys() == inspect.signature(cls).parameters.keys()
