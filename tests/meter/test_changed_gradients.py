@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that others change: what passes made is measured, or the step is left out by name."""
 
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
