@@ -20,13 +20,13 @@ class NoiseScaleEstimator:
 
     The noise scale is a ratio of two means. The moments of a single step are noisy, and may be
     negative; their averages are unbiased. So the estimator averages first, divides last and never
-    clamps. It averages over the last measured steps, and its interval holds the noise scale of now:
-    `RecentSteps` says how.
+    clamps. It averages over the last measured steps: `RecentSteps` says how.
 
     Args:
         window: Measured steps to average over, at least 2. "auto" takes the steps that say most
             about now: few where the noise scale changes faster than it is measured, many where
-            single steps are noisy, and at most those of the last 70 % of the run.
+            single steps are noisy, and at most those of the last 70 % of the run. Its interval
+            holds the noise scale of now; that of a number of steps holds the mean over these.
         confidence: Coverage of the interval, between 0 and 1.
         unit: The unit of batch sizes, for display: "examples", "sequences" or "tokens".
 
@@ -38,7 +38,7 @@ class NoiseScaleEstimator:
         >>> for noise, signal in [(5.0, 0.3), (7.0, 0.2), (6.0, 0.25), (6.5, 0.27)]:
         ...     _ = estimator.update(GradientMoments(grad_sq_norm=signal, noise_trace=noise))
         >>> print(estimator.estimate())
-        27.3 examples (95 % 14.6 to 49.7, 3 steps)
+        27.3 examples (95 % 15.4 to 46.8, 3 steps)
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, appendix A. Fieller 1954, "Some problems in

@@ -71,7 +71,8 @@ class RecentSteps:
     it holds the noise scale of now rather than that of the window.
 
     Args:
-        window: Measured steps to average over; "auto": as described above.
+        window: "auto", as described above; or the measured steps to average over. Then the interval
+            is that of their average, whatever their age, as at weights that stay.
         confidence: Coverage of the interval.
         unit: The unit of batch sizes, for display.
         most_steps: The number of measured steps that are kept.
@@ -186,14 +187,13 @@ class RecentSteps:
         )
 
     def _chosen_window(self, now: int, least: float) -> Window:
-        """Return the window with the least variance, of noise and of drift."""
+        """Return the window that was asked for, or that with the least variance."""
         rows = self._steps
-        if self.window == "auto":
-            fewest = max(FEWEST_STEPS, math.ceil(least))
-            young = int((rows[:, 0] > (1 - LARGEST_SHARE) * now).sum())
-            rows = rows[-max(young, fewest) :]
-        else:
-            fewest = len(rows)
+        if self.window != "auto":
+            return Window(len(rows), drift=0.0)
+        fewest = max(FEWEST_STEPS, math.ceil(least))
+        young = int((rows[:, 0] > (1 - LARGEST_SHARE) * now).sum())
+        rows = rows[-max(young, fewest) :]
         fewest = min(fewest, len(rows))
         steps, weight = rows[::-1, 0], rows[::-1, 1]  # the newest first
         total = np.cumsum(weight)
