@@ -101,8 +101,9 @@ class Parts(NamedTuple):
         """Say what `sq_norms` are of; the loss is one mean over all rows."""
         if self.groups is None and self.row_weights is None:
             return halves_of_a_batch(self.size, self.rows, loss_divisor)
-        ones = torch.ones(self.rows) if self.row_weights is None else self.row_weights
-        sizes = self.sums(torch.ones_like(ones)) * (self.size / self.rows)
+        of_rows = torch.ones(self.rows) if self.row_weights is None else self.row_weights
+        weights = torch.where((of_rows >= 0).all(), self.sums(of_rows), torch.nan)
+        sizes = self.sums(torch.ones_like(of_rows)) * (self.size / self.rows)
         squared = loss_divisor**2
-        layout = weighted_rows(sizes, self.sums(ones))
+        layout = weighted_rows(sizes, weights)
         return layout._replace(small_scale=squared, big_scale=squared, over_step=1.0)
