@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -137,9 +138,10 @@ def halves(case: Case, steps: int, seeds: int, *, grouped: bool) -> dict[str, An
         moments.append((meter.sums.mean.noise_trace, meter.sums.mean.grad_sq_norm))
         measured += meter.measured_steps
     trace, signal = torch.tensor(moments).T
+    error = (trace / signal).log().std().item() / seeds**0.5
     return {
         "noise_scale": (trace.mean() / signal.mean()).item(),
-        "log_error": (trace / signal).log().std().item() / seeds**0.5,
+        "log_error": error if math.isfinite(error) else None,
         "noise_trace": trace.mean().item(),
         "steps": measured,
     }

@@ -56,7 +56,7 @@ def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGr
     refuse(name, "be one group for each row", repr(groups), _REMEDY)
 
 
-def check_group_fn(group_fn: Callable[[Any], RowGroupsLike] | None) -> None:
+def check_group_fn(group_fn: Callable[[Any], Any] | None) -> None:
     """Raise a TypeError unless it can be called."""
     if group_fn is not None and not callable(group_fn):
         remedy = "Pass a function from a batch to the group of each row."

@@ -23,6 +23,16 @@ def count(batch: Any) -> float:
     return float(len(batch[0]))
 
 
+def tokens(batch: Any) -> float:
+    """The weight of a batch."""
+    return float(batch[0].numel())
+
+
+def in_pairs(batch: Any) -> list[int]:
+    """The group of each row."""
+    return [row // 2 for row in range(len(batch[0]))]
+
+
 def last_part(name: str) -> str:
     """The group of a parameter: weights or biases."""
     return name.split(".")[-1]
@@ -60,7 +70,8 @@ SCHEDULER = {
     "confidence": 0.9,
     "decide_every_n_steps": 5,
 }
-HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto"}
+FUNCTIONS = {"weight_fn": f"{HERE}.tokens", "group_fn": f"{HERE}.in_pairs"}
+HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto", **FUNCTIONS}
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -81,10 +92,14 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     monitor, scheduler = cli.trainer.callbacks[:2]
     inner = scheduler._monitor
     return [
-        [m and (m._options, m._batch_size_fn, m._report, m.name) for m in (monitor, inner)],
+        [
+            m and (m._options, m._batch_size_fn, m._weight_fn, m._group_fn, m._report, m.name)
+            for m in (monitor, inner)
+        ],
         scheduler._options,
         scheduler._progress,
         scheduler._confidence,
+        scheduler._for_monitor,
     ]
 
 
@@ -94,6 +109,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
         (MONITOR, SCHEDULER),
         (DEFAULTS, DEFAULTS),
         (HALVES, DEFAULTS),
+        (DEFAULTS, FUNCTIONS),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
     ],
@@ -131,5 +147,6 @@ def test_a_saved_config_makes_the_same_callbacks_again(
 
 
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
-    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, SCHEDULER)):
+    of_scheduler = SCHEDULER | FUNCTIONS
+    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, of_scheduler)):
         assert tried.keys() == inspect.signature(cls).parameters.keys()

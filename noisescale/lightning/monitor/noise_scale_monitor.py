@@ -16,7 +16,6 @@ from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
 from noisescale.batches.row_groups import (
     RowGroups,
-    RowGroupsLike,
     check_group_fn,
     check_groups_are_used,
     checked_row_groups,
@@ -195,7 +194,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         cut: Sequence[str] | None = None,
         cost: float | None = None,
         weight_fn: Callable[[Any], float | Tensor] | None = None,
-        group_fn: Callable[[Any], RowGroupsLike] | None = None,
+        group_fn: Callable[[Any], Any] | None = None,
         report: bool = False,
         name: str | None = None,
     ) -> None:

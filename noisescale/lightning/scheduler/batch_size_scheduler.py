@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from noisescale.batches.row_groups import RowGroupsLike
 from noisescale.checks import check_confidence, checked_choice, refuse
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
@@ -133,7 +132,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
         weight_fn: Callable[[Any], float | Tensor] | None = None,
-        group_fn: Callable[[Any], RowGroupsLike] | None = None,
+        group_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()
         if progress is not None:
