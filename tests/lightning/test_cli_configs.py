@@ -23,16 +23,6 @@ def count(batch: Any) -> float:
     return float(len(batch[0]))
 
 
-def tokens(batch: Any) -> float:
-    """The weight of a batch."""
-    return float(batch[0].numel())
-
-
-def in_pairs(batch: Any) -> list[int]:
-    """The group of each row."""
-    return [row // 2 for row in range(len(batch[0]))]
-
-
 def last_part(name: str) -> str:
     """The group of a parameter: weights or biases."""
     return name.split(".")[-1]
@@ -70,8 +60,7 @@ SCHEDULER = {
     "confidence": 0.9,
     "decide_every_n_steps": 5,
 }
-FUNCTIONS = {"weight_fn": f"{HERE}.tokens", "group_fn": f"{HERE}.in_pairs"}
-HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto", **FUNCTIONS}
+HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto"}
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -92,14 +81,10 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     monitor, scheduler = cli.trainer.callbacks[:2]
     inner = scheduler._monitor
     return [
-        [
-            m and (m._options, m._batch_size_fn, m._weight_fn, m._group_fn, m._report, m.name)
-            for m in (monitor, inner)
-        ],
+        [m and (m._options, m._batch_size_fn, m._report, m.name) for m in (monitor, inner)],
         scheduler._options,
         scheduler._progress,
         scheduler._confidence,
-        scheduler._for_monitor,
     ]
 
 
@@ -109,7 +94,6 @@ def options_of(cli: WithoutFitting) -> list[Any]:
         (MONITOR, SCHEDULER),
         (DEFAULTS, DEFAULTS),
         (HALVES, DEFAULTS),
-        (DEFAULTS, FUNCTIONS),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
     ],
@@ -147,6 +131,5 @@ def test_a_saved_config_makes_the_same_callbacks_again(
 
 
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
-    of_scheduler = SCHEDULER | FUNCTIONS
-    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, of_scheduler)):
+    for cls, tried in ((NoiseScaleMonitor, MONITOR | HALVES), (BatchSizeScheduler, SCHEDULER)):
         assert tried.keys() == inspect.signature(cls).parameters.keys()
