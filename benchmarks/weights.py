@@ -8,7 +8,9 @@ gradients of independent steps. Compared are
 - loops with a `NoiseScaleMeter` whose micro-batches each have rows of one length ("bucketed"):
   accumulation, DistributedDataParallel and FSDP2, without weights and with them.
 
-    python benchmarks/weights.py --out benchmarks/results/weights.json
+    python benchmarks/weights.py --out weights.json
+
+The results in `results/` are those of before and after weights were heeded.
 """
 
 from __future__ import annotations

@@ -261,7 +261,9 @@ class MeterReadings:
         """Whether the step after those counted is to be measured, at that cost in plain steps."""
         counts, cadence = self._counts, self._cadence
         if counts.spent is None:  # as if it had been within the budget
-            counts.spent = Spent(cadence.budget(counts.steps), 0.0, counts.measured_steps, OPENING)
+            counts.spent = Spent(
+                cadence.budget(counts.steps, cost), 0.0, counts.measured_steps, OPENING
+            )
         return cadence.due(counts.steps + 1, counts.spent, cost)
 
     def _settle(self, *, alone: bool = False) -> None:
@@ -323,7 +325,7 @@ class MeterReadings:
                 " the mean, which is its positives or tokens, or 1 for each row of a plain mean."
             )
         elif not norms.comparable:
-            if norms.alone and norms.weighted:
+            if norms.alone and norms.weighted and self._counts.lone_since is None:
                 self._warn(
                     "One part of a step had all of the weight, so there is nothing to compare it"
                     " with. Such steps are not measured."

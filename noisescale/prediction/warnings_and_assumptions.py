@@ -118,9 +118,9 @@ def assumptions_of(
         )
     if run.as_logged:
         found.append(
-            "The noise scale is the logged one, an average over the steps before: while it rises"
-            " the average lags behind, and the critical batch size reads low. The history does not"
-            " hold what was measured between its rows."
+            "The noise scale is the one that was shown at each row, of the last measured steps."
+            " While it rises, it may lag behind. The history does not hold what was measured"
+            " between its rows."
         )
     if devices_of(history) is None:
         found.append("The run's number of devices was not recorded: one device is assumed.")

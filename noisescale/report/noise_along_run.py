@@ -20,8 +20,8 @@ from noisescale.report.numbers import banded, count, number
 def noise_scale_figure(p: PredictionRecord) -> go.Figure:
     """Draw the noise scale that is predicted from, the batch size and the critical one.
 
-    The line is the noise scale of each time of the run. What was logged is an average over the time
-    before, and is drawn thinly beside it. Where the noise scale is not resolved there is no line,
+    The line is the noise scale of each time of the run. What was shown then is drawn thinly beside
+    it. Where the noise scale is not resolved there is no line,
     and the area from its lower bound to the top of the figure is hatched.
     """
     curve = NoiseCurve(p)
@@ -76,7 +76,7 @@ def _draw_logged(drawn: go.Figure, curve: NoiseCurve) -> None:
     rows = extremes(np.where(resolved, value, 0.0), resolved)
     drawn.add_scatter(
         **curve.values(value, resolved, rows),
-        name="as logged: an average of the time before",
+        name="as shown at the time",
         mode="lines",
         line=DOTTED,
         hovertemplate="step %{x:,}: logged %{y:,.3g}<extra></extra>",

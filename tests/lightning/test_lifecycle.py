@@ -63,7 +63,8 @@ def test_resuming_in_mid_epoch_continues_the_averages(tmp_path: Path) -> None:
 
     for ours, theirs in zip(resumed, whole, strict=True):
         assert ours["history"]["step"] == [1, 2, 3, 4, 5, 6, 7]
-        assert ours["history"]["noise_scale"][:3] == theirs["history"]["noise_scale"][:3]
+        for column in ("low", "sum_noise_trace", "sum_grad_sq_norm"):
+            assert ours["history"][column][:3] == theirs["history"][column][:3]
 
 
 def test_checkpoints_load_weights_only_and_are_alike_on_all_ranks(tmp_path: Path) -> None:
@@ -94,9 +95,9 @@ def damaged(checkpoint: Any, damage: str) -> dict[str, Any]:
         case "another unit":
             return {"unit": "rows"}
         case "no averages":
-            del state["meter"]["estimates"]["whole"]["averages"]
-        case "averages of other windows":
-            state["meter"]["estimates"]["whole"]["averages"]["mean"].append([0.0, 0.0])
+            del state["meter"]["estimates"]["whole"]["recent"]
+        case "averages of other steps":
+            state["meter"]["estimates"]["whole"]["recent"]["steps"].append([0.0, 0.0])
         case "no counts":
             del state["meter"]["skipped_steps"]
         case "no meter":
@@ -116,8 +117,8 @@ ANEW, GOES_ON = [8, 10, 12, 14], [2, 4, 6, 8, 10, 12, 14]
     [
         ("another window", "averages.*were not restored.*`window` must be the one", GOES_ON),
         ("another unit", "averages.*were not restored.*`unit` must be the one", ANEW),
-        ("no averages", "averages.*were not restored.*KeyError: 'averages'", GOES_ON),
-        ("averages of other windows", "averages.*were not restored.*cannot reshape", GOES_ON),
+        ("no averages", "averages.*were not restored.*KeyError: 'recent'", GOES_ON),
+        ("averages of other steps", "averages.*were not restored.*inhomogeneous", GOES_ON),
         ("no counts", "averages.*were not restored.*KeyError: 'skipped_steps'", GOES_ON),
         ("no meter", "averages.*were not restored.*KeyError: 'meter'", [1, 3, 5, 7]),
         ("nothing", "averages.*were not restored.*TypeError", [1, 3, 5, 7]),

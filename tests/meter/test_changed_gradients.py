@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that others change: what passes made is measured, or the step is left out by name."""
 
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -331,7 +330,7 @@ def test_ranks_are_measured_where_only_the_last_pass_within_a_pass_averages(pass
 
     assert apart == pytest.approx(truth("DDP", passes), rel=1e-4)
     assert told == []
-    assert all(math.isnan(x) for x in mixed)
+    assert mixed is None
     assert told_of_mixing[0].startswith("Gradients were averaged over ranks more than once")
 
 

@@ -510,6 +510,7 @@ def test_halves_of_a_batch_with_few_rows_that_have_a_loss_need_the_weights_of_ro
     model = torch.nn.Linear(3, 1)
     meter = NoiseScaleMeter(model, every_n_steps=1)
     for _ in range(4):
+        model.zero_grad()
         x, positives = torch.randn(32, 3), (torch.arange(32) < 5).float()
         loss = (model(x).squeeze(1).square() * positives).sum() / positives.sum()
         meter.backward(loss, 32, weight=positives if weight else None)

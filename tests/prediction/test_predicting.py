@@ -358,7 +358,7 @@ def test_the_uncalibrated_theory_is_labelled_and_a_calibration_named() -> None:
 
 
 def test_that_the_logged_estimates_lag_is_said_where_they_are_taken() -> None:
-    lags = "The noise scale is the logged one, an average over the steps before: while it rises"
+    lags = "The noise scale is the one that was shown at each row, of the last measured steps."
     rng = np.random.default_rng(0)
     sums = {
         "sum_weight": 64 * STEP,

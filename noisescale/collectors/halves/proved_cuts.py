@@ -27,6 +27,7 @@ from noisescale.collectors.halves.upset import (
     hooks_of_modules,
     hooks_of_tensors,
     retained_gradients_kept,
+    silenced,
 )
 from noisescale.guard import RefusalError, WarnOnce
 
@@ -214,6 +215,7 @@ class ProvedCuts:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         with (
             self.nothing_else_changed(first=True),
+            silenced(hooks_of_tensors(self._norms.parameters)),
             random_numbers_kept(device),
             SavedTensors(graph).restored() as changed,  # checkpoints go forward to be read
         ):

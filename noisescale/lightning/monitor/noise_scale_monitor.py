@@ -193,7 +193,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         preconditioned: bool = False,
         cut: Sequence[str] | None = None,
         cost: float | None = None,
-        weight_fn: Callable[[Any], float | Tensor] | None = None,
+        weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
         report: bool = False,
         name: str | None = None,

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, checked_choice, refuse
@@ -131,7 +130,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         progress: ProgressBy | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
-        weight_fn: Callable[[Any], float | Tensor] | None = None,
+        weight_fn: Callable[[Any], Any] | None = None,
         group_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()

