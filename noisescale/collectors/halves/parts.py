@@ -106,4 +106,4 @@ class Parts(NamedTuple):
         sizes = self.sums(torch.ones_like(of_rows)) * (self.size / self.rows)
         squared = loss_divisor**2
         layout = weighted_rows(sizes, weights)
-        return layout._replace(small_scale=squared, big_scale=squared, over_step=1.0)
+        return layout._replace(small_scale=squared, big_scale=squared)

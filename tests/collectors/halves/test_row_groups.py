@@ -150,6 +150,21 @@ def test_the_noise_scale_is_in_what_is_counted() -> None:
     assert (rows.examples, groups.examples) == (300 * ROWS, 300 * GROUPS)
 
 
+@pytest.mark.parametrize("groups", [None, [0, 0, 0, 1, 2, 2, 3, 3]])
+def test_what_a_loss_was_divided_by_is_taken_out(groups: list[int] | None) -> None:
+    """As in the short last window of an epoch."""
+    shown = []
+    for divisor in (1.0, 4.0):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        loss = model(torch.randn(8, 3)).square().mean() / divisor
+        meter.backward(loss, 8, row_groups=groups)
+        meter.step(loss_divisor=divisor)
+        shown.append((meter.sums.mean.grad_sq_norm, meter.sums.mean.noise_trace))
+    assert shown[1] == pytest.approx(shown[0])
+
+
 # Which rows may act on each other
 
 
