@@ -351,6 +351,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("inner_product.py", ["--smoke"]),
         ("tune_prior.py", ["--smoke"]),
         ("carbs.py", ["--smoke"]),
+        ("groups.py", ["--steps", "20", "--seeds", "2", "--truth", "100"]),
         (
             "halves.py",
             ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
@@ -159,7 +160,12 @@ class Collector(HookErrors, ABC):
         """
 
     def expect(
-        self, *, rows: int | None, last: bool | None, row_weights: Tensor | None = None
+        self,
+        *,
+        rows: int | None,
+        last: bool | None,
+        row_weights: Tensor | None = None,
+        row_groups: RowGroups | None = None,
     ) -> None:
         """Receive what is known about the next backward pass.
 
@@ -167,6 +173,7 @@ class Collector(HookErrors, ABC):
             rows: Rows of its batch, if the counted size differs.
             last: Whether the optimizer steps after it.
             row_weights: What each row has in the mean that the loss is, if that is known.
+            row_groups: The groups of rows that are not independent of each other, if there are any.
         """
 
     @abstractmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.changes import UNTOUCHED, Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
@@ -153,6 +154,7 @@ class StepCapture:
         rows: int | None,
         last: bool | None,
         terms: Weight | None = None,
+        row_groups: RowGroups | None = None,
     ) -> None:
         """Arrange for the next backward pass to be captured, see `NoiseScaleMeter`.
 
@@ -179,7 +181,7 @@ class StepCapture:
             if step.begun_in_a_pass:
                 return
             weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
-            collector.expect(rows=rows, last=last, row_weights=weights)
+            collector.expect(rows=rows, last=last, row_weights=weights, row_groups=row_groups)
             collector.check_next_passes(self._checking)
             collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
+from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
@@ -192,6 +193,7 @@ class NoiseScaleMeter(MeterReadings):
         rows: int | None = None,
         weight: Weight | None = None,
         mean_of_means: bool = False,
+        row_groups: RowGroupsLike | None = None,
     ) -> None:
         """Call `loss.backward()` and capture the norms of its small batches.
 
@@ -204,9 +206,15 @@ class NoiseScaleMeter(MeterReadings):
             rows: See `before_backward`.
             weight: See `before_backward`.
             mean_of_means: See `before_backward`.
+            row_groups: See `before_backward`.
         """
         self.before_backward(
-            loss, local_batch_size, rows=rows, weight=weight, mean_of_means=mean_of_means
+            loss,
+            local_batch_size,
+            rows=rows,
+            weight=weight,
+            mean_of_means=mean_of_means,
+            row_groups=row_groups,
         )
         loss.backward()
 
@@ -222,6 +230,7 @@ class NoiseScaleMeter(MeterReadings):
         rows: int | None = None,
         last: bool | None = None,
         terms: Weight | None = None,
+        row_groups: RowGroupsLike | None = None,
     ) -> None:
         """Prepare for a `loss.backward()` that follows right after; `backward` does both.
 
@@ -246,6 +255,11 @@ class NoiseScaleMeter(MeterReadings):
             terms: Without a `weight`: the tokens of the batch that count in the loss, by its mask
                 or its labels. A warning tells if the losses follow them, so that a `weight` is
                 needed.
+            row_groups: The group of each row, if the halves of a batch are compared and rows are
+                not independent of each other: the completions of one prompt, pairs, augmented
+                copies. Numbers or names, in a tensor or a list; a tensor on the device makes a
+                measured step wait for the device. Whole groups are in one half then. What
+                `local_batch_size` counts is still up to you: rows or groups.
         """
         check_batch_size(local_batch_size)
         one = BackwardPass(local_batch_size, weight, batch, mean_of_means)
@@ -253,8 +267,18 @@ class NoiseScaleMeter(MeterReadings):
         if not capture.due:
             capture.count_pass(one)
             return
+        groups = None
+        if row_groups is not None:
+            check_groups_are_used("row_groups", self._options.small_batch)
+            groups = checked_row_groups(row_groups)
         capture.add_pass(
-            loss, one, capture_average=capture_average, rows=rows, last=last, terms=terms
+            loss,
+            one,
+            capture_average=capture_average,
+            rows=rows,
+            last=last,
+            terms=terms,
+            row_groups=groups,
         )
 
     @property

@@ -23,6 +23,11 @@ def count(batch: Any) -> float:
     return float(len(batch[0]))
 
 
+def in_pairs(batch: Any) -> list[int]:
+    """The group of each row."""
+    return [row // 2 for row in range(len(batch[0]))]
+
+
 def last_part(name: str) -> str:
     """The group of a parameter: weights or biases."""
     return name.split(".")[-1]
@@ -61,8 +66,13 @@ SCHEDULER = {
     "confidence": 0.9,
     "decide_every_n_steps": 5,
 }
-HALVES = {"small_batch": "half", "cut": ["net.0", "net.2"], "every_n_steps": "auto"}
-WEIGHTED = {"policy": "ratio", "weight_fn": f"{HERE}.count"}
+HALVES = {
+    "small_batch": "half",
+    "cut": ["net.0", "net.2"],
+    "every_n_steps": "auto",
+    "group_fn": f"{HERE}.in_pairs",
+}
+FUNCTIONS = {"policy": "ratio", "weight_fn": f"{HERE}.count", "group_fn": f"{HERE}.in_pairs"}
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -84,7 +94,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     inner = scheduler._monitor
     return [
         [
-            m and (m._options, m._batch_size_fn, m._weight_fn, m._report, m.name)
+            m and (m._options, m._batch_size_fn, m._weight_fn, m._group_fn, m._report, m.name)
             for m in (monitor, inner)
         ],
         scheduler._options,
@@ -98,7 +108,7 @@ def options_of(cli: WithoutFitting) -> list[Any]:
     [
         (MONITOR, SCHEDULER),
         (DEFAULTS, DEFAULTS),
-        (HALVES, WEIGHTED),
+        (HALVES, FUNCTIONS),
         ({"window": "auto", "groups": f"{HERE}.last_part"}, {"policy": {0: 16, 100: 32}}),
         ({"groups": {"ends": ["net.0", "net.2"]}}, {"policy": f"{HERE}.always_16"}),
     ],
@@ -138,6 +148,6 @@ def test_a_saved_config_makes_the_same_callbacks_again(
 def test_every_argument_of_the_callbacks_is_tried_here() -> None:
     for cls, tried in (
         (NoiseScaleMonitor, MONITOR | HALVES),
-        (BatchSizeScheduler, SCHEDULER | WEIGHTED),
+        (BatchSizeScheduler, SCHEDULER | FUNCTIONS),
     ):
         assert tried.keys() == inspect.signature(cls).parameters.keys()

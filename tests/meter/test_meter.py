@@ -661,3 +661,37 @@ def test_measured_steps_are_at_their_places_in_the_run_also_after_one_is_left_ou
     assert at == [7, 10, 13, 16]  # the first only sets the level
     assert meter.noise_scale == recent.estimate(18) != recent.estimate(16)
     assert meter.noise_scale_at(0.5) == recent.estimate(18, confidence=0.5)
+
+
+@pytest.mark.parametrize("groups", [None, [0, 0, 1, 1, 2, 2, 3, 3]])
+def test_equal_weights_of_rows_change_nothing(groups: list[int] | None) -> None:
+    """Nor whether a mean over rows is called a mean of means, where a step has one batch."""
+    shown = []
+    for weight, mean_of_means in ((None, False), (torch.ones(8), False), (torch.ones(8), True)):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        for _ in range(3):
+            model.zero_grad()
+            loss = model(torch.randn(8, 3)).square().mean()
+            options: Any = {"weight": weight, "mean_of_means": mean_of_means}
+            meter.backward(loss, 8, row_groups=groups, **options)
+            meter.step()
+        mean = meter.sums.mean
+        shown.append((mean.grad_sq_norm, mean.noise_trace))
+    assert shown[1] == pytest.approx(shown[0])
+    assert shown[2] == pytest.approx(shown[0])
+
+
+@pytest.mark.parametrize("groups", [None, [0, 0, 1, 1, 2, 2, 3, 3]])
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
+def test_a_step_whose_rows_have_an_impossible_weight_is_left_out(
+    wrong: float, groups: list[int] | None
+) -> None:
+    model = torch.nn.Linear(3, 1)
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    weight = torch.tensor([wrong] + [2.0] * 7)
+    meter.backward(model(torch.randn(8, 3)).square().mean(), 8, weight=weight, row_groups=groups)
+    meter.step()
+    with pytest.warns(UserWarning, match="weights of a step were all zero, negative or not"):
+        assert (meter.measured_steps, meter.skipped_steps) == (0, 1)

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.coupled import where_rows_meet
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.derivatives import LARGEST_SHARE, NoDerivativeError
@@ -41,9 +42,17 @@ class RowsApart:
         self._compiled = compiled
         self._derived: set[Hashable] = set()
 
-    def by_name(self, graph: Graph, cut: Cut, rows: int, *, derived: bool = True) -> str:
+    def by_name(
+        self,
+        graph: Graph,
+        cut: Cut,
+        rows: int,
+        groups: RowGroups | None,
+        *,
+        derived: bool = True,
+    ) -> str:
         """Say where rows act on each other, by operations; empty if they do not."""
-        if meeting := where_rows_meet(graph, cut, rows, derived=derived):
+        if meeting := where_rows_meet(graph, cut, rows, groups, derived=derived):
             return (
                 f"{_LOSS} ({meeting}). Such losses are contrastive losses, pairs of rows,"
                 " correlations, and products and powers of means over the batch."
@@ -60,7 +69,13 @@ class RowsApart:
         return kind in self._derived
 
     def by_derivatives(
-        self, graph: Graph, cut: Cut, rows: int, gradient: Tensor, kind: Hashable
+        self,
+        graph: Graph,
+        cut: Cut,
+        rows: int,
+        groups: RowGroups | None,
+        gradient: Tensor,
+        kind: Hashable,
     ) -> str:
         """Say that rows act on each other, by derivatives; empty if these do not show it.
 
@@ -68,6 +83,7 @@ class RowsApart:
             graph: The graph of the loss.
             cut: Its cut.
             rows: Rows of the batch.
+            groups: Of rows that may act on each other.
             gradient: The gradient that a backward pass starts with.
             kind: What graphs have in common in which rows act on each other alike.
         """
@@ -75,10 +91,10 @@ class RowsApart:
         try:
             if len(self._derived) >= _MOST_KINDS:
                 raise NoDerivativeError(f"these were taken of {_MOST_KINDS} other graphs")
-            in_network = share_in_network(graph, cut, rows)
-            in_loss = share_in_loss(graph, cut, gradient, rows)
+            in_network = share_in_network(graph, cut, rows, groups)
+            in_loss = share_in_loss(graph, cut, gradient, rows, groups)
         except NoDerivativeError as error:
-            if meeting := self.by_name(graph, cut, rows, derived=False):
+            if meeting := self.by_name(graph, cut, rows, groups, derived=False):
                 return meeting
             self._tell(
                 "Whether rows act on one another in the loss was looked for in the names of its"

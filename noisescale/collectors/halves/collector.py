@@ -6,6 +6,8 @@ those of the other negative, gives half the difference of their mean gradients, 
 tr(Σ) = B·|g_s|² and |G|² = |g|² - |g_s|² without bias, as of two micro-batches of B/2. The rows are
 signed at a cut of the autograd graph (`cut`), which is proved at first (`proved_cuts`).
 
+If rows come in groups that are not independent within, whole groups get one sign: see `parts`.
+
 A step of several micro-batches is measured by these, which costs no pass.
 """
 
@@ -20,36 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
 from noisescale.collectors.halves.row_pass import row_pass, signs
 from noisescale.collectors.halves.upset import unwatch, watch
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
-from noisescale.collectors.rows.window_layout import (
-    UNKNOWN,
-    Weight,
-    WindowLayout,
-    halves_of_a_batch,
-    weighted_rows,
-)
+from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
 from noisescale.guard import RefusalError, keeps_errors
 
-LARGEST_ERROR = 0.05
-"""Of |G|², from rows without a loss: above it a step is left out."""
-
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
-
-
-def _too_few(live: Tensor, rows: int) -> Tensor:
-    """Whether so few of the rows have a loss that halves mislead.
-
-    Zeros do not tell a mean over n of the rows from a mean over all rows with a loss of zero in
-    some. Halves take it for the second. If it is the first, |G|² is (1 - 1/rows)/(1 - 1/n) times as
-    large, as the cross products of n parts say.
-    """
-    return (1 - 1 / live) * (1 + LARGEST_ERROR) < 1 - 1 / rows
 
 
 class Halves(NamedTuple):
@@ -57,11 +42,9 @@ class Halves(NamedTuple):
 
     sq_norms: Tensor
     """|g_s|², shape (entries,)."""
-    rows: int
     which: int
     """Of the step's backward passes."""
-    row_weights: Tensor | None
-    """What each row has in the mean that the loss is, if that is known."""
+    parts: Parts
 
 
 class _Batch(NamedTuple):
@@ -69,10 +52,15 @@ class _Batch(NamedTuple):
 
     size: float
     """Examples, as they are counted."""
-    rows: int
+    rows: int | None
+    """Rows; None: as many as are counted."""
+    row_weights: Tensor | None
+    row_groups: RowGroups | None
     which: int
     """Of the step's backward passes."""
-    row_weights: Tensor | None
+
+
+_NOTHING = _Batch(0.0, None, None, None, 0)
 
 
 class HalvesCollector(MicroBatchCollector):
@@ -107,8 +95,7 @@ class HalvesCollector(MicroBatchCollector):
         self._lone_steps = _LONE_STEPS
         self._draws = 0
         self._halves: Halves | None = None
-        self._rows: int | None = None
-        self._row_weights: Tensor | None = None
+        self._expected = _NOTHING
         self._last: bool | None = None
         watch()
         self._unwatch = weakref.finalize(self, unwatch)
@@ -134,23 +121,30 @@ class HalvesCollector(MicroBatchCollector):
         return self._lone_steps >= _LONE_STEPS
 
     def expect(
-        self, *, rows: int | None, last: bool | None, row_weights: Tensor | None = None
+        self,
+        *,
+        rows: int | None,
+        last: bool | None,
+        row_weights: Tensor | None = None,
+        row_groups: RowGroups | None = None,
     ) -> None:
         """Receive what is known about the next backward pass."""
-        self._rows, self._last, self._row_weights = rows, last, row_weights
+        self._last = last
+        self._expected = _NOTHING._replace(
+            rows=rows, row_weights=row_weights, row_groups=row_groups
+        )
 
     def before_backward(self, loss: Tensor, size: float, *, capture_average: bool = False) -> None:
         """Measure the halves of a batch that is likely the step's only one, and do as `super`."""
         likely = self._takes_a_pass if self._last is None else self._last
         if self._none_before:
             self._halves = None
-            rows = int(size) if self._rows is None else self._rows
-            batch = _Batch(size, rows, len(self._step.passes), self._row_weights)
+            batch = self._expected._replace(size=size, which=len(self._step.passes))
             if likely and isinstance(loss, Tensor) and loss.requires_grad:
                 self._measure(get_gradient_edge(loss), torch.ones_like(loss), batch)
             elif likely and loss.requires_grad:  # the pass begins at one of several tensors
                 loss.register_hook(partial(self._measure_from, loss, batch))
-        self._rows = self._last = self._row_weights = None
+        self._last, self._expected = None, _NOTHING
         super().before_backward(loss, size, capture_average=capture_average)
 
     def small_sq_norms(self) -> Tensor | None:
@@ -164,12 +158,7 @@ class HalvesCollector(MicroBatchCollector):
         proved, halves = self._cuts.settle(), self._halves
         if not proved or small is None or halves is None or not self.reached[halves.which]:
             return None
-        if halves.row_weights is not None:
-            # Σ|c_i|², c_i what row i adds: E|g_s|² is Σ|c_i|² - (|g|² - Σ|c_i|²)/(rows - 1), and
-            # with an odd row in neither half Σ|c_i|² - |g|²/rows.
-            share = 1.0 if halves.rows % 2 else 1 - 1 / halves.rows
-            return halves.sq_norms * share + small / halves.rows
-        return small + halves.sq_norms
+        return halves.parts.sq_norms(halves.sq_norms, small)
 
     @property
     def _in_pieces(self) -> bool:
@@ -177,17 +166,15 @@ class HalvesCollector(MicroBatchCollector):
         return super()._in_pieces or (lone and self._step.nested)
 
     def layout(self, sizes: Sequence[float], loss_divisor: float) -> WindowLayout:
-        """Say what the norms are of: see `halves_of_a_batch`, or every micro-batch is a part."""
+        """Say what the norms are of: see `Parts.layout`, or every micro-batch is a part."""
         if len(sizes) == 1 and self._halves is not None:
-            return halves_of_a_batch(sizes[0], self._halves.rows, loss_divisor)
+            return self._halves.parts.layout(loss_divisor)
         return UNKNOWN if len(sizes) == 1 else super().layout(sizes, loss_divisor)
 
     def weighted_layout(self, sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
         """As `layout`, with weights; of a single batch only those of its rows have an effect."""
         if len(sizes) == 1 and self._halves is not None:
-            if self._halves.row_weights is not None:
-                return weighted_rows(sizes[0], self._halves.row_weights)
-            return halves_of_a_batch(sizes[0], self._halves.rows, 1.0)
+            return self._halves.parts.layout()
         return UNKNOWN if len(sizes) == 1 else super().weighted_layout(sizes, weights)
 
     def reset(self) -> None:
@@ -235,42 +222,43 @@ class HalvesCollector(MicroBatchCollector):
 
     @keeps_errors
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
-        size, rows, which, row_weights = batch
-        if rows > size > 0:
+        parts = Parts.checked(batch.size, batch.rows, batch.row_weights, batch.row_groups)
+        if parts.number > parts.size > 0:
             raise RefusalError(
-                f"The size that is counted must be at least the rows of the batch, got {size:g} for"
-                f" {rows} rows: the rows of one example are not independent. Give the model's"
-                " output as (batch, rows, ...) and pass `rows`." + INSTEAD
+                f"The size that is counted must be at least the {parts.kind} of the batch, got"
+                f" {parts.size:g} for {parts.number} {parts.kind}: the rows of one example are not"
+                " independent. Give the model's output as (batch, rows, ...) and pass `rows`, or"
+                " say which rows belong together by `group_fn` (`row_groups` of the meter)."
+                + INSTEAD
             )
-        if row_weights is not None and len(row_weights) != rows:
-            row_weights = None  # of something else that the batch is made of
-        if rows < 2:
+        if parts.number < 2:
+            of = parts.number if parts.groups is None else "one group"
             self._cuts.tell(
-                f"A batch of {rows} has no halves to compare. Such steps are not measured. Use"
-                " batches of two rows or more, or accumulate two or more micro-batches."
+                f"A batch of {of} has no halves to compare. Such steps are not measured. Use"
+                f" batches of two {parts.kind} or more, or accumulate two or more micro-batches."
             )
             return
-        edges = self._cuts.find(loss, gradient, rows)
+        edges = self._cuts.find(loss, gradient, parts.rows, parts.groups)
         if edges is None:
             return
         norms = self.norms.none()
-        live: list[Tensor] | None = [] if row_weights is None else None
+        live: list[Tensor] | None = [] if parts.row_weights is None else None
         with self._cuts.nothing_else_changed():
             self._draws += 1
             row_pass(
                 loss,
                 gradient,
                 edges,
-                signs(rows, self._draws, gradient.device),
+                signs(parts.number, self._draws, gradient.device, parts.groups),
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
                 live,
             )
         sq_norms = self.norms.sums(norms)
         if live:
-            few = _too_few(torch.stack(live).any(0).sum(), rows)
+            few = parts.lack_losses(torch.stack(live).any(0))
             sq_norms = torch.where(few.to(sq_norms.device), ROWS_WITHOUT_LOSS, sq_norms)
-        self._halves = Halves(sq_norms, rows, which, row_weights)
+        self._halves = Halves(sq_norms, batch.which, parts)
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.graph import (
     Edge,
@@ -48,6 +50,12 @@ _CURVED = {
 }  # fmt: skip
 
 
+class _Parts(NamedTuple):
+    """Rows were split into so many each."""
+
+    rows: tuple[int, ...]
+
+
 class _Step(NamedTuple):
     """A node between the loss and the cut."""
 
@@ -63,7 +71,9 @@ class _Step(NamedTuple):
     """Of each of those, how its rows were picked out of the batch's."""
 
 
-def where_rows_meet(graph: Graph, cut: Cut, rows: int, *, derived: bool = False) -> str | None:
+def where_rows_meet(
+    graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None, *, derived: bool = False
+) -> str | None:
     """Name an operation between the loss and the cut that makes rows act on each other, or None.
 
     1. A product or distance of two matrices that both come from rows of the cut: rows are
@@ -76,12 +86,13 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int, *, derived: bool = False)
        number, but the sum of several such functions may not: they are left to the derivatives,
        where those can be had.
     4. A difference of rows that were picked in two ways: `z[0::2] - z[1::2]`. Derivatives do not
-       show it where the loss is piecewise linear in it.
+       show it where the loss is piecewise linear in it. Of groups only rows of two groups count.
 
     Args:
         graph: The graph of the loss.
         cut: Its cut.
         rows: Rows of the batch.
+        groups: Of rows that may act on each other.
         derived: Whether derivatives say something about the loss as well.
     """
     for edge in cut.region.stops:
@@ -104,7 +115,7 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int, *, derived: bool = False)
             [edge not in stops and summed.get(edge.output[0], False) for edge in from_rows],
             [() if edge in stops else _picked(edge, picked) for edge in from_rows],
         )
-        if _meets(graph, node, step, rows, derived):
+        if _meets(graph, node, step, rows, groups, derived):
             return f"{step.kind} of shape {step.shape}"
         summed[node] = _is_summed(graph, node, step, rows)
         if not summed[node]:
@@ -114,7 +125,7 @@ def where_rows_meet(graph: Graph, cut: Cut, rows: int, *, derived: bool = False)
 
 def _picked(edge: Edge, picked: Mapping[Node, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
     how = picked.get(edge.output[0], ())
-    return (*how, edge.output[1]) if how and how[-1] in _PARTS else how
+    return (*how, edge.output[1]) if how and isinstance(how[-1], _Parts) else how
 
 
 def _pick(graph: Graph, node: Node, step: _Step, rows: int) -> tuple[Hashable, ...]:
@@ -124,22 +135,44 @@ def _pick(graph: Graph, node: Node, step: _Step, rows: int) -> tuple[Hashable, .
         return ()
     if step.kind == "Index":
         chosen = node._saved_indices[0]
-        return () if chosen is None else (step.kind, _content(chosen))
+        return () if chosen is None else ((step.kind, *_content(chosen)),)
     if 0 not in dimensions_of(node, len(shape)):
         return ()
     if step.kind == "Slice":
         whole = step.shape[:1] == shape[:1]
-        return () if whole else (node._saved_start, node._saved_end, node._saved_step)
+        bounds = node._saved_start, node._saved_end, node._saved_step
+        return () if whole else ((step.kind, *bounds),)
     if step.kind in {"IndexSelect", "Gather"}:
-        return (step.kind, _content(node._saved_index))
+        return ((step.kind, *_content(node._saved_index)),)
     if step.kind in {"Select", "Roll"}:
         how = node._saved_index if step.kind == "Select" else tuple(node._saved_shifts)
-        return (step.kind, how)
-    return (step.kind,) if step.kind in {*_PARTS, "Flip"} else ()
+        return ((step.kind, how),)
+    if step.kind in _PARTS:
+        return (_Parts(tuple((1, *one)[-len(shape)] for one in graph.shapes(node))),)
+    return ((step.kind,),) if step.kind == "Flip" else ()
 
 
-def _content(index: Tensor) -> Hashable:
-    return index.detach().cpu().numpy().tobytes()
+def _content(index: Tensor) -> tuple[str, bytes]:
+    content = index.detach().cpu().numpy()
+    return content.dtype.str, content.tobytes()
+
+
+def _groups_after(how: tuple[Hashable, ...], groups: RowGroups) -> Hashable:
+    """The groups of rows that were picked so; `how` itself where that is not known."""
+    now, parts = groups.of_rows.numpy(), [groups.of_rows.numpy()]
+    for pick in how:
+        match pick:
+            case _Parts(sizes) if sum(sizes) == len(now):
+                parts = np.split(now, np.cumsum(sizes)[:-1])
+            case int(which):
+                now = parts[which]
+            case ("Slice", int(start), int(end), int(step)):
+                now = now[start:end:step]
+            case ("Index" | "IndexSelect", str(dtype), bytes(content)):
+                now = now[np.frombuffer(content, dtype)]
+            case _:
+                return how
+    return tuple(now.tolist())
 
 
 def is_root_of_one_number(graph: Graph, node: Node) -> bool:
@@ -177,9 +210,11 @@ def _maker_of_similarities(graph: Graph, output: Output, rows: int) -> str | Non
     return None
 
 
-def _meets(graph: Graph, node: Node, step: _Step, rows: int, derived: bool) -> bool:
+def _meets(
+    graph: Graph, node: Node, step: _Step, rows: int, groups: RowGroups | None, derived: bool
+) -> bool:
     shapes = [graph.shape(edge.output) for edge in step.from_rows]
-    if step.kind in _PRODUCTS and _is_of_rows(step, rows):
+    if step.kind in _PRODUCTS and _is_of_rows(step, rows, groups):
         return True
     if _is_spread_out(step.shape, shapes, rows):
         return True
@@ -189,7 +224,8 @@ def _meets(graph: Graph, node: Node, step: _Step, rows: int, derived: bool) -> b
     ):
         return True
     if step.kind in _DIFFERENCES and len(set(step.picked)) > 1 and not any(step.summed):
-        return True
+        of_groups = {_groups_after(how, groups) for how in step.picked} if groups else step.picked
+        return groups is None or len(of_groups) > 1
     if not any(step.summed):
         return False
     if step.kind in _ELEMENTWISE_PRODUCTS | _PRODUCTS:
@@ -237,14 +273,15 @@ def _sums_over_rows(
     return 0 in over and (kept or one_a_row or shape[:1] != (rows,))
 
 
-def _is_of_rows(step: _Step, rows: int) -> bool:
+def _is_of_rows(step: _Step, rows: int, groups: RowGroups | None) -> bool:
     """Whether both factors of a product, its last two inputs, come from rows of the cut.
 
     One that needs no gradient may be anything: rows, if there are as many.
     """
     shape = step.shape
-    if len(shape) == 3 and has_rows(shape[:1], rows):
-        return False  # a product within each row
+    within = rows if groups is None else groups.number
+    if len(shape) == 3 and (has_rows(shape[:1], rows) or shape[0] == within):
+        return False  # a product within each row, or each group
     factors = [edge for edge in step.edges if edge.position >= step.inputs - 2]
     if not factors or any(edge not in step.from_rows for edge in factors):
         return False

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.graph import Graph, Output
 
@@ -44,11 +45,13 @@ def ends_of(cut: Cut) -> dict[Output, int]:
     }
 
 
-def parts_of(rows: int, most: int) -> Iterator[Tensor]:
-    """Yield vectors of 1 for a random half of the rows, and 0 for the others."""
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
-    for bit in range(min(most, (rows - 1).bit_length())):
-        yield (order >> bit & 1).float()
+def parts_of(rows: int, most: int, groups: RowGroups | None = None) -> Iterator[Tensor]:
+    """Yield vectors of 1 for a random half of the rows, or of whole groups, and 0 for others."""
+    apart = rows if groups is None else groups.number
+    order = torch.randperm(apart, generator=torch.Generator().manual_seed(apart))
+    for bit in range(min(most, (apart - 1).bit_length())):
+        part = (order >> bit & 1).float()
+        yield part if groups is None else part[groups.of_rows]
 
 
 def random_on_rows(

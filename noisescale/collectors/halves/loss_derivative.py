@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.coupled import is_chain, is_root_of_one_number
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.derivatives import (
@@ -55,7 +56,9 @@ _SAME_DIRECTION = 1e-3
 """The length that rounding may leave of a vector without its components along others."""
 
 
-def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
+def share_in_loss(
+    graph: Graph, cut: Cut, gradient: Tensor, rows: int, groups: RowGroups | None = None
+) -> float:
     """Return the share of the second derivative of the loss on other rows; NaN if not known.
 
     A chain of operations with too many numbers, such as a cross-entropy over many words, is left
@@ -66,6 +69,7 @@ def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
         cut: Its cut.
         gradient: The gradient that a backward pass starts with.
         rows: Rows of the batch.
+        groups: Of rows that may act on each other.
 
     Raises:
         NoDerivativeError: If an operation has no second derivative, or takes too much memory.
@@ -76,7 +80,7 @@ def share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
     if numbers > MOST_NUMBERS:
         raise NoDerivativeError(f"it is computed from {numbers:,} numbers, too many for these")
     with _without_derivative():
-        return _share_in_loss(graph, cut, gradient, rows)
+        return _share_in_loss(graph, cut, gradient, rows, groups)
 
 
 @contextmanager
@@ -89,7 +93,9 @@ def _without_derivative() -> Iterator[None]:
         raise NoDerivativeError(str(error).partition("\n")[0].rstrip(".")) from error
 
 
-def _share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float:
+def _share_in_loss(
+    graph: Graph, cut: Cut, gradient: Tensor, rows: int, groups: RowGroups | None
+) -> float:
     ends = ends_of(cut)
     with torch.enable_grad():
         first = _gradients_at_cut(graph, cut, graph.start.output, gradient)
@@ -106,7 +112,7 @@ def _share_in_loss(graph: Graph, cut: Cut, gradient: Tensor, rows: int) -> float
     generator = torch.Generator().manual_seed(0)
     shares = []
     with _zeros_behind(graph, ends), own_pass():
-        for part in parts_of(rows, _DRAWS):
+        for part in parts_of(rows, _DRAWS, groups):
             second = derivatives(
                 list(curved.values()),
                 [

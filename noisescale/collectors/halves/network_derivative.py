@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.coupled import has_rows
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.derivatives import (
@@ -40,7 +41,7 @@ _DRAWS = 2
 _OF_INDICES = ("Embedding", "Index", "Gather", "Take")
 
 
-def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
+def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None) -> float:
     """Return the share of the derivative by x that is of rows that act on both parts of z.
 
     The largest share of all x. Two backward passes through the network show it for each part.
@@ -49,7 +50,7 @@ def share_in_network(graph: Graph, cut: Cut, rows: int) -> float:
     if not firsts:
         return 0.0
     shares: list[Tensor] = []
-    for part in parts_of(rows, _DRAWS):
+    for part in parts_of(rows, _DRAWS, groups):
         of_parts = []
         for factor in (part, 1 - part):
             generator = torch.Generator().manual_seed(0)
@@ -97,7 +98,7 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
         return [
             one
             for one in before(output)
-            if has_rows(graph.shape(one)[:1], rows) and not _moves_first(graph, one, output)
+            if _may_have_rows(graph.shape(one), rows) and not _moves_first(graph, one, output)
         ]
 
     ends = ends_of(cut)
@@ -106,6 +107,11 @@ def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:
         for output in walk(ends, further)
         if output not in ends and graph.shape(output)[:1] == (rows,) and not before(output)
     ]
+
+
+def _may_have_rows(shape: tuple[int, ...], rows: int) -> bool:
+    """Whether the first dimension has one or more rows for each example, or groups of rows."""
+    return has_rows(shape[:1], rows) or (shape[:1] > (1,) and rows % shape[0] == 0)
 
 
 def _is_for_all(graph: Graph, output: Output, result: Output) -> bool:

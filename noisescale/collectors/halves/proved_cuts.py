@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from noisescale.batches.batch_counter import sequence_first_in
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.apart import RowsApart
 from noisescale.collectors.halves.calls import ModuleCalls
@@ -48,6 +49,8 @@ class _Kind(NamedTuple):
     pattern: Pattern
     training: tuple[bool, ...]
     """Of each module: BatchNorm that was frozen may be trained from some step on."""
+    grouped: bool
+    """Whether rows of one group may act on each other."""
 
 
 class _Proving(NamedTuple):
@@ -105,7 +108,9 @@ class ProvedCuts:
         with self._buffers.kept(first=first), retained_gradients_kept():
             yield
 
-    def find(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
+    def find(
+        self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None = None
+    ) -> list[CutEdge] | None:
         """Return the edges of a cut; None if this step has none.
 
         The cut of a new kind of graph is proved first, see `settle`.
@@ -121,7 +126,7 @@ class ProvedCuts:
             self._refuse_hooks_of_modules()
             training = self._training()
             for kind, left_out in self._known.items():
-                if kind.training != training:
+                if (kind.training, kind.grouped) != (training, groups is not None):
                     continue
                 edges = find_again(loss, rows, kind.pattern)
                 if edges is not None:
@@ -130,17 +135,19 @@ class ProvedCuts:
             if not watched and not self._compiled:
                 self._searching = True  # with what modules give, at the next measured step
                 return None
-            return self._search(loss, gradient, rows)
+            return self._search(loss, gradient, rows, groups)
         finally:
             self._calls.forget()
             # This may be another optimizer's loss, and the one to cut follows in the same step.
             self._calls.switch(watched and self._searching)
 
-    def _search(self, loss: GradientEdge, gradient: Tensor, rows: int) -> list[CutEdge] | None:
+    def _search(
+        self, loss: GradientEdge, gradient: Tensor, rows: int, groups: RowGroups | None
+    ) -> list[CutEdge] | None:
         """Find a cut, and begin its proof: the training's own pass has to agree."""
         graph = Graph(loss)
         cut = find_cut(graph, rows, self._outputs_in(graph), self._index_of, scalars=self._scalars)
-        kind = _Kind(cut.pattern, self._training())
+        kind = _Kind(cut.pattern, self._training(), groups is not None)
         if kind in self._refused:
             return None
         if not cut.edges:
@@ -153,13 +160,13 @@ class ProvedCuts:
                 " ...). If the size that is counted is not the number of rows, pass `rows` to the"
                 " meter, or `batch_size_fn` to a callback." + INSTEAD
             )
-        self._refuse(kind, self._apart.by_name(graph, cut, rows))
+        self._refuse(kind, self._apart.by_name(graph, cut, rows, groups))
         self._tell_of_positions(graph, cut, rows)
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
         if not self._apart.is_derived(kind):
             with self._a_pass_more(graph, gradient.device):
-                meeting = self._apart.by_derivatives(graph, cut, rows, gradient, kind)
+                meeting = self._apart.by_derivatives(graph, cut, rows, groups, gradient, kind)
             self._refuse(kind, meeting)
         proof = Proof(self._norms.names, left_out)
         self._take_halved(proof, graph, cut, loss, gradient, rows)

@@ -15,21 +15,25 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
+from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node
 from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
 from noisescale.collectors.own_pass import own_pass
 
 
-def signs(rows: int, draw: int, device: torch.device) -> Tensor:
-    """Return +1 for a random half of the rows and -1 for the other; 0 for an odd row.
+def signs(parts: int, draw: int, device: torch.device, groups: RowGroups | None = None) -> Tensor:
+    """Return +1 for a random half of the parts and -1 for the other; 0 for an odd part.
 
-    The same `draw` gives the same halves.
+    Parts are rows, or `groups` of rows: then each row has the sign of its group. The same `draw`
+    gives the same halves.
     """
-    half = rows // 2
-    ordered = np.repeat(np.array([1.0, -1.0, 0.0], dtype=np.float32), [half, half, rows - 2 * half])
-    drawn = np.random.default_rng(draw).permutation(ordered)
-    return torch.from_numpy(drawn).to(device, non_blocking=True)
+    half = parts // 2
+    sizes = [half, half, parts - 2 * half]
+    ordered = np.repeat(np.array([1.0, -1.0, 0.0], dtype=np.float32), sizes)
+    drawn = torch.from_numpy(np.random.default_rng(draw).permutation(ordered))
+    of_rows = drawn if groups is None else drawn[groups.of_rows]
+    return of_rows.to(device, non_blocking=True)
 
 
 def row_pass(

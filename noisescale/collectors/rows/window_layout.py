@@ -120,10 +120,16 @@ def weighted_rounds(
     return _weighted(sizes, weights, part_weight=sum(u * u for u in of_rounds))
 
 
-def weighted_rows(size: float, weights: Tensor) -> WindowLayout:
-    """Every row of one micro-batch is a part, with a weight of its own."""
-    inverse, squares = weights.new_tensor(1 / size), weights.square().sum()
-    return WindowLayout(1.0, 1.0, inverse * squares, inverse * squares, squares, weights.sum())
+def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
+    """Every row of one micro-batch is a part, or every group of rows, with a weight of its own.
+
+    Args:
+        sizes: The examples in each part.
+        weights: Of the parts.
+    """
+    squares = weights.square()
+    inverse = (squares / sizes).sum()
+    return WindowLayout(1.0, 1.0, inverse, inverse, squares.sum(), weights.sum())
 
 
 def _weighted(

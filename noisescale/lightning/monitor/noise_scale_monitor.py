@@ -14,6 +14,12 @@ from torch.optim import Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
+from noisescale.batches.row_groups import (
+    RowGroups,
+    check_group_fn,
+    check_groups_are_used,
+    checked_row_groups,
+)
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.batches.weights import checked_weight, terms_in
 from noisescale.collectors.choosing import SmallBatch
@@ -56,6 +62,8 @@ class _Fit:
     """The weight of the batch in the loss, in a measured step with `weight_fn`."""
     terms: Tensor | None = None
     """Its tokens, in a measured step without."""
+    row_groups: RowGroups | None = None
+    """The groups of its rows, in a measured step with `group_fn`."""
     rows_of_batch: int | None = None
     """The rows of the batch, if `batch_size_fn` counts something else."""
     stepped: bool = False
@@ -140,6 +148,11 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             (or positives, or groups) of a step. The weight is their number in the batch, or a
             tensor with the number in each row. It is called in measured steps. Where each batch's
             loss is a mean of its own none is needed. See the page "Weights".
+        group_fn: A function from a batch to the group of each row, where rows are not independent
+            of each other: the completions of one prompt, pairs, augmented copies. A tensor or a
+            list of numbers or names. Halves of a batch then have whole groups, and rows of one
+            group may act on each other in the loss. It is called in measured steps. Micro-batches
+            and ranks need no function, but whole groups. See the page "Ways of training".
         report: At the end of the fit, print what other batch sizes and more devices would cost, and
             save it with figures as `noise_scale.html` in the run's folder. W&B and MLflow get the
             page too. The page needs plotly: `pip install "noisescale[report]"`.
@@ -147,8 +160,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             begin with `noise_scale/<name>/`. One monitor needs no name.
 
     Raises:
-        ValueError: If an argument is out of its range.
-        TypeError: If `batch_size_fn` or `weight_fn` is not callable, or `groups` has a wrong type.
+        ValueError: If an argument is out of its range, or `group_fn` has no effect.
+        TypeError: If `batch_size_fn`, `weight_fn` or `group_fn` is not callable, or `groups` has a
+            wrong type.
         MisconfigurationException: When a fit starts under an unsupported Trainer.
 
     Examples:
@@ -179,7 +193,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         preconditioned: bool = False,
         cut: Sequence[str] | None = None,
         cost: float | None = None,
-        weight_fn: Callable[[Any], float | Tensor] | None = None,
+        weight_fn: Callable[[Any], Any] | None = None,
+        group_fn: Callable[[Any], Any] | None = None,
         report: bool = False,
         name: str | None = None,
     ) -> None:
@@ -195,6 +210,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 f"`weight_fn` must be callable, got {weight_fn!r}."
                 " Pass a function from a batch to the number of tokens in its loss."
             )
+        check_group_fn(group_fn)
         options = MeterOptions(
             window=window,
             every_n_steps=every_n_steps,
@@ -207,9 +223,12 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             cut=cut,
             cost=cost,
         )
+        if group_fn is not None:
+            check_groups_are_used("group_fn", options.small_batch)
         super().__init__(options, trainer_access.MisconfigurationException)
         self._batch_size_fn = batch_size_fn
         self._weight_fn = weight_fn
+        self._group_fn = group_fn
         self._name = name
         self._report = report
         self._follow: float | None = None
@@ -223,6 +242,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         own: dict[str, Any] = {
             "batch_size_fn": self._batch_size_fn,
             "weight_fn": self._weight_fn,
+            "group_fn": self._group_fn,
             "report": self._report,
             "name": self._name,
         }
@@ -385,6 +405,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                     batch=None if automatic else self._fit.batch_idx,
                     weight=self._fit.weight,
                     terms=self._fit.terms,
+                    row_groups=self._fit.row_groups,
                     rows=self._fit.rows_of_batch,
                     last=trainer_access.steps_now(trainer) if automatic else None,
                 )
@@ -532,11 +553,13 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._look_for_shared_examples(batch)
 
     def _weigh(self, batch: Any) -> None:
-        """Take the weight of a batch of a measured step, or what it shows of one."""
+        """Take weight and groups of a batch of a measured step, or what it shows of a weight."""
         fit = self._fit
-        fit.weight = fit.terms = None
+        fit.weight = fit.terms = fit.row_groups = None
         if not any(logged.measuring and logged.meter.due for logged in self._meters):
             return
+        if self._group_fn is not None:
+            fit.row_groups = checked_row_groups(self._group_fn(batch), "group_fn")
         if self._weight_fn is not None:
             fit.weight = checked_weight(self._weight_fn(batch))
         else:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, checked_choice, refuse
@@ -101,6 +100,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             this is.
         weight_fn: See `NoiseScaleMonitor`, for the monitor that is made here. Pass it to your own
             monitor if there is one.
+        group_fn: As `weight_fn`.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if no plan meets
@@ -130,7 +130,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         progress: ProgressBy | None = None,
         confidence: float = 0.95,
         decide_every_n_steps: int = DECIDE_EVERY_N_STEPS,
-        weight_fn: Callable[[Any], float | Tensor] | None = None,
+        weight_fn: Callable[[Any], Any] | None = None,
+        group_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()
         if progress is not None:
@@ -151,12 +152,12 @@ class BatchSizeScheduler(trainer_access.Callback):
         self._needs_monitor = measured or progress == "gain"
         self._confidence = confidence
         self._monitor = monitor
-        if weight_fn is not None and (monitor is not None or not self._needs_monitor):
+        functions = {"weight_fn": weight_fn, "group_fn": group_fn}
+        self._for_monitor = {name: one for name, one in functions.items() if one is not None}
+        if monitor is not None or not self._needs_monitor:
             got = "one, and a monitor" if monitor is not None else "one, and no need of a monitor"
-            remedy = "Pass it to the monitor: `NoiseScaleMonitor(weight_fn=...)`."
-            refuse("weight_fn", "be None where the scheduler makes no monitor", got, remedy)
-        self._own_monitor = NoiseScaleMonitor(weight_fn=weight_fn)
-        self._weight_fn = weight_fn
+            self._refuse_functions("be None where the scheduler makes no monitor", got)
+        self._own_monitor = NoiseScaleMonitor(weight_fn=weight_fn, group_fn=group_fn)
         self._guard = Guard()
         self._loaded: dict[str, Any] | None = None
         self._taken: Takeover | None = None  # since a fit has started
@@ -169,10 +170,16 @@ class BatchSizeScheduler(trainer_access.Callback):
         own = {
             "progress": self._progress,
             "confidence": self._confidence,
-            "weight_fn": self._weight_fn,
+            **self._for_monitor,
         }
         given = arguments(BatchSizeScheduler, **vars(self._options), **own)
         return f"{type(self).__name__}({given}){plan}"
+
+    def _refuse_functions(self, requirement: str, got: str) -> None:
+        """Refuse what is meant for the monitor that is made here, where none is made."""
+        for name in self._for_monitor:
+            remedy = f"Pass it to the monitor: `NoiseScaleMonitor({name}=...)`."
+            refuse(name, requirement, got, remedy)
 
     @property
     def moves(self) -> list[Move]:
@@ -195,13 +202,8 @@ class BatchSizeScheduler(trainer_access.Callback):
         if self._monitor is None:
             found = [callback for callback in others if isinstance(callback, NoiseScaleMonitor)]
             found.sort(key=lambda monitor: monitor.name is not None)  # stable: else the first
-            if found and self._weight_fn is not None:
-                refuse(
-                    "weight_fn",
-                    "be None if a monitor is among the callbacks",
-                    "one",
-                    "Pass it to the monitor: `NoiseScaleMonitor(weight_fn=...)`.",
-                )
+            if found:
+                self._refuse_functions("be None if a monitor is among the callbacks", "one")
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else self._own_monitor
         if self._monitor is not None:

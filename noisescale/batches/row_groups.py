@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups that the rows of a batch belong to: rows of one group are not independent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from noisescale.checks import refuse
+
+RowGroupsLike = Tensor | Iterable[Hashable]
+"""The group of each row: numbers, names, or whatever tells groups apart."""
+
+_REMEDY = (
+    "Give the group of each row of the batch: a number or a name, the same for all rows of a group."
+)
+
+
+class RowGroups(NamedTuple):
+    """The group of each row."""
+
+    of_rows: Tensor
+    """The index of its group, from 0 on, on the host."""
+    number: int
+    """Groups."""
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Sum numbers of rows over each group."""
+        total = torch.zeros(self.number, dtype=torch.float32, device=rows.device)
+        return total.index_add_(0, self.of_rows.to(rows.device), rows.float())
+
+
+def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGroups:
+    """Return the groups of rows as indices; raise a ValueError unless each row has a group.
+
+    A tensor on the device is copied to the host.
+
+    Examples:
+        >>> checked_row_groups(["a", "b", "a"])
+        RowGroups(of_rows=tensor([0, 1, 0]), number=2)
+    """
+    if isinstance(groups, RowGroups):
+        return groups
+    index: dict[Hashable, int] = {}
+    try:
+        listed: list[Any] = list(groups.tolist() if isinstance(groups, Tensor) else groups)
+        listed = [one.item() if isinstance(one, Tensor) else one for one in listed]
+        if not any(one is None or one != one for one in listed):  # NaN is no group
+            of_rows = torch.tensor([index.setdefault(one, len(index)) for one in listed])
+            return RowGroups(of_rows.long(), len(index))
+    except (TypeError, ValueError, RuntimeError):  # not listed, not one each, not hashable
+        pass
+    refuse(name, "be one group for each row", repr(groups), _REMEDY)
+
+
+def check_group_fn(group_fn: Callable[[Any], Any] | None) -> None:
+    """Raise a TypeError unless it can be called."""
+    if group_fn is not None and not callable(group_fn):
+        remedy = "Pass a function from a batch to the group of each row."
+        refuse("group_fn", "be callable", repr(group_fn), remedy, error=TypeError)
+
+
+def check_groups_are_used(name: str, small_batch: str) -> None:
+    """Raise a ValueError if the way of measuring compares something else than halves."""
+    if small_batch not in ("auto", "half"):
+        refuse(
+            name,
+            f'be None with `small_batch="{small_batch}"`',
+            "groups of rows",
+            "Only halves of a batch are made of whole groups. Leave `small_batch` out, or have each"
+            " small batch hold whole groups and leave the groups out.",
+        )

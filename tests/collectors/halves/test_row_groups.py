@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Halves of whole groups of rows: what they show, and which rows may act on each other."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from brute_force import micro_batch, over_step
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from noisescale import NoiseScaleMeter
+
+GROUPS, SIZE, WIDTH = 8, 4, 6
+ROWS = GROUPS * SIZE
+IN_TURN = torch.arange(ROWS) // SIZE
+"""Rows of a group next to each other."""
+PAIRED = torch.arange(ROWS) % (ROWS // 2)
+"""A row of the first half of the batch with one of the second half."""
+
+
+def network(outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def drawn(groups: Tensor, seed: int) -> Tensor:
+    """Rows of one group are alike, as two augmented copies are."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(groups.max()) + 1
+    common = torch.randn(count, WIDTH, generator=generator)
+    return common[groups] + 0.5 * torch.randn(len(groups), WIDTH, generator=generator) + 0.4
+
+
+# What halves show
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0, 1, 2, 2, 3, 3], [4, 4, 9, 9, 9, 7, 7, 4, 3, 1]])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_whole_groups_are_parts_exactly(groups: list[int], weighted: bool) -> None:
+    """Of every way to halve them together, the mean is that of the groups as parts."""
+    torch.manual_seed(len(groups))
+    model, x = nn.Linear(3, 1, bias=False), torch.randn(len(groups), 3)
+    weights = torch.rand(len(groups)) if weighted else torch.ones(len(groups))
+    parts = []
+    for group in sorted(set(groups)):
+        chosen = torch.tensor([one == group for one in groups])
+        total = weights[chosen].sum()
+        mean = (weights[chosen, None] * x[chosen]).sum(0) / total
+        parts.append(micro_batch(mean.double(), 1, total.item()))
+    meter = NoiseScaleMeter(model, window=3000, every_n_steps=1)
+
+    for _ in range(150):
+        model.zero_grad()
+        loss = (model(x).squeeze(1) * weights).sum() / weights.sum()
+        meter.backward(loss, len(groups), row_groups=groups, weight=weights if weighted else None)
+        meter.step()
+
+    signal, trace = over_step(parts, len(groups))
+    assert meter.measured_steps == 150
+    assert meter.sums.mean.grad_sq_norm == pytest.approx(signal, rel=0.15, abs=0.02)
+    assert meter.sums.mean.noise_trace == pytest.approx(trace, rel=0.15)
+
+
+def truth(groups: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    """tr(Σ) and B_simple in rows, by independent batches."""
+    model, gradients = network(), []
+    for seed in range(1500):
+        one = torch.autograd.grad(loss(model(drawn(groups, seed))), list(model.parameters()))
+        gradients.append(torch.cat([g.flatten() for g in one]).double())
+    of_batches = torch.stack(gradients)
+    noise = of_batches.var(0).sum().item()
+    signal = of_batches.mean(0).square().sum().item() - noise / len(gradients)
+    return len(groups) * noise, len(groups) * noise / signal
+
+
+def by_halves(
+    groups: Tensor, loss: Callable[[Tensor], Tensor], *, given: bool = True, size: int = 0
+) -> NoiseScaleMeter:
+    model = network()
+    meter = NoiseScaleMeter(model, window=3000, every_n_steps=1, small_batch="half")
+    for seed in range(300):
+        model.zero_grad()
+        value = loss(model(drawn(groups, 5000 + seed)))
+        meter.backward(value, size or len(groups), row_groups=groups if given else None)
+        meter.step()
+    return meter
+
+
+def advantages(z: Tensor) -> Tensor:
+    """GRPO's: rewards normalized within each group, without gradient."""
+    logp = z.log_softmax(1)[:, 0]
+    reward = (z[:, 1] + z[:, 2].square()).detach().view(GROUPS, SIZE)
+    centred = reward - reward.mean(1, keepdim=True)
+    return -(centred / (reward.std(1, keepdim=True) + 0.1)).flatten().mul(logp).mean()
+
+
+def reward_pairs(z: Tensor) -> Tensor:
+    chosen, rejected = z[:, 0].chunk(2)
+    return -F.logsigmoid(chosen - rejected - 0.5).mean()
+
+
+def siamese(z: Tensor) -> Tensor:
+    return F.relu(1.5 - (z[0::2] - z[1::2]).norm(dim=1)).square().mean()
+
+
+def plain(z: Tensor) -> Tensor:
+    return z.square().mean()
+
+
+PAIRS_IN_TURN = torch.arange(ROWS) // 2
+UNEQUAL = torch.tensor([0] * 9 + [1] * 2 + [2] * 6 + [3] * 3 + [4] * 8 + [5] * 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "groups"),
+    [
+        (advantages, IN_TURN),
+        (reward_pairs, PAIRED),
+        (siamese, PAIRS_IN_TURN),
+        (plain, IN_TURN),
+        (plain, UNEQUAL),
+    ],
+)
+def test_halves_of_whole_groups_agree_with_independent_batches(
+    loss: Callable[[Tensor], Tensor], groups: Tensor
+) -> None:
+    trace, noise_scale = truth(groups, loss)
+
+    meter = by_halves(groups, loss)
+
+    assert meter.measured_steps == 300
+    assert meter.sums.mean.noise_trace == pytest.approx(trace, rel=0.12)
+    found = meter.noise_scale
+    assert found.low < noise_scale < found.high
+
+
+def test_rows_that_are_alike_are_taken_for_independent_without_their_groups() -> None:
+    trace, _ = truth(IN_TURN, plain)
+
+    assert by_halves(IN_TURN, plain, given=False).sums.mean.noise_trace < 0.6 * trace
+
+
+def test_the_noise_scale_is_in_what_is_counted() -> None:
+    rows, groups = by_halves(IN_TURN, plain), by_halves(IN_TURN, plain, size=GROUPS)
+
+    assert rows.noise_scale.value == pytest.approx(SIZE * groups.noise_scale.value)
+    assert (rows.examples, groups.examples) == (300 * ROWS, 300 * GROUPS)
+
+
+@pytest.mark.parametrize("groups", [None, [0, 0, 0, 1, 2, 2, 3, 3]])
+def test_what_a_loss_was_divided_by_is_taken_out(groups: list[int] | None) -> None:
+    """As in the short last window of an epoch."""
+    shown = []
+    for divisor in (1.0, 4.0):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        loss = model(torch.randn(8, 3)).square().mean() / divisor
+        meter.backward(loss, 8, row_groups=groups)
+        meter.step(loss_divisor=divisor)
+        shown.append((meter.sums.mean.grad_sq_norm, meter.sums.mean.noise_trace))
+    assert shown[1] == pytest.approx(shown[0])
+
+
+# Which rows may act on each other
+
+
+def said(loss: Callable[[Tensor], Tensor], groups: Any, model: nn.Module | None = None) -> str:
+    model = model or network()
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            for seed in range(2):
+                model.zero_grad()
+                meter.backward(loss(model(drawn(IN_TURN, seed))), ROWS, row_groups=groups)
+                meter.step()
+            assert meter.measured_steps == 2
+        except ValueError as refusal:
+            return f"refused: {refusal}"
+    return "".join(str(one.message) for one in told)
+
+
+def margin(z: Tensor) -> Tensor:
+    """Piecewise linear: no derivative shows it."""
+    return F.relu(1 - (z[0::2] - z[1::2])[:, 0]).mean()
+
+
+def margin_of_parts(z: Tensor) -> Tensor:
+    better, worse = z[:, 0].chunk(2)
+    return F.margin_ranking_loss(better, worse, torch.ones_like(better), 0.5)
+
+
+def margin_of_chosen(z: Tensor) -> Tensor:
+    order = torch.arange(ROWS).view(-1, 2)
+    return (z[order[:, 0]] - z[order[:, 1]]).abs().mean()
+
+
+def attention_within(z: Tensor) -> Tensor:
+    z = z.view(GROUPS, SIZE, -1)
+    return ((z @ z.transpose(1, 2)).softmax(-1) @ z).square().mean()
+
+
+def best_of_group(z: Tensor) -> Tensor:
+    return z[:, 0].view(GROUPS, SIZE).softmax(1).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "within", "across"),
+    [
+        (reward_pairs, PAIRED, IN_TURN),
+        (margin_of_parts, PAIRED, IN_TURN),
+        (siamese, PAIRS_IN_TURN, PAIRED),
+        (margin, IN_TURN, PAIRED),
+        (margin_of_chosen, IN_TURN, PAIRED),
+        (attention_within, IN_TURN, PAIRED),
+        (best_of_group, IN_TURN, PAIRS_IN_TURN),
+    ],
+)
+def test_rows_may_act_on_each_other_within_groups_alone(
+    loss: Callable[[Tensor], Tensor], within: Tensor, across: Tensor
+) -> None:
+    assert said(loss, within) == ""
+    assert "refused" in said(loss, across)
+    assert "refused" in said(loss, None)
+
+
+class Mixing(nn.Module):
+    """Attention over the rows of a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = network(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x).view(GROUPS, SIZE, 3)
+        return self.last(z + z.mean(1, keepdim=True)).flatten(0, 1)
+
+
+def test_a_network_may_mix_the_rows_of_a_group_alone() -> None:
+    assert said(plain, IN_TURN, Mixing()) == ""
+    assert "refused" in said(plain, PAIRED, Mixing())
+    assert "refused" in said(plain, None, Mixing())
+
+
+def contrastive(z: Tensor) -> Tensor:
+    return F.cross_entropy(z @ z.T, torch.arange(ROWS))
+
+
+def cox(z: Tensor) -> Tensor:
+    return (z[:, 0].exp().cumsum(0).log() - z[:, 0]).mean()
+
+
+def normalized_over_the_batch(z: Tensor) -> Tensor:
+    return ((z - z.mean(0)) / z.std(0)).pow(4).mean()
+
+
+@pytest.mark.parametrize("loss", [contrastive, cox, normalized_over_the_batch])
+def test_groups_that_act_on_each_other_are_refused(loss: Callable[[Tensor], Tensor]) -> None:
+    assert "refused" in said(loss, IN_TURN)
+
+
+def test_what_holds_for_groups_is_not_taken_for_rows() -> None:
+    """A graph that was proved with groups is proved again without them."""
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for groups in (PAIRED, None, None):  # the second looks for another cut
+            model.zero_grad()
+            meter.backward(reward_pairs(model(drawn(IN_TURN, 0))), ROWS, row_groups=groups)
+            meter.step()
+        assert meter.measured_steps == 1
+    assert "rows that do not act on one another" in str(told[0].message)
+
+
+def test_training_is_bitwise_the_same() -> None:
+    plain_model, model = network(), network()
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    for seed in range(3):
+        for one in (plain_model, model):
+            one.zero_grad()
+        advantages(plain_model(drawn(IN_TURN, seed))).backward()
+        meter.backward(advantages(model(drawn(IN_TURN, seed))), ROWS, row_groups=IN_TURN)
+        meter.step()
+        for a, b in zip(plain_model.parameters(), model.parameters(), strict=True):
+            assert a.grad is not None
+            assert b.grad is not None
+            assert torch.equal(a.grad, b.grad)
+
+
+# Bad groups
+
+
+def test_groups_without_a_loss_leave_a_step_out() -> None:
+    def few(z: Tensor) -> Tensor:
+        return (z.square().mean(1) * (IN_TURN < 3)).mean()
+
+    def most(z: Tensor) -> Tensor:
+        return (z.square().mean(1) * (IN_TURN < 7)).mean()
+
+    model = network()
+    for loss, measured in ((few, 0), (most, 1)):
+        model.zero_grad()
+        meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+        meter.backward(loss(model(drawn(IN_TURN, 0))), ROWS, row_groups=IN_TURN)
+        meter.step()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert meter.measured_steps == measured
+        assert ["rows of a batch have no loss" in str(one.message) for one in told] == [True] * (
+            1 - measured
+        )
+
+
+def test_groups_of_another_number_of_rows_are_refused() -> None:
+    assert "`row_groups` must have one group for each of the 32 rows" in said(plain, [0, 1, 2])
+
+
+def test_a_batch_of_one_group_is_not_measured() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    with pytest.warns(UserWarning, match="A batch of one group has no halves"):
+        meter.backward(plain(model(drawn(IN_TURN, 0))), ROWS, row_groups=["a"] * ROWS)
+    meter.step()
+    assert meter.measured_steps == 0
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [3, torch.zeros(4, 2), [[1], [2]], [1.0, float("nan")], ["a", None], torch.tensor(1)],
+)
+def test_what_is_no_group_for_each_row_is_refused(groups: Any) -> None:
+    with pytest.raises(ValueError, match="`row_groups` must be one group for each row"):
+        NoiseScaleMeter(network()).backward(torch.ones(()), 4, row_groups=groups)
+
+
+@pytest.mark.parametrize("small_batch", ["micro_batch", "example"])
+def test_groups_are_refused_where_no_halves_are_compared(small_batch: Any) -> None:
+    meter = NoiseScaleMeter(network(), small_batch=small_batch)
+    with pytest.raises(ValueError, match=f'None with `small_batch="{small_batch}"`, got groups'):
+        meter.backward(torch.ones(()), 4, row_groups=[0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("groups", [[7, 7, 2, 2], ["b", "b", "a", "a"], torch.tensor([1, 1, 0, 0])])
+def test_groups_are_told_apart_by_any_names(groups: Sequence[Any]) -> None:
+    shown = []
+    for one in (groups, [0, 0, 1, 1]):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        for _ in range(3):
+            model.zero_grad()
+            meter.backward(model(torch.randn(4, 3)).square().mean(), 4, row_groups=one)
+            meter.step()
+        shown.append(meter.sums.mean)
+    assert shown[0] == shown[1]
