@@ -335,7 +335,7 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
         ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
         ("step_time_coverage.py", ["--fits", "6", "--only", "six", "--processes", "1"]),
         pytest.param(
-            "accuracy.py", ["--seeds", "1", "--steps", "60"], marks=needs_measurable_shards
+            "accuracy.py", ["--seeds", "1", "--steps", "100"], marks=needs_measurable_shards
         ),
         ("prediction.py", ["--smoke"]),
         ("whole_runs.py", ["--smoke"]),

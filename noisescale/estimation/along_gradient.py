@@ -78,23 +78,29 @@ class AlongGradient:
         of_all = GradientMoments(whole.grad_sq_norm / level, noise_trace=signal)
         self._alignment.add_relative(of_all, weight, step)
 
-    def alignment(self, least: float = 0.0) -> NoiseScale:
+    def alignment(self, least: float = 0.0, step: int | None = None) -> NoiseScale:
         """Return (G·v)²/|G|² of the last steps, between 0 and 1 but for chance.
 
         Args:
             least: Steps to use at least: as many as resolve |G|².
+            step: Optimizer steps of the run up to now.
         """
-        return self._alignment.estimate(least=least)
+        return self._alignment.estimate(step, least=least)
 
-    def estimate(self, whole: NoiseScale, persistence: float) -> NoiseScale:
+    def estimate(
+        self, whole: NoiseScale, persistence: float, step: int | None = None
+    ) -> NoiseScale:
         """Return G'ΣG/|G|⁴ of the last steps; unknown where momentum points elsewhere.
 
         Args:
             whole: The noise scale of the last steps.
             persistence: β, the weight of the momentum before a step in the one after it.
+            step: Optimizer steps of the run up to now. Default: the last step that was added.
         """
-        along = self._along.estimate()
-        found, b = (x.value if x.resolved else x.low for x in (self.alignment(whole.steps), whole))
+        along = self._along.estimate(step)
+        found, b = (
+            x.value if x.resolved else x.low for x in (self.alignment(whole.steps, step), whole)
+        )
         noise = (1 - persistence) / (1 + persistence) * max(b, 0.0)
         expected = 1 / (1 + noise / max(self._batch_size, 1e-9))
         if found >= max(LEAST_SHARE * expected, LEAST_ALIGNMENT):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scale of many steps: running averages of the two moments, with an interval."""
+"""The noise scale of many steps: the ratio of two means of moments, with an interval."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class NoiseScaleEstimator:
     Args:
         window: Measured steps to average over, at least 2. "auto" takes the steps that say most
             about now: few where the noise scale changes faster than it is measured, many where
-            single steps are noisy, and at most those of the last 70 % of the run. Its interval
-            holds the noise scale of now; that of a number of steps holds the mean over these.
+            single steps are noisy, and at most those of the last 70 % of the run, or 8. The
+            interval then holds the noise scale of now. That of a number of steps holds the mean
+            over these.
         confidence: Coverage of the interval, between 0 and 1.
         unit: The unit of batch sizes, for display: "examples", "sequences" or "tokens".
 
@@ -53,8 +54,8 @@ class NoiseScaleEstimator:
     ) -> None:
         check_window(window)
         check_unit(unit)
-        self._recent = RecentSteps(window, confidence, unit)
-        self.window = window
+        self._recent = RecentSteps(window if window == "auto" else int(window), confidence, unit)
+        self.window: int | Literal["auto"] = window if window == "auto" else int(window)
         self.confidence = confidence
         self.unit = unit
 

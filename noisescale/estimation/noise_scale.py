@@ -29,7 +29,7 @@ class NoiseScale:
     high: float
     """Upper end of the interval; infinite while |G|² cannot be distinguished from zero."""
     grad_sq_norm: float
-    """|G|², averaged over steps; may be negative while the noise scale is not resolved."""
+    """|G|²: `noise_trace` over the noise scale; may be negative while that is not resolved."""
     noise_trace: float
     """tr(Σ), averaged over steps; may be negative if it is small."""
     steps: float

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-_MOST_SIZES = 32
-"""Batch sizes that are remembered; the oldest is dropped."""
+_MOST_SIZES = 8
+"""Batch sizes with a mean of their own. If there are more, as of tokens, all have one mean."""
+
+_ALL_SIZES = 0.0
 
 
 class PairShares:
@@ -25,11 +27,14 @@ class PairShares:
 
     def mean(self, batch_size: float, share: float) -> float:
         """Add a step's share; return the mean over the steps of its batch size so far."""
-        steps, mean = self._means.get(batch_size, (0, 0.0))
+        key = _ALL_SIZES if _ALL_SIZES in self._means else batch_size
+        steps, mean = self._means.get(key, (0, 0.0))
         mean += (share - mean) / (steps + 1)
-        self._means[batch_size] = steps + 1, mean
+        self._means[key] = steps + 1, mean
         if len(self._means) > _MOST_SIZES:
-            del self._means[next(iter(self._means))]
+            total = sum(steps for steps, _ in self._means.values())
+            mean = sum(steps * mean for steps, mean in self._means.values()) / total
+            self._means = {_ALL_SIZES: (total, mean)}
         return mean
 
     def state_dict(self) -> list[list[float]]:

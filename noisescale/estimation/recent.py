@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 FEWEST_STEPS = 8
 """Measured steps in the shortest window, as far as there are as many."""
 
-MOST_STEPS = 4096
+MOST_STEPS = 2048
 """Measured steps that are kept."""
 
 LARGEST_SHARE = 0.7
@@ -167,8 +167,8 @@ class RecentSteps:
         # No matrix products: ranks have to agree, and BLAS rounds as its kernel for the CPU does.
         noise_trace, grad_sq_norm = (share[:, None] * rows[:, 3:]).sum(axis=0).tolist()
         of_level = float((share * level).sum())
-        if noise_trace > 0:
-            of_level = float((share * level * noise).sum()) / noise_trace
+        if noise_trace > 0 and (of_steps := float((share * level * noise).sum())) > 0:
+            of_level = of_steps / noise_trace
         of_noise, of_signal = share * (noise - noise_trace), share * (signal - grad_sq_norm)
         products = (of_noise * of_noise, of_noise * of_signal, of_signal * of_signal)
         means = WeightedMeans(
@@ -197,8 +197,7 @@ class RecentSteps:
         fewest = min(fewest, len(rows))
         steps, weight = rows[::-1, 0], rows[::-1, 1]  # the newest first
         total = np.cumsum(weight)
-        # 2(b - a)/(b + a) is log(b/a) but for 11 % at most. CPUs round logarithms differently.
-        age = 2 * (now - steps) / (now + steps + 2 * EARLY)
+        age = _log((now + EARLY) / (steps + EARLY))
         # Of two steps the younger one's age counts: Σᵢⱼ wᵢwⱼ·min(ageᵢ, ageⱼ) over the last n.
         own = np.cumsum(weight * age * (weight - 2 * total))
         drift = DRIFT**2 * (own + 2 * total * np.cumsum(weight * age)) / total**2
@@ -229,6 +228,12 @@ class RecentSteps:
         level, last_step = Level(float(state["level"])), int(state["last_step"])
         self._level, self.last_step = level, last_step
         self._keep(steps)
+
+
+def _log(ratio: Array) -> Array:
+    """Return the logarithm to 1 %. CPUs round numpy's differently, and a root alike."""
+    root: Array = np.sqrt(np.sqrt(np.sqrt(np.sqrt(ratio))))
+    return 32 * (root - 1) / (root + 1)
 
 
 def _squared_variation(rows: Array) -> float:

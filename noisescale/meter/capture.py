@@ -181,6 +181,8 @@ class StepCapture:
             if step.begun_in_a_pass:
                 return
             weights = one.weight if isinstance(one.weight, Tensor) and one.weight.dim() else None
+            if weights is not None and weights.dim() > 1:  # of the terms in each row
+                weights = weights.flatten(1).sum(1)
             collector.expect(rows=rows, last=last, row_weights=weights, row_groups=row_groups)
             collector.check_next_passes(self._checking)
             collector.before_backward(loss, one.size, capture_average=capture_average or bool(last))

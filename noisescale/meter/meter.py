@@ -405,4 +405,6 @@ class NoiseScaleMeter(MeterReadings):
             self._estimates.load_state_dict(begun_anew)
             raise
         finally:
+            # Averages that begin anew do so in the middle of the run.
+            self._estimates.step = self._counts.last_measured_step
             self._open_step()

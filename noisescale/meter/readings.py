@@ -152,7 +152,8 @@ class MeterReadings:
         collector = self._capture.collector
         if collector is not None and collector.norms.momentum is not None:
             self._persistence = collector.norms.momentum.persistence
-        return along.estimate(self.noise_scale_at(along.confidence), self._persistence)
+        whole = self.noise_scale_at(along.confidence)
+        return along.estimate(whole, self._persistence, self._counts.steps)
 
     @property
     def measures_along_gradient(self) -> bool:
@@ -291,7 +292,7 @@ class MeterReadings:
         counts.batch_size = norms.examples
         self._estimates.step += 1 + step.unmeasured_steps
         sound, share = self._is_sound(norms, step.changes, coverage), None
-        if sound and norms.weighted:
+        if sound and norms.weighted and norms.big_batch == norms.examples:  # no mean of means
             share = self._pair_shares.mean(norms.examples, norms.pair_share)
         if sound and self._estimates.update(
             norms.moments(share),

@@ -695,3 +695,50 @@ def test_a_step_whose_rows_have_an_impossible_weight_is_left_out(
     meter.step()
     with pytest.warns(UserWarning, match="weights of a step were all zero, negative or not"):
         assert (meter.measured_steps, meter.skipped_steps) == (0, 1)
+
+
+@pytest.mark.parametrize("changed", [{"unit": "rows"}, {"window": 50}])
+def test_averages_that_begin_anew_do_so_in_the_middle_of_the_run(changed: dict[str, Any]) -> None:
+    """As if they began at step 1 every step would be old, and the interval wide."""
+    model = network()
+    first, second = (
+        NoiseScaleMeter(model, small_batch="half", every_n_steps=1, **options)
+        for options in ({}, changed)
+    )
+    train(first, model, 20)
+
+    with pytest.raises(ValueError, match="must be the one that the state was saved with"):
+        second.load_state_dict(first.state_dict())
+    first.close()
+    train(second, model, 5)
+
+    rows = second.state_dict()["estimates"]["whole"]["recent"]["steps"]
+    assert [int(row[0]) for row in rows] == [22, 23, 24, 25]
+
+
+def test_weights_of_the_terms_of_each_row_are_summed_over_the_row() -> None:
+    """Of labels, say: else every term would count as a part."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    x, terms = torch.randn(4, 3), torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]])
+    found = []
+    for weight in (terms, terms.sum(1)):
+        meter = NoiseScaleMeter(model, every_n_steps=1)
+        for _ in range(4):
+            model.zero_grad()
+            loss = (model(x).squeeze(1) * terms.sum(1)).sum() / terms.sum()
+            meter.backward(loss, 4, weight=weight)
+            meter.step()
+        found.append(meter.sums.mean)
+        meter.close()
+
+    assert found[0] == found[1]
+
+
+def test_as_many_weights_as_rows_are_needed() -> None:
+    model = network()
+    meter = NoiseScaleMeter(model, small_batch="half", every_n_steps=1)
+    x, y = batch(0)
+    meter.backward(loss_of(model, (x, y)), len(x), weight=torch.ones(len(x) - 1))
+
+    with pytest.raises(Exception, match="`weight` must have one number for each of the 8 rows"):
+        meter.step()

@@ -57,7 +57,10 @@ class Parts(NamedTuple):
                 " meter."
             )
         if row_weights is not None and len(row_weights) != rows:
-            row_weights = None  # of something else that the batch is made of
+            raise RefusalError(
+                f"`weight` must have one number for each of the {rows} rows of the batch, got"
+                f" {len(row_weights)}. Return as many from `weight_fn`, or one for the batch."
+            )
         return cls(size, rows, row_weights, groups)
 
     @property

@@ -56,6 +56,8 @@ class _Fit:
     counter: trainer_access.BatchCounter = field(default_factory=trainer_access.BatchCounter)
     trained: set[int] = field(default_factory=set)
     layouts: ExitStack = field(default_factory=ExitStack)
+    batch: Any = None
+    """The batch, until its weight and its groups have been asked for."""
     batch_idx: int = 0
     local_batch_size: float = 0
     weight: float | Tensor | None = None
@@ -386,7 +388,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if self._measuring:
             with self._leaving_step_out():
                 self._fit.local_batch_size = self.examples_in(batch)
-                self._weigh(batch)
+                self._fit.batch = batch
+                self._fit.weight = self._fit.terms = self._fit.row_groups = None
+                self._weigh()
             self._counted = True
             self._begin_batch(trainer, batch, batch_idx)
 
@@ -395,6 +399,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         automatic = pl_module.automatic_optimization
+        with self._leaving_step_out():
+            self._weigh()  # by hand a batch may have several steps
         for logged in self._meters:
             if logged.measuring:
                 logged.meter.before_backward(
@@ -552,12 +558,14 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             )
         self._look_for_shared_examples(batch)
 
-    def _weigh(self, batch: Any) -> None:
+    def _weigh(self) -> None:
         """Take weight and groups of a batch of a measured step, or what it shows of a weight."""
-        fit = self._fit
-        fit.weight = fit.terms = fit.row_groups = None
+        fit, batch = self._fit, self._fit.batch
+        if batch is None:
+            return
         if not any(logged.measuring and logged.meter.due for logged in self._meters):
             return
+        fit.batch = None
         if self._group_fn is not None:
             fit.row_groups = checked_row_groups(self._group_fn(batch), "group_fn")
         if self._weight_fn is not None:

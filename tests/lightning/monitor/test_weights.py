@@ -46,17 +46,32 @@ class Module(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(callback: L.Callback) -> None:
+class TwiceByHand(Module):
+    """Two optimizer steps with each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> None:
+        for _ in range(2):
+            self.optimizers().zero_grad()
+            self.manual_backward(self.net(batch["x"]).square().mean())
+            self.optimizers().step()
+
+
+def fit(callback: L.Callback, module: L.LightningModule | None = None) -> None:
+    by_hand = module is not None
     L.Trainer(
         max_epochs=1,
-        accumulate_grad_batches=WINDOW,
+        accumulate_grad_batches=1 if by_hand else WINDOW,
         callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         accelerator="cpu",
-    ).fit(Module(), torch.utils.data.DataLoader(batches(), batch_size=None))
+    ).fit(module or Module(), torch.utils.data.DataLoader(batches(), batch_size=None))
 
 
 def tokens_of(batch: dict[str, Tensor]) -> Tensor:
@@ -137,3 +152,15 @@ def test_sharded_micro_batches_are_compared_by_their_weights() -> None:
     parts = [micro_batch(gradient(batches()[i]), 2, TOKENS[i]) for i in range(4)]
     for got in on_ranks(2, measured):
         assert got == pytest.approx(over_step(parts, 8), rel=1e-4)
+
+
+def test_every_step_of_a_batch_has_its_weight() -> None:
+    """Measured are steps 1, 4, 7, ...: the first or the second of their batch."""
+    monitor = NoiseScaleMonitor(
+        every_n_steps=3, small_batch="half", weight_fn=lambda batch: torch.tensor([1.0, -1.0])
+    )
+    with pytest.warns(UserWarning, match="weights of a step were all zero, negative"):
+        fit(monitor, TwiceByHand())
+
+    (saved,) = monitor.state_dict()["optimizers"]
+    assert (saved["meter"]["measured_steps"], saved["meter"]["skipped_steps"]) == (0, 6)
