@@ -443,6 +443,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        self._fit.batch = None
         for logged in self._meters:
             logged.meter.pause()
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
