@@ -437,7 +437,7 @@ def test_by_gains_a_schedule_goes_as_far_as_steps_are_worth() -> None:
         1,
         strategy="auto",
         callbacks=[
-            BatchSizeScheduler({0: 16, 6: 64, 12: 32}, 8, 64, lr_scaling="adascale"),
+            BatchSizeScheduler({0: 16, 6: 64, 12: 48}, 8, 64, lr_scaling="adascale"),
             NoiseScaleMonitor(),
             Notes(),
         ],
