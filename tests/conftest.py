@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread a process, loopback for gloo: what makes two-process tests fast and repeatable."""
+"""One thread a process, loopback for gloo: what makes two-process tests fast and repeatable.
+
+And the device that tests run on: `--device`.
+"""
 
 import functools
 import gc
@@ -12,16 +15,94 @@ import pytest
 from browser import browser as browser
 
 if TYPE_CHECKING:
+    import torch
+
     from noisescale.collectors.rows.step_norms import StepNorms
     from noisescale.collectors.rows.step_rows import MeasuredStep
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch and of NumPy
+# Asking whether there is a GPU must not initialise CUDA: forked ranks could not use it.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Lightning calls what jsonargparse deprecates, when it is imported too.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 # Every Trainer of Lightning looks through all installed packages: a third of a short fit.
 metadata.entry_points = functools.cache(metadata.entry_points)
+
+
+DEVICES = ("cpu", "fake", "cuda", "mps")
+NOT_THERE = pytest.StashKey[str]()
+"""Why the device cannot be used."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="what tests with the fixture `device` run on; of other devices than the CPU no others"
+        " run. fake: a device without hardware, see tests/fake_device",
+    )
+    parser.addoption(
+        "--require-device",
+        action="store_true",
+        help="fail where the device cannot be used, rather than skip",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    reason = _why_not(config.getoption("device"))
+    if reason and config.getoption("require_device"):
+        raise pytest.UsageError(f"--device {config.getoption('device')}: {reason}")
+    config.stash[NOT_THERE] = reason
+
+
+def _why_not(device: str) -> str:
+    """Why a device cannot be used, "" if it can; the fake one is there from then on.
+
+    All of the process is changed by it, so only tests that use it may run.
+    """
+    if device == "fake":
+        import fake_device
+
+        try:
+            fake_device.register()
+        except fake_device.CannotBuildError as error:
+            return str(error)
+    elif device != "cpu":
+        import torch
+
+        if not getattr(torch, device).is_available():
+            return f"there is no device {device!r}"
+    return ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    device, not_there = config.getoption("device"), config.stash[NOT_THERE]
+    chosen, others = [], []
+    for item in items:
+        of_fake = "fake_device" in item.path.parts
+        if device == "cpu" and of_fake:
+            item.add_marker(pytest.mark.skip(reason="run with --device fake"))
+        if not_there:
+            item.add_marker(pytest.mark.skip(reason=not_there))
+        takes_device = "device" in getattr(item, "fixturenames", ())
+        of_device = {"fake": of_fake, "cuda": item.get_closest_marker("gpu") is not None}
+        runs = device == "cpu" or takes_device or of_device.get(device, False)
+        (chosen if runs else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> "torch.device":
+    """What `--device` names, the first of its kind."""
+    import torch
+
+    name = pytestconfig.getoption("device")
+    return torch.device(name) if name == "cpu" else torch.device(name, 0)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
