@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what a stream reads or overwrites before it waited for it, by vector clocks.
 
-Each stream of the fake device, and the host, has a clock: for each other the last of its operations
-that is known to be over. Recording an event keeps the clock of a stream, waiting for the event joins
-it to that of another. An operation that meets memory which a stream touched later than its clock
-knows of is a hazard. Memory is told apart by storage, not by its parts.
+Each stream of the fake device has a clock, and so has the host: how many operations of each stream
+are known to be over. Recording an event keeps the clock of a stream. Waiting for the event joins
+what was kept to the clock of the stream that waits. A hazard is an operation on memory that another
+stream has touched later than the clock knows of. A storage is one piece of memory, whatever parts
+of it are touched.
 """
 
 from collections import Counter, defaultdict
@@ -64,7 +65,6 @@ class Streams(TorchDispatchMode):
     """Record what is launched on which stream, of the threads of a backward pass too.
 
     Example:
-
         with Streams() as streams:
             train()
         assert not streams.hazards()

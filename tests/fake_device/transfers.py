@@ -21,10 +21,21 @@ TO_HOST_LATER = "copy to host"
 TO_DEVICE = "blocking copy to device"
 TO_DEVICE_LATER = "copy to device"
 
-READS = frozenset(
-    "_local_scalar_dense equal nonzero nonzero_static masked_select _unique _unique2 unique_dim"
-    " unique_consecutive unique_dim_consecutive bincount _coalesce _linalg_check_errors".split()
-)
+READS = {
+    "_coalesce",
+    "_linalg_check_errors",
+    "_local_scalar_dense",
+    "_unique",
+    "_unique2",
+    "bincount",
+    "equal",
+    "masked_select",
+    "nonzero",
+    "nonzero_static",
+    "unique_consecutive",
+    "unique_dim",
+    "unique_dim_consecutive",
+}
 """Operations whose result, or its size, the host waits for."""
 
 
@@ -42,7 +53,6 @@ class Transfers(TorchDispatchMode):
     Of operations below autograd; those of the threads of a backward pass, too.
 
     Example:
-
         with Transfers() as transfers:
             loss.backward()
         assert not transfers.of_package()
