@@ -13,6 +13,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -414,6 +415,20 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// An operation under autocast: its floating-point arguments become float32, or the lower type.
+template <bool lower>
+void autocast(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::AutocastPrivateUse1);
+  auto type = lower ? at::autocast::get_autocast_dtype(kFake) : at::kFloat;
+  size_t first = stack->size() - op.schema().arguments().size();
+  for (auto argument = stack->begin() + first; argument != stack->end(); ++argument) {
+    if (argument->isTensor()) {
+      *argument = at::autocast::cached_cast(type, argument->toTensor(), kFake);
+    }
+  }
+  op.callBoxed(stack);
+}
+
 // ---- what Python asks for
 
 Tensor get_log(int64_t start) {
@@ -476,6 +491,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", &native::set_);
   m.impl("set_.source_Storage_storage_offset", &native::set_storage_cpu_);
   m.impl("set_.source_Tensor", &native::set_tensor_);
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  for (auto name : {"addmm", "bmm", "conv1d", "conv2d", "linear", "matmul", "mm",
+                    "scaled_dot_product_attention"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<true>>());
+  }
+  for (auto name : {"binary_cross_entropy_with_logits", "cross_entropy_loss", "exp", "layer_norm",
+                    "log", "mse_loss", "nll_loss", "smooth_l1_loss"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&autocast<false>>());
+  }
 }
 
 TORCH_LIBRARY(fake_device, m) {
