@@ -20,8 +20,8 @@ from noisescale.collectors.squared_norms import (
     norms_of,
     norms_of_one,
     squared_norm,
+    sums_of,
     sums_of_squares,
-    wide_dtype,
 )
 
 Norms = list[list[Norm]]
@@ -55,7 +55,8 @@ class GradientNorms:
         groups: See `Groups`; None: all parameters are one entry.
         preconditioner: The preconditioner for a further entry; None: there is no such entry.
         momentum: The direction for the last entry; None: there is no such entry.
-        device: Where norms are summed up; None: where the first parameter is.
+        device: Where norms are summed up; None: where the first parameter is that is not on the
+            CPU, if there is one, as the host would wait for norms that come to the CPU.
 
     Raises:
         ValueError: If `groups` does not fit the parameters.
@@ -73,7 +74,9 @@ class GradientNorms:
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
-        self.device = self.parameters[0].device if device is None else device
+        elsewhere = (p for p in self.parameters if not p.is_cpu)
+        self._home = next(elsewhere, self.parameters[0])
+        self._device = device
         self.preconditioner, self.momentum = preconditioner, momentum
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
@@ -85,6 +88,11 @@ class GradientNorms:
         self._left_out: frozenset[int] = frozenset()
         self._of_direction: Tensor | None = None
         """|m|² in the step under way."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where norms are summed up now: `module.to` moves parameters."""
+        return self._home.device if self._device is None else self._device
 
     def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
         """Return the norms of only these parameters, in the same entries; before `leave_out`."""
@@ -159,8 +167,8 @@ class GradientNorms:
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
         on_device = [dot for dot in dots if isinstance(dot, Tensor)]
         if on_device:
-            whole = torch.stack(on_device).to(wide_dtype(self.device)).sum() + on_host
-            norms[-2].append((whole / of_direction.sqrt()).view(1))
+            whole = sums_of([on_device], device=self.device) + on_host
+            norms[-2].append(whole / of_direction.sqrt())
         else:
             norms[-2].append(on_host**2 / (float(of_direction) or math.nan))  # see `Norm`
         norms[-1] = []

@@ -8,6 +8,7 @@ of the big batch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.devices import current_stream, keep_for
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
@@ -47,14 +49,31 @@ class Pass:
 
 
 @dataclass
+class _Kept:
+    """Gradients of one stream, to be normed together."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    bytes: int = 0
+
+    def take(self) -> list[Piece]:
+        """Return what was kept, and keep nothing."""
+        pieces, self.pieces, self.bytes = self.pieces, [], 0
+        return pieces
+
+
+@dataclass
 class _Step:
     """The passes since the last reset, and the norms of their gradients."""
 
     captured: Norms
     passes: list[Pass] = field(default_factory=list)
-    kept: list[Piece] = field(default_factory=list)
-    """Gradients to be normed together."""
-    bytes_kept: int = 0
+    kept: defaultdict[torch.Stream | torch.device, _Kept] = field(
+        default_factory=lambda: defaultdict(_Kept)
+    )
+    """By the stream on which gradients came, or the device if it has no streams.
+
+    Autograd has a thread for each device. What is of one device is changed by its thread alone.
+    """
     in_pieces: bool = False
     """Whether some gradient came in two pieces (reentrant checkpointing of two uses), or before
     the pass had begun (GradCache): there is no norm of the whole gradient to be seen."""
@@ -147,21 +166,27 @@ class MicroBatchCollector(Collector):
         if self._live is None or measuring():
             return
         step = self._step
-        step.in_pieces |= index in self._live.seen or self._live.task is None
-        step.nested |= torch._C._current_graph_task_id() != self._live.task
+        if index in self._live.seen or self._live.task is None:
+            step.in_pieces = True
+        if torch._C._current_graph_task_id() != self._live.task:
+            step.nested = True
         self._live.seen.add(index)
-        size = gradient.numel() * gradient.element_size()
-        if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
+        if gradient.is_cpu:
             self.norms.add_one(step.captured, index, gradient)
             return
-        step.kept.append(Piece(index, gradient))
-        step.bytes_kept += size
-        if step.bytes_kept >= _MOST_BYTES_KEPT:
-            self._flush()
+        kept = step.kept[current_stream(gradient.device) or gradient.device]
+        size = gradient.numel() * gradient.element_size()
+        if size >= _LARGE_BYTES or gradient.is_sparse:
+            self.norms.add_one(step.captured, index, gradient)
+            return
+        kept.pieces.append(Piece(index, gradient))
+        kept.bytes += size
+        if kept.bytes >= _MOST_BYTES_KEPT:
+            self.norms.add(step.captured, kept.take())
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        self._flush()
+        self._norm_kept()
         self.norms.end_part(self._step.captured)
         if self._live is not None:
             if self._average.checking and self._live.seen and not any(self.reached):
@@ -173,6 +198,14 @@ class MicroBatchCollector(Collector):
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count
 
-    def _flush(self) -> None:
-        self.norms.add(self._step.captured, self._step.kept)
-        self._step.kept, self._step.bytes_kept = [], 0
+    def _norm_kept(self) -> None:
+        """Norm what is kept of all streams. The current ones have waited for them by now."""
+        step = self._step
+        pieces = [piece for kept in step.kept.values() for piece in kept.take()]
+        for stream in [one for one in step.kept if isinstance(one, torch.Stream)]:
+            current = current_stream(stream.device)
+            if current is not None and current != stream:
+                norms = [x for entry in step.captured for x in entry if isinstance(x, Tensor)]
+                read_there = [*norms, *(piece.gradient for piece in pieces)]
+                keep_for(current, [x for x in read_there if x.device == stream.device])
+        self.norms.add(step.captured, pieces)

@@ -249,14 +249,16 @@ class HalvesCollector(MicroBatchCollector):
                 loss,
                 gradient,
                 edges,
-                signs(parts.number, self._draws, gradient.device, parts.groups),
+                signs(parts.number, self._draws, parts.groups),
                 self.norms.parameters,
                 partial(self.norms.add_one, norms),
                 live,
             )
         sq_norms = self.norms.sums(norms)
         if live:
-            few = parts.lack_losses(torch.stack(live).any(0))
+            # Noted on the devices of the cut.
+            here = [one.to(self.device, non_blocking=self.device.type != "cpu") for one in live]
+            few = parts.lack_losses(torch.stack(here).any(0))
             sq_norms = torch.where(few.to(sq_norms.device), ROWS_WITHOUT_LOSS, sq_norms)
         self._halves = Halves(sq_norms, batch.which, parts)
 

@@ -165,7 +165,7 @@ class ProvedCuts:
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
         if not self._apart.is_derived(kind):
-            with self._a_pass_more(graph, gradient.device):
+            with self._a_pass_more(graph):
                 meeting = self._apart.by_derivatives(graph, cut, rows, groups, gradient, kind)
             self._refuse(kind, meeting)
         proof = Proof(self._norms.names, left_out)
@@ -200,23 +200,23 @@ class ProvedCuts:
         self, proof: Proof, graph: Graph, cut: Cut, loss: GradientEdge, gradient: Tensor, rows: int
     ) -> None:
         """Go back once with the factor ½ at the cut, and show the proof the gradients."""
-        with self._a_pass_more(graph, gradient.device):
+        with self._a_pass_more(graph):
             row_pass(
                 loss,
                 gradient,
                 cut.edges,
-                torch.full((rows,), FACTOR, device=gradient.device),
+                torch.full((rows,), FACTOR),
                 self._norms.parameters,
                 proof.take_halved,
             )
 
     @contextmanager
-    def _a_pass_more(self, graph: Graph, device: torch.device) -> Iterator[None]:
+    def _a_pass_more(self, graph: Graph) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
         with (
             self.nothing_else_changed(first=True),
             silenced(hooks_of_tensors(self._norms.parameters)),
-            random_numbers_kept(device),
+            random_numbers_kept({p.device for p in self._norms.parameters}),
             SavedTensors(graph).restored() as changed,  # checkpoints go forward to be read
         ):
             try:

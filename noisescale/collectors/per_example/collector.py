@@ -50,7 +50,7 @@ from noisescale.collectors.rows.window_layout import (
     each_example,
     weighted_examples,
 )
-from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.collectors.squared_norms import sums_of
 from noisescale.guard import WarnOnce, keeps_errors
 
 Layers = Literal["all", "normalization"]
@@ -109,7 +109,7 @@ class PerExampleCollector(Collector):
         self._left_out: list[Parameter] = []
         self._place = {index: index for index in range(len(parameters))}
         """Where the parameters are among those that are measured."""
-        self._coverage = Coverage(self.device)
+        self._coverage = Coverage()
         self._found: dict[str, Any] = {}
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
         self._hooks.install(self._layers)
@@ -162,7 +162,7 @@ class PerExampleCollector(Collector):
         if not self._passes or any(one.rows is None or not one.reliable for one in self._passes):
             return None
         if self._left_out:
-            self._coverage.add(self.norms.parameters, self._left_out)
+            self._coverage.add(self.norms.parameters, self._left_out, device=self.device)
         return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
 
     def reset(self) -> None:
@@ -217,7 +217,8 @@ class PerExampleCollector(Collector):
             if self._passes and self._passes[-1].sums is None:
                 self._passes[-1].early = True
             return
-        live.reliable &= not use.over and layer not in live.layers
+        if use.over or layer in live.layers:
+            live.reliable = False
         live.layers.add(layer)
         self._average.came.update(self._place[index] for index in layer.indices.values())
         x = use.take()
@@ -261,7 +262,7 @@ class PerExampleCollector(Collector):
     def _settle(self, probe: Probe) -> None:
         """Leave out what the probe found to be inexact, on any rank; say so once."""
         failed = self.failed or self._hooks.failed or probe.failed
-        verdicts = probe.verdicts(self.group, conclusive=not failed)
+        verdicts = probe.verdicts(self.group, self.device, conclusive=not failed)
         self._raise_errors_of_hooks()
         if verdicts is not None:
             self._leave_out(probe, verdicts)
@@ -310,8 +311,5 @@ class _Pass:
 
     def close(self, device: torch.device) -> None:
         """Sum up over examples."""
-        dtype = wide_dtype(device)
-        zero = torch.zeros((), dtype=dtype, device=device)
-        sums = [torch.cat(some).sum(dtype=dtype) if some else zero for some in self.sq_norms]
-        self.sums = torch.stack(sums).mul_(self.rows or 0)
+        self.sums = sums_of(self.sq_norms, device=device).mul_(self.rows or 0)
         self.sq_norms = []

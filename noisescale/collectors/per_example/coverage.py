@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
-from noisescale.collectors.squared_norms import squared_norm, wide_dtype
+from noisescale.collectors.squared_norms import squared_norm
 
 LEAST_COVERAGE = 0.9
 """The least share of |g|² from which the noise scale counts as that of the whole gradient.
@@ -24,17 +23,23 @@ _DECAY = 0.99  # a step's; the share changes slowly
 class Coverage:
     """The share of |g|² in measured parameters, averaged over some hundred steps."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=wide_dtype(device), device=device)
+    def __init__(self) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64)
 
-    def add(self, measured: Sequence[Parameter], left_out: Sequence[Parameter]) -> None:
+    def add(
+        self, measured: Sequence[Parameter], left_out: Sequence[Parameter], *, device: torch.device
+    ) -> None:
         """Add a step, on the device, from `p.grad`."""
         with torch.no_grad():
-            parts = [self._sq_norm(parameters) for parameters in (measured, left_out)]
+            parts = [
+                squared_norm([p.grad for p in some if p.grad is not None], device=device)
+                for some in (measured, left_out)
+            ]
             # Steps count alike, whatever the scale of their losses.
             step = torch.stack(parts)
             step = torch.nan_to_num(step / step.sum(), 0.0, 0.0, 0.0)
-            self._sums = self._sums * _DECAY + step
+            sums = self._sums.to(device, step.dtype, non_blocking=device.type != "cpu")
+            self._sums = sums * _DECAY + step
 
     def share(self) -> float:
         """Read the share from the device; 1 before the first step."""
@@ -48,7 +53,3 @@ class Coverage:
     def load_state_dict(self, sums: Sequence[float]) -> None:
         """Continue from a `state_dict`."""
         self._sums = self._sums.new_tensor(sums)
-
-    def _sq_norm(self, parameters: Sequence[Parameter]) -> Tensor:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return squared_norm(gradients, device=self._sums.device).to(self._sums.dtype)

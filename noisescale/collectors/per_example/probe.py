@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.collectors.devices import read
 from noisescale.collectors.per_example.exclusions import LOOKS, Verdict
 from noisescale.collectors.per_example.hooks import Use
 from noisescale.collectors.per_example.layers import Layer
@@ -145,7 +146,7 @@ class Probe(HookErrors):
         return rows
 
     def verdicts(
-        self, group: dist.ProcessGroup | None, *, conclusive: bool = True
+        self, group: dist.ProcessGroup | None, device: torch.device, *, conclusive: bool = True
     ) -> list[Verdict] | None:
         """Return the verdicts that all ranks agree on; None: look at another step.
 
@@ -155,13 +156,14 @@ class Probe(HookErrors):
 
         Args:
             group: The ranks; None: one process.
+            device: One that the group reduces on.
             conclusive: Whether this rank has seen the whole step.
         """
         votes = [True, *self._before, *self._compared]
         try:
             votes = self._votes(conclusive)
         finally:  # the other ranks wait for this one's votes, whatever became of them
-            votes_of_all = torch.tensor(votes, device=self._parameters[0].device)
+            votes_of_all = torch.tensor(votes, device=device)
             if group is not None:
                 dist.all_reduce(votes_of_all, dist.ReduceOp.MAX, group)
             self.begin_step()
@@ -188,7 +190,7 @@ class Probe(HookErrors):
     def _votes(self, conclusive: bool) -> list[int]:
         """Return whether the step says nothing, a verdict and whether it was compared for each."""
         conclusive &= self._any_gradient
-        checks = torch.stack([c for *_, c in self._checks]).tolist() if self._checks else []
+        checks = read([check for *_, check in self._checks])
         checked = set()
         compared = list(self._compared)
         for (index, noise, _), (off, norm, spread) in zip(self._checks, checks, strict=True):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.collectors.changes import UNTOUCHED, Changes, ReducedChanges
+from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -172,7 +173,7 @@ class StepRows:
             if step.work is not None:
                 step.work.wait()
         self._waiting = self._waiting[len(ready) :]
-        rows = torch.stack([step.row for step in ready]).tolist() if ready else []
+        rows = read([step.row for step in ready])
         for row, step in zip(rows, ready, strict=True):
             *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-5]
             over_step, examples, unmeasured, gone, in_pieces = row[-5:]
@@ -229,9 +230,10 @@ class StepRows:
             return torch.stack(
                 [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in numbers]
             )
-        if self._constants is None or self._constants[0] != values:
+        known = self._constants
+        if known is None or known[0] != values or known[1].device != like.device:
             tensor = torch.tensor(values, dtype=like.dtype)
             if like.device.type == "cuda":
                 tensor = tensor.pin_memory().to(like.device, non_blocking=True)
-            self._constants = values, tensor.to(like.device)
-        return self._constants[1]
+            self._constants = known = values, tensor.to(like.device)
+        return known[1]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between devices: streams, and what is on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+_HAVE_STREAMS: dict[str, bool] = {}
+"""By type of device."""
+
+
+def current_stream(device: torch.device) -> torch.Stream | None:
+    """Return the stream on which a device works for this thread; None: it has no streams.
+
+    A type of device is asked for streams once. If it has none, all of its work is in one order.
+    """
+    if _HAVE_STREAMS.get(device.type, True):
+        try:
+            return torch.accelerator.current_stream(device)
+        except (RuntimeError, ValueError):  # ValueError: torch does not know it as an accelerator
+            _HAVE_STREAMS[device.type] = False
+    return None
+
+
+def keep_for(stream: torch.Stream, tensors: Iterable[Tensor]) -> None:
+    """Have the allocator reuse the memory of tensors only after a stream is done with them.
+
+    Without that it may once they are freed and the stream that they were made on goes on.
+    """
+    for tensor in tensors:
+        tensor.record_stream(stream)
+
+
+def devices_of(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """Return the devices of tensors, in an order that does not depend on theirs."""
+    return sorted({x.device for x in tensors}, key=str)
+
+
+def read(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """Return what is in vectors of one length. The host reads each device once."""
+    found: list[list[float]] = [[]] * len(tensors)
+    for where in devices_of(tensors):
+        indices = [i for i, x in enumerate(tensors) if x.device == where]
+        values = torch.stack([tensors[i] for i in indices]).tolist()
+        for i, numbers in zip(indices, values, strict=True):
+            found[i] = numbers
+    return found
