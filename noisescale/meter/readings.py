@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from noisescale.collectors.changes import ReducedChanges, hooks_on
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
@@ -87,6 +89,7 @@ class MeterReadings:
         self._same_gradient = collector.same_gradient
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
         self._coverage_at_close = 1.0
+        self._device = collector.device
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
 
@@ -247,6 +250,13 @@ class MeterReadings:
         """Micro-batches that a step needs to be measured; 2 if one process compares them."""
         collector = self._capture.collector
         return 1 if collector is None else collector.least_micro_batches
+
+    @property
+    def device(self) -> torch.device:
+        """Where the norms of gradients are. Once the meter is closed, where they were."""
+        if self._capture.collector is not None:
+            self._device = self._capture.collector.device
+        return self._device
 
     @property
     def devices(self) -> int:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from noisescale.collectors.squared_norms import wide_dtype
+
 
 class Agreement:
     """Compare the batch sizes that the ranks want, in the background until a rank waits.
@@ -76,15 +78,19 @@ class _Range:
     """The least and the most that a number is on any rank, on its way."""
 
     def __init__(self, value: float, device: torch.device) -> None:
-        self._ends = torch.tensor([value, -value], dtype=torch.float64, device=device)
+        dtype = wide_dtype(device)
+        rounded = float(torch.tensor(value, dtype=dtype))
+        rest = value - rounded  # 32 bits are too few for a checksum
+        ends = [rounded, -rounded, rest, -rest]
+        self._ends = torch.tensor(ends, dtype=dtype, device=device)
         self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
 
     def read(self) -> tuple[float, float]:
         """Return both; waits for ranks and device."""
         if self._work is not None:
             self._work.wait()
-        most, negative_least = self._ends.tolist()
-        return -negative_least, most
+        most, negative_least, most_rest, negative_least_rest = self._ends.tolist()
+        return -negative_least - negative_least_rest, most + most_rest
 
 
 def _several_ranks() -> bool:

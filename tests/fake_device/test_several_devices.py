@@ -106,7 +106,9 @@ def expectations(way: str, step: int, columns: list[int]) -> list[Expected]:
         return halvings(single[0], columns)
     if way == "example":
         return [expected([part for some in single for part in examples_of(some)], columns)]
-    return [expected([micro_batch(torch.stack(some).mean(0), len(some)) for some in single], columns)]
+    return [
+        expected([micro_batch(torch.stack(some).mean(0), len(some)) for some in single], columns)
+    ]
 
 
 def agree(got: StepNorms, wanted: list[Expected]) -> bool:
@@ -155,9 +157,7 @@ def as_adam_scales(
     gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], steps: float
 ) -> float:
     v = {n: state["exp_avg_sq"].double() / (1 - 0.99**steps) for n, state in states.items()}
-    return sum(
-        float((g / (v[n].sqrt() + 1e-3)).square().sum()) for n, g in gradients.items()
-    )
+    return sum(float((g / (v[n].sqrt() + 1e-3)).square().sum()) for n, g in gradients.items())
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -205,7 +205,9 @@ WAYS: dict[str, Any] = {
 }
 
 
-def trained(model: Split, optimizer: torch.optim.Optimizer, meter: NoiseScaleMeter | None) -> Iterator[int]:
+def trained(
+    model: Split, optimizer: torch.optim.Optimizer, meter: NoiseScaleMeter | None
+) -> Iterator[int]:
     """Yield after each step."""
     rows = (3, 4) if meter is None or meter.measures_along_gradient else (6, 6)
     for step in range(12):
