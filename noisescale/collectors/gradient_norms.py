@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.collectors.devices import current_stream, keep_for
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.momentum import MomentumDirection
 from noisescale.collectors.preconditioner import AdamPreconditioner
@@ -85,6 +86,8 @@ class GradientNorms:
         self.entries = self.partition + (preconditioner is not None) + (momentum is not None)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
+        self._streams: set[torch.Stream] = set()
+        """On which norms were made in the step under way."""
         self._left_out: frozenset[int] = frozenset()
         self._of_direction: Tensor | None = None
         """|m|² in the step under way."""
@@ -100,6 +103,7 @@ class GradientNorms:
         some.names = [self.names[i] for i in indices]
         some.parameters = [self.parameters[i] for i in indices]
         some.entry_of = [self.entry_of[i] for i in indices]
+        some._streams = set()
         return some
 
     def leave_out(self, indices: Iterable[int]) -> None:
@@ -109,6 +113,24 @@ class GradientNorms:
     def begin_step(self) -> None:
         """Forget what holds for one step alone."""
         self._of_direction = None
+        self._streams = set()
+
+    def note_stream(self, device: torch.device) -> None:
+        """Note that norms are made on the stream that is current now, see `keep`."""
+        if device.type != "cpu" and (stream := current_stream(device)) is not None:
+            self._streams.add(stream)
+
+    def keep(self, norms: Iterable[Norm]) -> None:
+        """Keep norms of hooks until what reads them on another stream is done.
+
+        Autograd calls hooks on the streams of the forward pass, and has others wait for them.
+        """
+        for stream in self._streams:
+            if (current := current_stream(stream.device)) not in (None, stream):
+                keep_for(
+                    current,
+                    [x for x in norms if isinstance(x, Tensor) and x.device == stream.device],
+                )
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""
@@ -135,6 +157,8 @@ class GradientNorms:
                     norms[-1].extend(self.momentum.dots(parameter, piece.gradient))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
+            for device in {gradient.device for gradients in of_entry for gradient in gradients}:
+                self.note_stream(device)
         return norms
 
     def add_one(self, norms: Norms, which: int, gradient: Tensor) -> None:
@@ -144,6 +168,7 @@ class GradientNorms:
         if gradient.requires_grad:  # the pass is being recorded (`create_graph`)
             gradient = gradient.detach()
         norms[self.entry_of[which]] += norms_of_one(gradient)
+        self.note_stream(gradient.device)
         parameter = self.parameters[which]
         if self.preconditioner is not None:
             norms[self.partition] += self.preconditioner.norms(parameter, gradient, _ALL_ROWS)
@@ -175,6 +200,7 @@ class GradientNorms:
 
     def sums(self, norms: Norms) -> Tensor:
         """Return the sums of squares, shape (entries,), on the device."""
+        self.keep([x for entry in norms for x in entry])
         self.end_part(norms)
         with torch.no_grad():
             return sums_of_squares(norms[: self.entries], device=self.device)

@@ -205,7 +205,6 @@ class MicroBatchCollector(Collector):
         for stream in [one for one in step.kept if isinstance(one, torch.Stream)]:
             current = current_stream(stream.device)
             if current is not None and current != stream:
-                norms = [x for entry in step.captured for x in entry if isinstance(x, Tensor)]
-                read_there = [*norms, *(piece.gradient for piece in pieces)]
-                keep_for(current, [x for x in read_there if x.device == stream.device])
+                gradients = [piece.gradient for piece in pieces]
+                keep_for(current, [g for g in gradients if g.device == stream.device])
         self.norms.add(step.captured, pieces)

@@ -2,6 +2,7 @@
 """Models on several devices, against gradients that are taken one by one on the CPU."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,11 +20,13 @@ from brute_force import (
 from torch import Tensor, nn
 from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 
-from fake_device.transfers import READ, TO_DEVICE, TO_DEVICE_LATER, TO_HOST, Transfers
+from fake_device.transfers import READ, TO_HOST, Transfers
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.gradient_norms import Norms, Piece
 from noisescale.collectors.loss_scale import LossScale
+from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 
@@ -198,27 +201,102 @@ def test_an_optimizer_s_state_is_found_on_each_device(place: str, kind: str) -> 
         assert got.big_sq_norm == pytest.approx(by_hand(whole, states, step), rel=1e-5)
 
 
-WAYS: dict[str, Any] = {
-    "half": {},
-    "micro_batch": {"groups": {"first": "^first"}},
-    "example": {"groups": {"first": "^first"}},
-}
-
-
-def trained(
-    model: Split, optimizer: torch.optim.Optimizer, meter: NoiseScaleMeter | None
-) -> Iterator[int]:
-    """Yield after each step."""
-    rows = (3, 4) if meter is None or meter.measures_along_gradient else (6, 6)
-    for step in range(12):
-        for micro, n in enumerate(rows):
-            loss = model.loss(*batch(step, 0, micro, n)) / len(rows)
-            if meter is None:
-                loss.backward()
-            else:
-                meter.backward(loss, n)
+def passes(model: Split, way: str, meter: NoiseScaleMeter | None = None) -> Iterator[int]:
+    """Train for some steps; yield before each of them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    for step in range(STEPS):
+        yield step
+        for micro, n in enumerate(ROWS[way]):
+            loss = model.loss(*batch(step, 0, micro, n)) / len(ROWS[way])
+            if meter is not None:
+                meter.before_backward(loss, n)
+            loss.backward()
         if meter is not None:
             meter.step()
         optimizer.step()
         optimizer.zero_grad()
-        yield step
+
+
+def meter_of(model: Split, way: str) -> NoiseScaleMeter:
+    return NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]
+
+
+def transfers_of(places: Places, way: str) -> Counter[str]:
+    """In measured steps, from the second on, by kind."""
+    model, transfers = Split(places), Transfers()
+    steps = passes(model, way, meter_of(model, way))
+    for step in steps:
+        if step == 1:
+            with transfers:
+                list(steps)
+    kinds: Counter[str] = Counter()
+    for transfer, n in transfers.of_package().items():
+        kinds[transfer.kind] += n
+    return kinds
+
+
+@pytest.mark.parametrize("way", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_host_reads_nothing_and_copies_no_more_than_with_one_device(
+    place: str, way: str
+) -> None:
+    several = transfers_of(PLACES[place], way)
+
+    assert several[READ] + several[TO_HOST] == 0
+    if "cpu" not in PLACES[place]:  # else the halves' pass copies gradients, as every pass does
+        assert several == transfers_of(Places("fake:0", "fake:0", "fake:0"), way)
+
+
+@pytest.mark.parametrize("way", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_and_random_numbers_are_bitwise_those_without(place: str, way: str) -> None:
+    left = []
+    for is_measured in (True, False):
+        model = Split(PLACES[place])
+        torch.fake.manual_seed_all(0)
+        list(passes(model, way, meter_of(model, way) if is_measured else None))
+        left.append([*model.parameters(), *(torch.fake.get_rng_state(i) for i in (0, 1))])
+
+    assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
+
+
+def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Autograd has a thread for each device. Here it is interrupted where it matters."""
+    model = Split(TWO)
+    collector = choose_collector(model, small_batch="micro_batch")
+    assert isinstance(collector, MicroBatchCollector)
+    norm, late = collector.norms.add, [model.last.bias]
+
+    def interrupted(norms: Norms, pieces: list[Piece], **options: Any) -> Norms:
+        if late and pieces:
+            p = late.pop()
+            collector._on_gradient(collector.norms.names.index("last.bias"), torch.ones_like(p))
+        return norm(norms, pieces, **options)
+
+    monkeypatch.setattr(collector.norms, "add", interrupted)
+    model.last.bias.requires_grad_(False)
+    loss = model.loss(*batch(0, 0, 0, 4))
+    collector.before_backward(loss, 4)
+    loss.backward()
+
+    small = collector.small_sq_norms()
+    assert small is not None
+    by_hand = sum(
+        float(p.grad.double().cpu().square().sum())
+        for p in model.parameters()
+        if p.grad is not None
+    )
+    assert not late
+    assert float(small) == pytest.approx(by_hand + OUTPUTS, rel=1e-6)
+
+
+def test_a_loss_scale_is_taken_out_on_another_device() -> None:
+    scaler = torch.amp.GradScaler("fake", init_scale=4.0)
+    scaler.scale(torch.ones((), device="fake:1"))
+
+    unscaled = LossScale(scaler).without(torch.full((2,), 32.0, device="fake:0"))
+
+    assert unscaled.tolist() == [2.0, 2.0]
+    assert unscaled.device == torch.device("fake:0")

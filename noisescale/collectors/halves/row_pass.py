@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.halves.cut import CutEdge
-from noisescale.collectors.halves.graph import Node
+from noisescale.collectors.halves.graph import Node, device_behind
 from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
 from noisescale.collectors.own_pass import own_pass
 
@@ -61,13 +61,14 @@ def row_pass(
     rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
     devices = {gradient.device, *(parameters[i].device for i in wanted)}
-    factors_of = {
-        repeats: _Factors(factors, repeats, gradient.device)
-        for repeats in {edge.repeats for edge in edges}
-    }
+    factors_of: dict[tuple[int, bool], _Factors] = {}
     cut: dict[Node, dict[int, _Factors]] = {}
     for edge in edges:
-        cut.setdefault(edge.node, {})[edge.position] = factors_of[edge.repeats]
+        near = edge.node is None or device_behind(edge.node, edge.position) == gradient.device
+        if (kind := (edge.repeats, near)) not in factors_of:
+            device = gradient.device if near else None
+            factors_of[kind] = _Factors(factors, edge.repeats, device)
+        cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
         gradient = _noted(live, rows, factor.times(gradient), gradient)
     with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(devices):
@@ -83,24 +84,23 @@ def row_pass(
 
 
 class _Factors:
-    """A factor on each row of a gradient, wherever the gradient is.
+    """A factor on each row of a gradient.
 
     Args:
         of_examples: On the CPU.
         repeats: Rows for each example.
-        device: Where gradients are, but for those of models on several devices. To these the
-            factors are copied from the CPU when the gradient comes, on the stream that it comes on.
+        device: Where the gradient is, if the pass starts there. In a model on several devices it
+            may be elsewhere: then it is None, and factors are copied when the gradient comes, on
+            the stream that it comes on.
     """
 
-    def __init__(self, of_examples: Tensor, repeats: int, device: torch.device) -> None:
-        self._of_rows = of_examples if repeats == 1 else of_examples.repeat_interleave(repeats)
-        self._there = self._of_rows.to(device, non_blocking=True)
+    def __init__(self, of_examples: Tensor, repeats: int, device: torch.device | None) -> None:
+        of_rows = of_examples if repeats == 1 else of_examples.repeat_interleave(repeats)
+        self._of_rows = of_rows if device is None else of_rows.to(device, non_blocking=True)
 
     def times(self, gradient: Tensor) -> Tensor:
         """Return the gradient with its rows multiplied."""
-        factor = self._there
-        if factor.device != gradient.device:
-            factor = self._of_rows.to(gradient.device, non_blocking=True)
+        factor = self._of_rows.to(gradient.device, non_blocking=True)
         shape = (-1, *[1] * (gradient.dim() - 1))
         return gradient * factor.to(gradient.dtype).reshape(shape)
 

@@ -221,6 +221,7 @@ class PerExampleCollector(Collector):
             live.reliable = False
         live.layers.add(layer)
         self._average.came.update(self._place[index] for index in layer.indices.values())
+        self.norms.note_stream(d.device)
         x = use.take()
         if use.needs_input and x is None:
             live.reliable = False
@@ -257,6 +258,8 @@ class PerExampleCollector(Collector):
         self._live = None
         if self._probe is not None:
             one.rows = self._probe.end_pass(one.size)
+        for sq_norms in one.sq_norms:
+            self.norms.keep(sq_norms)
         one.close(self.device)
 
     def _settle(self, probe: Probe) -> None:
