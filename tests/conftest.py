@@ -9,8 +9,10 @@ import gc
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import devices
 import pytest
 from browser import browser as browser
 
@@ -31,6 +33,7 @@ os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 metadata.entry_points = functools.cache(metadata.entry_points)
 
 
+FAKE = Path(__file__).parent / "fake_device"
 DEVICES = ("cpu", "fake", "cuda", "mps")
 NOT_THERE = pytest.StashKey[str]()
 """Why the device cannot be used."""
@@ -52,9 +55,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    reason = _why_not(config.getoption("device"))
+    devices.name = config.getoption("device")
+    reason = _why_not(devices.name)
     if reason and config.getoption("require_device"):
-        raise pytest.UsageError(f"--device {config.getoption('device')}: {reason}")
+        raise pytest.UsageError(f"--device {devices.name}: {reason}")
     config.stash[NOT_THERE] = reason
 
 
@@ -73,36 +77,56 @@ def _why_not(device: str) -> str:
     elif device != "cpu":
         import torch
 
-        if not getattr(torch, device).is_available():
+        found = torch.accelerator.current_accelerator()
+        if found is None or found.type != device or not torch.accelerator.is_available():
             return f"there is no device {device!r}"
     return ""
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """What does not name the fixture `device` does not run on one, and need not be imported."""
+    if devices.name == "cpu" or collection_path.suffix != ".py" or collection_path.parent == FAKE:
+        return None
+    return None if "device" in collection_path.read_text() else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    device, not_there = config.getoption("device"), config.stash[NOT_THERE]
     chosen, others = [], []
     for item in items:
-        of_fake = "fake_device" in item.path.parts
-        if device == "cpu" and of_fake:
+        of_fake = item.path.parent == FAKE
+        if devices.name == "cpu" and of_fake:
             item.add_marker(pytest.mark.skip(reason="run with --device fake"))
-        if not_there:
-            item.add_marker(pytest.mark.skip(reason=not_there))
+        if config.stash[NOT_THERE]:
+            item.add_marker(pytest.mark.skip(reason=config.stash[NOT_THERE]))
         takes_device = "device" in getattr(item, "fixturenames", ())
         of_device = {"fake": of_fake, "cuda": item.get_closest_marker("gpu") is not None}
-        runs = device == "cpu" or takes_device or of_device.get(device, False)
+        runs = devices.name == "cpu" or takes_device or of_device.get(devices.name, False)
         (chosen if runs else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+    # Tests of one way stand together, so that one worker finds out for all of them what they ask.
+    first: dict[object, int] = {}
+    for position, item in enumerate(chosen):
+        first.setdefault(_way_of(item), position)
+    items[:] = sorted(chosen, key=lambda item: first[_way_of(item)])
+
+
+def _way_of(item: pytest.Item) -> object:
+    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    return (item.path, params["way"]) if params and "way" in params else item
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    if devices.forks():
+        from ranks import call_in_a_fork
+
+        pyfuncitem.obj = functools.partial(call_in_a_fork, pyfuncitem.obj)
 
 
 @pytest.fixture(scope="session")
-def device(pytestconfig: pytest.Config) -> "torch.device":
+def device() -> "torch.device":
     """What `--device` names, the first of its kind."""
-    import torch
-
-    name = pytestconfig.getoption("device")
-    return torch.device(name) if name == "cpu" else torch.device(name, 0)
+    return devices.of_rank()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
