@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,17 +34,23 @@ def keep_for(stream: torch.Stream, tensors: Iterable[Tensor]) -> None:
         tensor.record_stream(stream)
 
 
-def devices_of(tensors: Iterable[Tensor]) -> list[torch.device]:
-    """Return the devices of tensors, in an order that does not depend on theirs."""
-    return sorted({x.device for x in tensors}, key=str)
+def by_device(
+    lists: Sequence[Sequence[Tensor]],
+) -> Iterator[tuple[torch.device, Sequence[Sequence[Tensor]]]]:
+    """Yield each device with what is there of some lists of tensors. The CPU comes first."""
+    indices = {x.get_device() for some in lists for x in some}
+    for index in sorted(indices):  # -1 is the CPU; a process has one type of other devices
+        there = lists
+        if len(indices) > 1:
+            there = [[x for x in some if x.get_device() == index] for some in lists]
+        yield next(x.device for some in there for x in some), there
 
 
 def read(tensors: Sequence[Tensor]) -> list[list[float]]:
     """Return what is in vectors of one length. The host reads each device once."""
-    found: list[list[float]] = [[]] * len(tensors)
-    for where in devices_of(tensors):
-        indices = [i for i, x in enumerate(tensors) if x.device == where]
-        values = torch.stack([tensors[i] for i in indices]).tolist()
-        for i, numbers in zip(indices, values, strict=True):
-            found[i] = numbers
-    return found
+    values = {
+        id(x): numbers
+        for _, (there,) in by_device([tensors])
+        for x, numbers in zip(there, torch.stack(list(there)).tolist(), strict=True)
+    }
+    return [values[id(x)] for x in tensors]
