@@ -192,6 +192,7 @@ class GradientNorms:
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
         on_device = [dot for dot in dots if isinstance(dot, Tensor)]
         if on_device:
+            self.keep(on_device)
             whole = sums_of([on_device], device=self.device) + on_host
             norms[-2].append(whole / of_direction.sqrt())
         else:
