@@ -120,17 +120,16 @@ class GradientNorms:
         if device.type != "cpu" and (stream := current_stream(device)) is not None:
             self._streams.add(stream)
 
-    def keep(self, norms: Iterable[Norm]) -> None:
+    def keep(self, norms: Sequence[Norm]) -> None:
         """Keep norms of hooks until what reads them on another stream is done.
 
         Autograd calls hooks on the streams of the forward pass, and has others wait for them.
         """
-        for stream in self._streams:
-            if (current := current_stream(stream.device)) not in (None, stream):
-                keep_for(
-                    current,
-                    [x for x in norms if isinstance(x, Tensor) and x.device == stream.device],
-                )
+        for stream in tuple(self._streams):  # hooks of other devices may add to them
+            current = current_stream(stream.device)
+            if current is not None and current != stream:
+                tensors = (x for x in norms if isinstance(x, Tensor))
+                keep_for(current, (x for x in tensors if x.device == stream.device))
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""

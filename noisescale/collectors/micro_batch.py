@@ -171,14 +171,11 @@ class MicroBatchCollector(Collector):
         if torch._C._current_graph_task_id() != self._live.task:
             step.nested = True
         self._live.seen.add(index)
-        if gradient.is_cpu:
+        size = gradient.numel() * gradient.element_size()
+        if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
             self.norms.add_one(step.captured, index, gradient)
             return
         kept = step.kept[current_stream(gradient.device) or gradient.device]
-        size = gradient.numel() * gradient.element_size()
-        if size >= _LARGE_BYTES or gradient.is_sparse:
-            self.norms.add_one(step.captured, index, gradient)
-            return
         kept.pieces.append(Piece(index, gradient))
         kept.bytes += size
         if kept.bytes >= _MOST_BYTES_KEPT:
@@ -200,11 +197,11 @@ class MicroBatchCollector(Collector):
 
     def _norm_kept(self) -> None:
         """Norm what is kept of all streams. The current ones have waited for them by now."""
-        step = self._step
-        pieces = [piece for kept in step.kept.values() for piece in kept.take()]
-        for stream in [one for one in step.kept if isinstance(one, torch.Stream)]:
-            current = current_stream(stream.device)
-            if current is not None and current != stream:
-                gradients = [piece.gradient for piece in pieces]
-                keep_for(current, [g for g in gradients if g.device == stream.device])
-        self.norms.add(step.captured, pieces)
+        pieces: list[Piece] = []
+        for stream, kept in self._step.kept.items():
+            pieces += (taken := kept.take())
+            if isinstance(stream, torch.Stream):
+                current = current_stream(stream.device)
+                if current is not None and current != stream:
+                    keep_for(current, (piece.gradient for piece in taken))
+        self.norms.add(self._step.captured, pieces)

@@ -4,35 +4,12 @@
 from typing import Any
 
 import pytest
-import torch
-from brute_force import (
-    Expected,
-    examples_of,
-    expected,
-    gradients_of_examples,
-    halvings,
-    micro_batch,
-)
 from torch import nn
 from ways_of_capture import Net, batch, half_squares
 
+from fake_device.ways import ROWS, expectations
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.rows.step_norms import StepNorms
-
-ROWS = {"half": (6,), "micro_batch": (3, 6, 2), "example": (3, 4)}
-
-
-def expectations(way: str, step: int) -> list[Expected]:
-    """What a step may show, by the CPU in float64."""
-    single = [
-        gradients_of_examples(Net(), batch(step, 0, micro, n), half_squares)
-        for micro, n in enumerate(ROWS[way])
-    ]
-    if way == "half":
-        return halvings(single[0])
-    if way == "example":
-        return [expected([part for some in single for part in examples_of(some)])]
-    return [expected([micro_batch(torch.stack(some).mean(0), len(some)) for some in single])]
 
 
 def train(model: nn.Module, meter: NoiseScaleMeter, way: str, step: int) -> None:
@@ -60,7 +37,7 @@ def test_a_model_is_measured_wherever_it_is(way: str, recorded: list[StepNorms])
     assert (meter.measured_steps, meter.skipped_steps) == (8 - probes, probes)
     for step, got in enumerate(recorded):
         if step >= probes:
-            wanted = expectations(way, step)
+            wanted = expectations(Net(), way, step)
             assert any(got[:4] == pytest.approx(tuple(want), rel=1e-5) for want in wanted)
 
 

@@ -9,15 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from brute_force import (
-    Expected,
-    columns_of,
-    examples_of,
-    expected,
-    gradients_of_examples,
-    halvings,
-    micro_batch,
-)
+from brute_force import Expected, columns_of, gradients_of_examples
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 
 from fake_device.transfers import READ, TO_HOST, Transfers
+from fake_device.ways import ROWS, expectations
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
@@ -80,9 +73,6 @@ def small_parameters_are_kept_and_large_ones_not(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("noisescale.collectors.micro_batch._MOST_BYTES_KEPT", 50)
 
 
-ROWS = {"half": (6,), "micro_batch": (3, 6, 2), "example": (3, 4)}
-
-
 def measured(model: Split, collector: Collector, step: int, rows: tuple[int, ...]) -> MeasuredStep:
     """One step, of micro-batches of so many rows."""
     model.zero_grad()
@@ -104,21 +94,6 @@ def measured(model: Split, collector: Collector, step: int, rows: tuple[int, ...
     return found
 
 
-def expectations(way: str, step: int, columns: list[int]) -> list[Expected]:
-    """What a step may show, by the CPU."""
-    single = [
-        gradients_of_examples(Split(), batch(step, 0, micro, n), half_squares)
-        for micro, n in enumerate(ROWS[way])
-    ]
-    if way == "half":
-        return halvings(single[0], columns)
-    if way == "example":
-        return [expected([part for some in single for part in examples_of(some)], columns)]
-    return [
-        expected([micro_batch(torch.stack(some).mean(0), len(some)) for some in single], columns)
-    ]
-
-
 def agree(got: StepNorms, wanted: list[Expected]) -> bool:
     return any(got[:4] == pytest.approx(tuple(want), rel=1e-5) for want in wanted)
 
@@ -136,12 +111,53 @@ def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
 
     for step in range(1 if way == "example" else 0, STEPS):  # the first is a probe
         got, names = steps[step], [n for n, _ in model.named_parameters()]
-        assert agree(got.norms, expectations(way, step, columns_of(Split(), lambda n: True)))
+        assert agree(got.norms, expectations(Split(), way, step))
         for entry, group in enumerate(("first", "last", "norm")):
             columns = columns_of(Split(), [n for n in names if n.startswith(group)].__contains__)
-            assert agree(got.entries[entry], expectations(way, step, columns)), group
+            assert agree(got.entries[entry], expectations(Split(), way, step, columns)), group
         assert got.changes.cause is None
         assert got.changes.checked
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList(nn.Linear(FEATURES, OUTPUTS).to(to) for to in places[:2])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [head(x.to(head.weight.device)) for head in self.heads]
+
+
+class Summed(nn.Module):
+    def __init__(self, model: TwoHeads) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last = self.model(x)
+        return first + last.to(first.device)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_halves_are_cut_at_outputs_on_several_devices(place: str) -> None:
+    model = TwoHeads(PLACES[place])
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    recorded = []
+
+    for step in range(3):
+        model.zero_grad()
+        x, y = batch(step, 0, 0, 6)
+        first, last = model(x)
+        loss = half_squares(first + last.to(first.device), y.to(first.device))
+        meter.backward(loss.to(PLACES[place].loss), 6)
+        meter.step()
+        recorded += [row.norms for row in meter._capture.unread.read()]
+
+    on_cpu = Summed(TwoHeads(Places("cpu", "cpu", "cpu")))
+    assert len(recorded) == 3
+    for step, got in enumerate(recorded):
+        assert agree(got, expectations(on_cpu, "half", step))
 
 
 def gradient_by_name(model: Split, step: int, micro: int, rows: int) -> dict[str, Tensor]:

@@ -8,18 +8,11 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from brute_force import (
-    Expected,
-    examples_of,
-    expected,
-    gradients_of_examples,
-    halvings,
-    micro_batch,
-)
 from torch import Tensor, nn
 from ways_of_capture import Net, batch, half_squares
 
 import fake_device
+from fake_device.ways import ROWS, expectations
 from noisescale import NoiseScaleMeter
 from noisescale.collectors import squared_norms
 from noisescale.collectors.rows.step_norms import StepNorms
@@ -70,22 +63,6 @@ def test_sums_of_squares_in_float32_are_right_to_three_in_ten_million(tensors: i
     assert plain == pytest.approx(norms.double().sum().item(), rel=3e-7)
 
 
-ROWS = {"half": (6,), "micro_batch": (3, 6, 2), "example": (3, 4)}
-
-
-def expectations(way: str, step: int) -> list[Expected]:
-    """What a step may show, by the CPU in float64."""
-    single = [
-        gradients_of_examples(Net(), batch(step, 0, micro, n), half_squares)
-        for micro, n in enumerate(ROWS[way])
-    ]
-    if way == "half":
-        return halvings(single[0])
-    if way == "example":
-        return [expected([part for some in single for part in examples_of(some)])]
-    return [expected([micro_batch(torch.stack(some).mean(0), len(some)) for some in single])]
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("way", ROWS)
 def test_norms_and_moments_are_those_of_single_gradients(
@@ -107,7 +84,7 @@ def test_norms_and_moments_are_those_of_single_gradients(
     assert (meter.measured_steps, meter.skipped_steps) == (4 - probes, probes)
     for step, got in enumerate(recorded):
         if step >= probes:
-            wanted = expectations(way, step)
+            wanted = expectations(Net(), way, step)
             assert any(got[:4] == pytest.approx(tuple(want), rel=1e-6) for want in wanted)
             close = [w.moments for w in wanted if got[:4] == pytest.approx(tuple(w), rel=1e-6)]
             assert got.moments() == pytest.approx(close[0], rel=1e-5)
