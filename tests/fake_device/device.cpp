@@ -595,7 +595,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("record_stream", &record_stream);
-  // Else these would be given a single number as output, which the CPU's kernels resize with a warning.
+  // Else their `.out` would be given a single number, which the CPU resizes with a warning.
   m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   // Views, and what changes a tensor but not its memory.
