@@ -1,27 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread a process, loopback for gloo: what makes two-process tests fast and repeatable."""
+"""One thread a process, loopback for gloo: what makes two-process tests fast and repeatable.
+
+And the device that tests run on: `--device`.
+"""
 
 import functools
 import gc
 import os
+import re
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import devices
 import pytest
 from browser import browser as browser
 
 if TYPE_CHECKING:
+    import torch
+
     from noisescale.collectors.rows.step_norms import StepNorms
     from noisescale.collectors.rows.step_rows import MeasuredStep
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch and of NumPy
+# Asking whether there is a GPU must not initialise CUDA: forked ranks could not use it.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Lightning calls what jsonargparse deprecates, when it is imported too.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 # Every Trainer of Lightning looks through all installed packages: a third of a short fit.
 metadata.entry_points = functools.cache(metadata.entry_points)
+
+
+FAKE = Path(__file__).parent / "fake_device"
+DEVICES = ("cpu", "fake", "cuda", "mps")
+NOT_THERE = pytest.StashKey[str]()
+"""Why the device cannot be used."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="what tests with the fixture `device` run on; of other devices than the CPU no others"
+        " run. fake: a device without hardware, see tests/fake_device",
+    )
+    parser.addoption(
+        "--require-device",
+        action="store_true",
+        help="fail where the device cannot be used, rather than skip",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    devices.name = config.getoption("device")
+    reason = _why_not(devices.name)
+    if reason and config.getoption("require_device"):
+        raise pytest.UsageError(f"--device {devices.name}: {reason}")
+    config.stash[NOT_THERE] = reason
+
+
+def _why_not(device: str) -> str:
+    """Why a device cannot be used, "" if it can; the fake one is there from then on.
+
+    All of the process is changed by it, so only tests that use it may run.
+    """
+    if device == "fake":
+        import fake_device
+
+        try:
+            fake_device.register()
+        except fake_device.CannotBuildError as error:
+            return str(error)
+    elif device != "cpu":
+        import torch
+
+        found = torch.accelerator.current_accelerator()
+        if found is None or found.type != device or not torch.accelerator.is_available():
+            return f"there is no device {device!r}"
+    return ""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """On a device modules in which nothing takes it are not even imported."""
+    if devices.name == "cpu" or collection_path.suffix != ".py" or collection_path.parent == FAKE:
+        return None
+    takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', collection_path.read_text())
+    return None if takes_it else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen, others = [], []
+    for item in items:
+        of_fake = item.path.parent == FAKE
+        if devices.name == "cpu" and of_fake:
+            item.add_marker(pytest.mark.skip(reason="run with --device fake"))
+        if config.stash[NOT_THERE]:
+            item.add_marker(pytest.mark.skip(reason=config.stash[NOT_THERE]))
+        takes_device = "device" in getattr(item, "fixturenames", ())
+        of_device = {"fake": of_fake, "cuda": item.get_closest_marker("gpu") is not None}
+        runs = devices.name == "cpu" or takes_device or of_device.get(devices.name, False)
+        (chosen if runs else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+    # Tests of one way stand together, so that one worker finds out for all of them what they ask.
+    first: dict[object, int] = {}
+    for position, item in enumerate(chosen):
+        first.setdefault(_way_of(item), position)
+    items[:] = sorted(chosen, key=lambda item: first[_way_of(item)])
+
+
+def _way_of(item: pytest.Item) -> object:
+    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    return (item.path, params["way"]) if params and "way" in params else item
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    if devices.forks():
+        from ranks import call_in_a_fork
+
+        pyfuncitem.obj = functools.partial(call_in_a_fork, pyfuncitem.obj)
+
+
+@pytest.fixture(scope="session")
+def device() -> "torch.device":
+    """What `--device` names, the first of its kind."""
+    return devices.of_rank()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import devices
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,6 +36,8 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN
+
+pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 4  # by then DDP's hooks have given way to the end of the backward pass
 
@@ -106,6 +109,15 @@ CASES = {
 }
 
 
+ON_HOST = {
+    "counted in tokens",
+    "losses with weights",
+    "one mean over the step",
+    "a short last window",
+}
+"""Cases whose arithmetic the host does. They run on the CPU only."""
+
+
 def cases_of(way: Way) -> list[str]:
     """All but those that have nothing to compare, and what FSDP cannot reduce."""
     least = 2 if way.part == "micro_batch" and way.ranks == 1 else 1
@@ -113,6 +125,7 @@ def cases_of(way: Way) -> list[str]:
         name
         for name, case in CASES.items()
         if len(case.rows[0]) >= least
+        and not (devices.name != "cpu" and name in ON_HOST)
         and not (way.wrapped is sharded and name == "some are unused on some ranks")
     ]
 
@@ -147,7 +160,8 @@ class Training:
         self.way, self.case = way, case
         self.rank = dist.get_rank() if way.ranks > 1 else 0
         unused = not all(case.branch(r, m) for r in range(way.ranks) for m in range(3))
-        self.model = way.wrapped(Net(case.frozen), unused=unused)
+        self.device = devices.of_rank(self.rank)
+        self.model = way.wrapped(Net(case.frozen).to(self.device), unused=unused)
         self.collector = self.new_collector() if measured else None
         self.accidents: list[str] = []
         self.without_norms: list[int] = []
@@ -172,7 +186,7 @@ class Training:
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
                 last, size = micro == len(rows) - 1, n * self.case.size(micro)
-                x, y = batch(step, self.rank, micro, n)
+                x, y = self._batch(step, micro, n)
                 if accident == "not finite" and self.rank == 0 and last:
                     x = x * torch.inf
                 if accident == "zero_grad" and last and collector is not None:
@@ -191,11 +205,14 @@ class Training:
                     loss.backward()
         return None if collector is None else self._closed(collector, sizes, step)
 
+    def _batch(self, step: int, micro: int, rows: int) -> list[Tensor]:
+        return [part.to(self.device) for part in batch(step, self.rank, micro, rows)]
+
     def _drop(self, collector: Collector, step: int) -> None:
         """Have a pass before the last that averages, and drop what it gave."""
         collector.reset()
         with not_averaging(self.model, self.way, last=True):
-            x, y = batch(step, self.rank, 7, 4)
+            x, y = self._batch(step, 7, 4)
             loss = half_squares(self.model(x), y)
             collector.expect(rows=4, last=False)
             collector.before_backward(loss, 4)
@@ -346,7 +363,7 @@ def resumed(way: Way) -> list[list[MeasuredStep]]:
 @cache
 def facts_or_error(way: str) -> list[Facts] | Exception:
     try:
-        if WAYS[way].ranks == 1:
+        if WAYS[way].ranks == 1 and not devices.forks():
             return [facts_of(WAYS[way])]
         return on_ranks(WAYS[way].ranks, facts_of, WAYS[way])
     except Exception as error:
@@ -359,6 +376,16 @@ def facts(way: str) -> list[Facts]:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+HERE = [name for name, way in WAYS.items() if way.ranks <= devices.most_ranks()]
+of_each_way = pytest.mark.parametrize("way", HERE)
+
+
+@pytest.fixture(autouse=True)
+def found_out(way: str) -> None:
+    """Before tests that are forked each: ranks of all of them are the same."""
+    facts_or_error(way)
 
 
 # ---- what is expected
@@ -415,7 +442,8 @@ def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [(way, name) for way in WAYS for name in cases_of(WAYS[way])]
+    ("way", "name"),
+    [(way, name) for way in HERE for name in cases_of(WAYS[way])],
 )
 def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> None:
     """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
@@ -454,7 +482,7 @@ def group_of(name: str, case: Case) -> str | None:
     return {"first": "ends", "last": "ends", "norm": "norms"}.get(name.split(".")[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_what_is_measured_is_what_is_trained_and_asked_for(way: str) -> None:
     """By example also what had a gradient on every rank in the first step."""
     everything = [n for n, p in Net().named_parameters() if p.requires_grad]
@@ -473,7 +501,7 @@ def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:
         yield any(case.branch(rank, micro) for micro in range(len(case.rows[rank])))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str) -> None:
     """So do gradients that were dropped begin the step anew."""
     for rank, one in enumerate(facts(way)):
@@ -483,7 +511,7 @@ def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str
                 assert measured.accidents == [*raised, "dropped False True"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
     """Nothing is left of the step before, which was measured."""
     empty = {
@@ -496,14 +524,14 @@ def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
                 assert not {2, 4, 6, 8, 10, 12, 14} & set(measured.without_norms)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> None:
     for one in facts(way):
         assert len(one.equal_gradients) > STEPS
         assert all(one.equal_gradients)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_closing_removes_every_hook(way: str) -> None:
     for one in facts(way):
         before, during, after = one.hooks
@@ -511,7 +539,7 @@ def test_closing_removes_every_hook(way: str) -> None:
         assert after == before
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_a_resumed_run_measures_what_the_one_that_goes_on_does(way: str) -> None:
     for one in facts(way):
         went_on, resumed = one.resumed
