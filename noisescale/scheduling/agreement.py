@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from noisescale.collectives import device_for, let_stream_wait
+
 
 class Agreement:
     """Compare the batch sizes that the ranks want, in the background until a rank waits.
@@ -14,7 +16,7 @@ class Agreement:
     collective for ever.
 
     Args:
-        device: A device that the process group's backend reduces on.
+        device: A device to compare on, if the process group's backend reduces there.
         checksum: Checksum of a schedule, see `Policy.checksum`. Ranks step together, so it is
             compared only once. None: the wanted batch sizes are compared each time.
     """
@@ -76,8 +78,11 @@ class _Range:
     """The least and the most that a number is on any rank, on its way."""
 
     def __init__(self, value: float, device: torch.device) -> None:
+        device = device_for(None, device)
         self._ends = torch.tensor([value, -value], dtype=torch.float64, device=device)
         self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+        if self._work is not None:
+            let_stream_wait(self._work, device)
 
     def read(self) -> tuple[float, float]:
         """Return both; waits for ranks and device."""
