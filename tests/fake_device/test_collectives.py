@@ -97,10 +97,10 @@ def test_streams_wait_for_collectives_in_the_background(
 
     def beside() -> list[tuple[str, str]]:
         model = sharded()
-        with nullcontext() if waits else mock.patch.object(module, "let_stream_wait"):
-            with Streams() as streams:
-                for _ in train(model):
-                    model.zero_grad()
+        dropped = nullcontext() if waits else mock.patch.object(module, "let_stream_wait")
+        with dropped, Streams() as streams:
+            for _ in train(model):
+                model.zero_grad()
         return Beside(streams).pairs
 
     for pairs in on_ranks(2, beside):
@@ -119,7 +119,7 @@ def group_of_devices_alone() -> Iterator[set[str]]:
     """
     found: set[str] = set()
     with (
-        mock.patch.object(dist, "get_backend_config", lambda group=None: "fake:nccl"),
+        mock.patch.object(dist, "get_backend_config", return_value="fake:nccl"),
         RecordedCollectives() as recorded,
     ):
         yield found
