@@ -11,6 +11,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+import devices
 import pytest
 from browser import browser as browser
 
@@ -52,9 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    reason = _why_not(config.getoption("device"))
+    devices.name = config.getoption("device")
+    reason = _why_not(devices.name)
     if reason and config.getoption("require_device"):
-        raise pytest.UsageError(f"--device {config.getoption('device')}: {reason}")
+        raise pytest.UsageError(f"--device {devices.name}: {reason}")
     config.stash[NOT_THERE] = reason
 
 
@@ -79,7 +81,7 @@ def _why_not(device: str) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    device, not_there = config.getoption("device"), config.stash[NOT_THERE]
+    device, not_there = devices.name, config.stash[NOT_THERE]
     chosen, others = [], []
     for item in items:
         of_fake = "fake_device" in item.path.parts
@@ -96,13 +98,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
-@pytest.fixture(scope="session")
-def device(pytestconfig: pytest.Config) -> "torch.device":
-    """What `--device` names, the first of its kind."""
-    import torch
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Of a device with threads of autograd's, each test is forked.
 
-    name = pytestconfig.getoption("device")
-    return torch.device(name) if name == "cpu" else torch.device(name, 0)
+    A process that has had a backward pass could fork no ranks that have one.
+    """
+    if devices.name != "cpu":
+        from ranks import in_a_fork
+
+        pyfuncitem.obj = in_a_fork(pyfuncitem.obj)
+
+
+@pytest.fixture(scope="session")
+def device() -> "torch.device":
+    """What `--device` names, the first of its kind."""
+    return devices.of_rank()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

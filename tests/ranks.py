@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import devices
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
@@ -148,6 +149,8 @@ def _rank(
     # A forked process has no pool of threads: torch's own asserts now and then where it needs one.
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(SECONDS - 5)  # where it hangs
+    if devices.name in ("fake", "cuda"):
+        torch.accelerator.set_device_index(devices.of_rank(rank).index)
     with _written_errors(folder, str(rank)):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size

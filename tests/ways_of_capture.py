@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import devices
 import torch
 import torch._dynamo  # which FSDP2 imports, here once and not in every fork
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ def ddp(model: nn.Module, *, unused: bool, **options: Any) -> DistributedDataPar
 
 @cache
 def mesh(ranks: int) -> Any:
-    return init_device_mesh("cpu", (ranks,))
+    return init_device_mesh(devices.name, (ranks,))
 
 
 def sharded(model: Net, *, unused: bool) -> Any:

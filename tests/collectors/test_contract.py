@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import devices
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,6 +36,8 @@ from noisescale.collectors.collector import Collector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN
+
+pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 4  # by then DDP's hooks have given way to the end of the backward pass
 
@@ -147,7 +150,8 @@ class Training:
         self.way, self.case = way, case
         self.rank = dist.get_rank() if way.ranks > 1 else 0
         unused = not all(case.branch(r, m) for r in range(way.ranks) for m in range(3))
-        self.model = way.wrapped(Net(case.frozen), unused=unused)
+        self.device = devices.of_rank(self.rank)
+        self.model = way.wrapped(Net(case.frozen).to(self.device), unused=unused)
         self.collector = self.new_collector() if measured else None
         self.accidents: list[str] = []
         self.without_norms: list[int] = []
@@ -172,7 +176,7 @@ class Training:
         with spoiled(accident == "a hook fails" and self.rank == 0):
             for micro, n in enumerate(rows):
                 last, size = micro == len(rows) - 1, n * self.case.size(micro)
-                x, y = batch(step, self.rank, micro, n)
+                x, y = self._batch(step, micro, n)
                 if accident == "not finite" and self.rank == 0 and last:
                     x = x * torch.inf
                 if accident == "zero_grad" and last and collector is not None:
@@ -191,11 +195,14 @@ class Training:
                     loss.backward()
         return None if collector is None else self._closed(collector, sizes, step)
 
+    def _batch(self, step: int, micro: int, rows: int) -> list[Tensor]:
+        return [part.to(self.device) for part in batch(step, self.rank, micro, rows)]
+
     def _drop(self, collector: Collector, step: int) -> None:
         """Have a pass before the last that averages, and drop what it gave."""
         collector.reset()
         with not_averaging(self.model, self.way, last=True):
-            x, y = batch(step, self.rank, 7, 4)
+            x, y = self._batch(step, 7, 4)
             loss = half_squares(self.model(x), y)
             collector.expect(rows=4, last=False)
             collector.before_backward(loss, 4)
@@ -346,7 +353,7 @@ def resumed(way: Way) -> list[list[MeasuredStep]]:
 @cache
 def facts_or_error(way: str) -> list[Facts] | Exception:
     try:
-        if WAYS[way].ranks == 1:
+        if WAYS[way].ranks == 1 and devices.name == "cpu":
             return [facts_of(WAYS[way])]
         return on_ranks(WAYS[way].ranks, facts_of, WAYS[way])
     except Exception as error:
@@ -359,6 +366,12 @@ def facts(way: str) -> list[Facts]:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+@pytest.fixture(autouse=True)
+def found_out(way: str) -> None:
+    """Before tests that are forked each: ranks of all of them are the same."""
+    facts_or_error(way)
 
 
 # ---- what is expected

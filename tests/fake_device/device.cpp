@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -27,7 +28,9 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
 namespace {
@@ -68,6 +71,11 @@ using Entry = std::array<int64_t, 4>; // kind, event or address, index of the de
 std::mutex log_mutex;
 std::vector<Entry> log_entries;
 std::atomic<bool> logging{false};
+
+int64_t log_length() {
+  std::lock_guard<std::mutex> lock(log_mutex);
+  return static_cast<int64_t>(log_entries.size());
+}
 
 void log_entry(Kind kind, int64_t what, DeviceIndex device, c10::StreamId stream) {
   if (!logging) return;
@@ -331,7 +339,8 @@ Tensor empty_strided(
 Tensor on_host(const Tensor& tensor) {
   if (tensor.device().type() != kFake) return tensor;
   auto options = tensor.options().device(c10::kCPU).requires_grad(false);
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options);
+  auto keeps = [tensor](void*) {};
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), keeps, options);
 }
 
 // A copy that blocks has the host wait for the stream.
@@ -429,6 +438,122 @@ void autocast(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   op.callBoxed(stack);
 }
 
+// ---- collectives
+
+// A collective, over when it returns, but on a stream of its own: what comes after waits for that
+// as it does for NCCL's.
+class Collective final : public c10d::Work {
+ public:
+  Collective(std::vector<Tensor> results, Stream stream)
+      : device_(stream.device()), results_(std::move(results)), over_(kFake) {
+    over_.record(stream);
+    std::vector<Device> devices{device_};
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
+    c10::StreamGuard guard(stream);
+    future_->markCompleted(results_);
+  }
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  std::vector<Tensor> result() override { return results_; }
+  void synchronize() override { over_.block(Guard().getStream(device_)); }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  Device device_;
+  std::vector<Tensor> results_;
+  c10::Event over_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// The stream of a group's collectives on a device.
+Stream stream_of(const void* group, Device device) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, DeviceIndex>, c10::StreamId> streams;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [found, is_new] = streams.try_emplace({group, device.index()});
+  if (is_new) found->second = Guard().getNewStream(device, 0).id();
+  return Guard::stream(device, found->second);
+}
+
+// Of this thread: the stream of its last collective, and how long the log was when it ran.
+thread_local std::vector<int64_t> last_collective{0, 0};
+
+// Puts the host's view in the place of every tensor of the device, in lists too.
+void move_to_host(c10::IValue& value, std::vector<Tensor>& seen) {
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == kFake) {
+    seen.push_back(value.toTensor());
+    value = on_host(value.toTensor());
+  } else if (value.isTensorList()) {
+    std::vector<Tensor> tensors = value.toTensorVector();
+    for (Tensor& tensor : tensors) {
+      c10::IValue one(tensor);
+      move_to_host(one, seen);
+      tensor = one.toTensor();
+    }
+    value = tensors;
+  } else if (value.isList()) {
+    auto list = value.toList().copy();
+    for (size_t k = 0; k < list.size(); ++k) {
+      c10::IValue one = list.get(k);
+      move_to_host(one, seen);
+      list.set(k, one);
+    }
+    value = list;
+  }
+}
+
+// A collective on memory of the device, by the backend that the group has for the CPU: Gloo.
+void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  auto first = stack->end() - schema.arguments().size();
+  std::vector<Tensor> tensors, results;
+  const void* group = nullptr;
+  for (auto argument = first; argument != stack->end(); ++argument) {
+    if (argument->isObject() && schema.arguments()[argument - first].name() == "process_group") {
+      group = argument->toObjectRef().getSlot(0).toCapsule().get();
+    }
+    move_to_host(*argument, tensors);
+    if (argument == first) results = tensors;
+  }
+  Device device = tensors.at(0).device();
+  Stream stream = stream_of(group, device);
+  c10::Event before(kFake);
+  before.record(Guard().getStream(device));
+  before.block(stream);
+  for (const Tensor& tensor : tensors) {
+    Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  last_collective = {stream.id(), log_length()};
+  c10::IValue& work = stack->back();
+  work.toCustomClass<c10d::Work>()->wait();
+  c10::intrusive_ptr<c10d::Work> done =
+      c10::make_intrusive<Collective>(std::move(results), stream);
+  work = done;
+}
+
+// torch's kernels for these look for a backend of the device, and there is none.
+const auto collectives = [] {
+  struct : c10::WarningHandler {
+    void process(const c10::Warning&) override {} // that kernels are replaced
+  } silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  auto library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (auto name : {"_allgather_base_", "_reduce_scatter_base_", "allgather_",
+                    "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
+                    "allreduce_coalesced_", "alltoall_", "alltoall_base_", "broadcast_", "gather_",
+                    "recv_", "reduce_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_",
+                    "scatter_", "send"}) {
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&collective>());
+  }
+  return library;
+}();
+
 // ---- what Python asks for
 
 Tensor get_log(int64_t start) {
@@ -437,11 +562,6 @@ Tensor get_log(int64_t start) {
   auto log = at::empty({rows, std::tuple_size_v<Entry>}, at::kLong);
   if (rows > 0) std::memcpy(log.data_ptr(), log_entries.data() + start, rows * sizeof(Entry));
   return log;
-}
-
-int64_t log_length() {
-  std::lock_guard<std::mutex> lock(log_mutex);
-  return static_cast<int64_t>(log_entries.size());
 }
 
 void set_logging(bool on) {
@@ -520,6 +640,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t {
     return current_streams[index_of(Device(kFake, device))];
   });
+  m.def("last_collective() -> int[]", [] { return last_collective; });
   m.def("rng_state(int device) -> Tensor", [](int64_t device) {
     return default_generator(device).get_state();
   });

@@ -104,10 +104,13 @@ class Streams(TorchDispatchMode):
         devices = {device for device, _ in reads | writes} - {-1}
         if not devices and not reads | writes:
             return result
-        stream = HOST
+        stream, after = HOST, torch.ops.fake_device.log_length()
         if devices:
             device = min(devices)
             stream = (device, torch.ops.fake_device.current_stream(device))
+            if function.namespace == "c10d":
+                on, after = torch.ops.fake_device.last_collective()
+                stream = (device, on)
         kind = kind_of(function, args, kwargs, result)
         self.operations.append(
             Operation(
@@ -117,7 +120,7 @@ class Streams(TorchDispatchMode):
                 frozenset(address for _, address in writes),
                 kind in (READ, TO_HOST, TO_DEVICE),
                 line_of_package(),
-                torch.ops.fake_device.log_length(),
+                after,
             )
         )
         return result
@@ -128,12 +131,14 @@ class Streams(TorchDispatchMode):
         """What an operation reads and writes: indices of devices, and addresses."""
         reads, writes = [], []
         schema = function._schema.arguments
+        collective = function.namespace == "c10d"  # their schemas do not say what is written
         given = [*zip(schema, args, strict=False)]
         given += [
             (argument, kwargs[argument.name]) for argument in schema if argument.name in kwargs
         ]
         for argument, value in given:
             written = argument.alias_info is not None and argument.alias_info.is_write
+            written = written or (collective and argument is schema[0])
             (writes if written else reads).extend(tree_leaves(value))
         writes.extend(tree_leaves(result))
         tensors = [tensor for tensor in (*reads, *writes) if isinstance(tensor, Tensor)]
