@@ -143,18 +143,17 @@ class GradientNorms:
     def add(self, norms: Norms, pieces: Iterable[Piece], *, dots: bool = True) -> Norms:
         """Add the norms of gradients to `norms`, and return it; with or without dot products."""
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
+        whole: list[tuple[Parameter, Tensor, slice]] = []
         with torch.no_grad():
             for piece in pieces:
                 if piece.which in self._left_out:
                     continue
                 of_entry[self.entry_of[piece.which]].append(piece.gradient)
-                parameter = self.parameters[piece.which]
-                if self.preconditioner is not None:
-                    norms[self.partition].extend(
-                        self.preconditioner.norms(parameter, piece.gradient, piece.rows)
-                    )
-                if self.momentum is not None and dots:
-                    norms[-1].extend(self.momentum.dots(parameter, piece.gradient))
+                whole.append((self.parameters[piece.which], piece.gradient, piece.rows))
+            if self.preconditioner is not None:
+                norms[self.partition].extend(self.preconditioner.norms(whole))
+            if self.momentum is not None and dots:
+                norms[-1].extend(self.momentum.dots((p, gradient) for p, gradient, _ in whole))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
             for device in {gradient.device for gradients in of_entry for gradient in gradients}:
@@ -171,9 +170,9 @@ class GradientNorms:
         self.note_stream(gradient.device)
         parameter = self.parameters[which]
         if self.preconditioner is not None:
-            norms[self.partition] += self.preconditioner.norms(parameter, gradient, _ALL_ROWS)
+            norms[self.partition] += self.preconditioner.norms([(parameter, gradient, _ALL_ROWS)])
         if self.momentum is not None:
-            norms[-1] += self.momentum.dots(parameter, gradient)
+            norms[-1] += self.momentum.dots([(parameter, gradient)])
 
     def end_part(self, norms: Norms) -> None:
         """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
@@ -210,12 +209,11 @@ class GradientNorms:
         if self.momentum is None:
             return []
         with torch.no_grad():
-            return [
-                dot
+            return self.momentum.dots(
+                (p, p.grad)
                 for which, p in enumerate(self.parameters)
                 if p.grad is not None and p.requires_grad and which not in self._left_out
-                for dot in self.momentum.dots(p, p.grad)
-            ]
+            )
 
     def any_gradient(self) -> bool:
         """Whether any parameter has a gradient; none has after `zero_grad`."""

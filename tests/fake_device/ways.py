@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short trainings on the fake device in every way of measuring, and what each step transfers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fake_device.transfers import Transfer, Transfers
+from noisescale import NoiseScaleMeter
+
+FEATURES, CLASSES, ROWS = 64, 10, 16
+STEPS, EVERY, READ_EVERY = 40, 2, 10
+CHECKED = 8
+"""The first measured steps, whose gradients are also checked."""
+
+
+class Step(NamedTuple):
+    """What one optimizer step transfers in the package, and all that it launches."""
+
+    phase: str
+    transfers: Mapping[Transfer, int]
+    launched: int
+
+
+class Way(NamedTuple):
+    """A way of training and measuring."""
+
+    accumulation: int = 1
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = (
+        lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    )
+    options: Callable[[torch.optim.Optimizer], dict[str, Any]] = lambda optimizer: {}
+    """Of the meter."""
+    arguments: Callable[[int], dict[str, Any]] = lambda rows: {}
+    """Of `before_backward`, for a batch of so many rows."""
+    rows: Callable[[int], int] = lambda number: ROWS
+    """Of the batch of that number."""
+    scaled: bool = False
+    """Whether a GradScaler scales the losses."""
+    model: Callable[[], nn.Module] = lambda: network()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 128),
+        nn.LayerNorm(128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
+    )
+
+
+def with_frozen_norms() -> nn.Module:
+    """Ten BatchNorms in evaluation mode: thirty buffers."""
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm1d(FEATURES).eval() for _ in range(10)]
+    return nn.Sequential(*norms, nn.Linear(FEATURES, CLASSES))
+
+
+def adam(**options: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.Adam(parameters, 1e-3, **options)
+
+
+def on_device(number: float) -> Tensor:
+    return torch.full((), float(number), device="fake")
+
+
+MICRO = {"small_batch": "micro_batch"}
+GROUPS = {"weights": "weight", "biases": "bias"}
+WAYS: Mapping[str, Way] = {
+    "halves": Way(),
+    "halves, groups": Way(options=lambda _: {"groups": GROUPS}),
+    "halves, frozen BatchNorms": Way(model=with_frozen_norms),
+    "halves, weights of rows": Way(
+        arguments=lambda rows: {"weight": 1 + torch.arange(rows, device="fake") % 2}
+    ),
+    "micro-batches": Way(4, options=lambda _: MICRO),
+    "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
+    "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
+    "micro-batches, Adam": Way(
+        4, adam(), lambda optimizer: {**MICRO, "preconditioner": optimizer}
+    ),
+    "micro-batches, Adam with steps on the device": Way(
+        4, adam(capturable=True), lambda optimizer: {**MICRO, "preconditioner": optimizer}
+    ),
+    "micro-batches, momentum": Way(4, options=lambda optimizer: {**MICRO, "momentum": optimizer}),
+    "micro-batches, weights": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": float(rows)}
+    ),
+    "micro-batches, weights on the device": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": on_device(rows)}
+    ),
+    "micro-batches, weights in tensors of the host": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": torch.tensor(float(rows))}
+    ),
+    "micro-batches, loss scaler": Way(4, options=lambda _: MICRO, scaled=True),
+    "examples": Way(options=lambda _: {"small_batch": "example"}),
+    "examples, normalization layers": Way(options=lambda _: {"layers": "normalization"}),
+}  # fmt: skip
+
+
+def steps_of(way: Way, *, measured: bool = True) -> list[Step]:
+    """Train in a loop; without a meter where it is not measured."""
+    model = way.model().to("fake")
+    optimizer = way.optimizer(model.parameters())
+    scaler = torch.amp.GradScaler("fake", init_scale=1024.0) if way.scaled else None
+    meter = (
+        NoiseScaleMeter(model, every_n_steps=EVERY, grad_scaler=scaler, **way.options(optimizer))
+        if measured
+        else None
+    )
+    steps: list[Step] = []
+    for step in range(STEPS):
+        phase = "plain"
+        with Transfers() as transfers:
+            if meter is not None:
+                phase = phase_of(meter, step)
+            for part in range(way.accumulation):
+                rows = way.rows(step * way.accumulation + part)
+                x, y = torch.randn(rows, FEATURES), torch.randint(CLASSES, (rows,))
+                x, y = x.pin_memory().to("fake"), y.pin_memory().to("fake")
+                loss = nn.functional.cross_entropy(model(x), y) / way.accumulation
+                loss = loss if scaler is None else scaler.scale(loss)
+                if meter is not None:
+                    meter.before_backward(loss, rows, **way.arguments(rows) if meter.due else {})
+                loss.backward()
+            if meter is not None:
+                meter.step()
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+            if scaler is not None:
+                scaler.update()
+            optimizer.zero_grad()
+        steps.append(Step(phase, transfers.of_package(), transfers.launched))
+        if meter is not None and step % READ_EVERY == READ_EVERY - 1:
+            with Transfers() as transfers:
+                _ = meter.noise_scale, meter.measured_steps, meter.coverage
+            steps.append(Step("read", transfers.of_package(), transfers.launched))
+    if meter is not None:
+        assert meter.measured_steps > 0, meter.noise_scale
+        meter.close()
+    return steps
+
+
+def phase_of(meter: NoiseScaleMeter, step: int) -> str:
+    if not meter.due:
+        return "unmeasured"
+    if step == 0:
+        return "first measured"
+    return "checked" if step < CHECKED * EVERY else "measured"
+
+
+def most(steps: Sequence[Step]) -> dict[str, Counter[Transfer]]:
+    """The most transfers of a step, for each phase and line."""
+    found: dict[str, Counter[Transfer]] = {}
+    for step in steps:
+        found[step.phase] = found.get(step.phase, Counter()) | Counter(step.transfers)
+    return found
