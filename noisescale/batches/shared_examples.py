@@ -125,7 +125,8 @@ class SharedExamples:
         share = 0.0
         with self._guard(_NOT_LOOKED_AT):
             of_ranks = [
-                [some[1 : 1 + some[0]] for some in one] for one in torch.stack(gathered).cpu().numpy()
+                [some[1 : 1 + some[0]] for some in one]
+                for one in torch.stack(gathered).cpu().numpy()
             ]
             mine = of_ranks.pop(dist.get_rank())
             for theirs in of_ranks:
@@ -176,7 +177,9 @@ def _weights(columns: tuple[int, ...], device: torch.device) -> tuple[Tensor, ..
     """Return the odd weights of the numbers in each tensor, in one copy to the device."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randint(2**62, (count,), generator=generator) for count in columns]
-    return to_device(torch.cat(drawn) * 2 + 1, device).split(columns)
+    odd = to_device(torch.cat(drawn) * 2 + 1, device)
+    weights: tuple[Tensor, ...] = odd.split(columns)
+    return weights
 
 
 def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -40,11 +41,12 @@ def devices_of(tensors: Iterable[Tensor]) -> list[torch.device]:
 
 
 def read(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """Return what is in vectors of one length. The host reads each device once."""
+    """Return what is in vectors. The host reads each device once."""
     found: list[list[float]] = [[]] * len(tensors)
     for where in devices_of(tensors):
         indices = [i for i, x in enumerate(tensors) if x.device == where]
-        values = torch.stack([tensors[i] for i in indices]).tolist()
-        for i, numbers in zip(indices, values, strict=True):
-            found[i] = numbers
+        there = [tensors[i] for i in indices]
+        values = iter((there[0] if len(there) == 1 else torch.cat(there)).tolist())
+        for i in indices:
+            found[i] = list(islice(values, len(tensors[i])))
     return found

@@ -178,23 +178,15 @@ class GradientNorms:
         """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
         if self.momentum is None or not (dots := norms[-1]):
             return
-        if self._of_direction is None:  # m stands still within a step
-            parts = [
-                m
-                for which, p in enumerate(self.parameters)
-                if p.requires_grad and which not in self._left_out
-                if (m := self.momentum.of(p)) is not None
-            ]
-            self._of_direction = squared_norm(parts, device=self.device)
-        # Along m/|m|: what is left is comparable to |g|².
-        of_direction = self._of_direction
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
-        on_device = [dot for dot in dots if isinstance(dot, Tensor)]
-        if on_device:
-            whole = sums_of([on_device], device=self.device) + on_host
-            norms[-2].append(whole / of_direction.sqrt())
-        else:
-            norms[-2].append(on_host**2 / (float(of_direction) or math.nan))  # see `Norm`
+        if self.device.type == "cpu" and not any(isinstance(dot, Tensor) for dot in dots):
+            # See `Norm`. Along m/|m|: what is left is comparable to |g|².
+            norms[-2].append(on_host**2 / (float(self._sq_norm_of_direction()) or math.nan))
+        else:  # `sums` divides by |m|²
+            on_device = [dot for dot in dots if isinstance(dot, Tensor)]
+            alone = len(on_device) == 1 and not on_host
+            whole = on_device[0] if alone else sums_of([on_device], device=self.device) + on_host
+            norms[-2].append(whole.view(1))
         norms[-1] = []
 
     def sums(self, norms: Norms) -> Tensor:
@@ -202,7 +194,22 @@ class GradientNorms:
         self.keep([x for entry in norms for x in entry])
         self.end_part(norms)
         with torch.no_grad():
-            return sums_of_squares(norms[: self.entries], device=self.device)
+            sums = sums_of_squares(norms[: self.entries], device=self.device)
+            if self.momentum is not None and any(isinstance(x, Tensor) for x in norms[-2]):
+                sums[-1].div_(self._sq_norm_of_direction())
+        return sums
+
+    def _sq_norm_of_direction(self) -> Tensor:
+        """|m|², which stands still within a step."""
+        if self._of_direction is None:
+            parts = [
+                m
+                for which, p in enumerate(self.parameters)
+                if p.requires_grad and which not in self._left_out
+                if self.momentum is not None and (m := self.momentum.of(p)) is not None
+            ]
+            self._of_direction = squared_norm(parts, device=self.device)
+        return self._of_direction
 
     def dots(self) -> list[Norm]:
         """Return numbers that sum to the dot product of what is in `p.grad` with the direction."""

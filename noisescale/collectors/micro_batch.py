@@ -8,7 +8,6 @@ of the big batch.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from noisescale.collectors.captured import Captured
 from noisescale.collectors.collector import Collector
-from noisescale.collectors.devices import current_stream, keep_for
-from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
     Weight,
@@ -29,11 +28,6 @@ from noisescale.collectors.rows.window_layout import (
     weighted_micro_batches,
 )
 from noisescale.guard import keeps_errors
-
-# On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
-# bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
-_LARGE_BYTES = 2**20
-_MOST_BYTES_KEPT = 25 * 2**20
 
 
 @dataclass
@@ -49,31 +43,11 @@ class Pass:
 
 
 @dataclass
-class _Kept:
-    """Gradients of one stream, to be normed together."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    bytes: int = 0
-
-    def take(self) -> list[Piece]:
-        """Return what was kept, and keep nothing."""
-        pieces, self.pieces, self.bytes = self.pieces, [], 0
-        return pieces
-
-
-@dataclass
 class _Step:
     """The passes since the last reset, and the norms of their gradients."""
 
-    captured: Norms
+    captured: Captured
     passes: list[Pass] = field(default_factory=list)
-    kept: defaultdict[torch.Stream | torch.device, _Kept] = field(
-        default_factory=lambda: defaultdict(_Kept)
-    )
-    """By the stream on which gradients came, or the device if it has no streams.
-
-    Autograd has a thread for each device. What is of one device is changed by its thread alone.
-    """
     in_pieces: bool = False
     """Whether some gradient came in two pieces (reentrant checkpointing of two uses), or before
     the pass had begun (GradCache): there is no norm of the whole gradient to be seen."""
@@ -89,7 +63,7 @@ class MicroBatchCollector(Collector):
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
         self._hooks: dict[int, RemovableHandle] = {}
-        self._step = _Step(norms.none())
+        self._step = _Step(Captured(norms))
         self._live: Pass | None = None
 
     @property
@@ -134,15 +108,15 @@ class MicroBatchCollector(Collector):
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
-        if not any(self._step.captured) or self._step.in_pieces:
+        if not any(self._step.captured.norms) or self._step.in_pieces:
             return None
-        return self.norms.sums(self._step.captured)
+        return self.norms.sums(self._step.captured.norms)
 
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
         self._live = None
-        self._step = _Step(self.norms.none())
+        self._step = _Step(Captured(self.norms))
 
     def unhook(self) -> None:
         """Remove the hooks on the parameters; `before_backward` puts them back."""
@@ -171,40 +145,19 @@ class MicroBatchCollector(Collector):
         if torch._C._current_graph_task_id() != self._live.task:
             step.nested = True
         self._live.seen.add(index)
-        if gradient.is_cpu:
-            self.norms.add_one(step.captured, index, gradient)
-            return
-        kept = step.kept[current_stream(gradient.device) or gradient.device]
-        size = gradient.numel() * gradient.element_size()
-        if size >= _LARGE_BYTES or gradient.is_sparse:
-            self.norms.add_one(step.captured, index, gradient)
-            return
-        kept.pieces.append(Piece(index, gradient))
-        kept.bytes += size
-        if kept.bytes >= _MOST_BYTES_KEPT:
-            self.norms.add(step.captured, kept.take())
+        step.captured.add(index, gradient)
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        self._norm_kept()
-        self.norms.end_part(self._step.captured)
+        captured = self._step.captured
+        captured.norm_kept()
+        self.norms.end_part(captured.norms)
         if self._live is not None:
             if self._average.checking and self._live.seen and not any(self.reached):
-                self._step.first = len(self._step.passes) - 1, self.norms.sums(self._step.captured)
+                self._step.first = len(self._step.passes) - 1, self.norms.sums(captured.norms)
             came = self._live.seen
             self._average.came |= came
             # DDP writes to the gradients after this.
             self._average.gone |= {i for i in came if self.norms.parameters[i].grad is None}
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count
-
-    def _norm_kept(self) -> None:
-        """Norm what is kept of all streams. The current ones have waited for them by now."""
-        step = self._step
-        pieces = [piece for kept in step.kept.values() for piece in kept.take()]
-        for stream in [one for one in step.kept if isinstance(one, torch.Stream)]:
-            current = current_stream(stream.device)
-            if current is not None and current != stream:
-                gradients = [piece.gradient for piece in pieces]
-                keep_for(current, [g for g in gradients if g.device == stream.device])
-        self.norms.add(step.captured, pieces)

@@ -76,7 +76,8 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
         accumulator = torch.float32
         if any(tensor.dtype == torch.float64 for tensor in whole):
             accumulator = torch.float64
-        norms.append(torch.stack(torch._foreach_norm(whole, 2, dtype=accumulator)))
+        found = torch._foreach_norm(whole, 2, dtype=accumulator)
+        norms.append(found[0].view(1) if len(found) == 1 else torch.stack(found))
     return norms
 
 
@@ -112,8 +113,9 @@ def sums_of_squares(norms: Sequence[Sequence[Norm]], *, device: torch.device) ->
     sums = []
     for where in devices_of(x for pieces in tensors for x in pieces):
         there = [[x for x in pieces if x.device == where] for pieces in tensors]
-        squares = torch.cat([x for pieces in there for x in pieces])
-        squares = squares.to(wide_dtype(where)).square_()
+        flat = [x for pieces in there for x in pieces]
+        whole = flat[0] if len(flat) == 1 else torch.cat(flat)
+        squares = whole.to(wide_dtype(where)).square()
         if len(norms) == 1:
             sums.append(squares.sum().unsqueeze(0))
         else:

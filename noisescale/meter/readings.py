@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from noisescale.collectors.changes import ReducedChanges, hooks_on
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.collectors.rows.step_rows import MeasuredStep
+from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
@@ -279,9 +280,13 @@ class MeterReadings:
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
-        steps = list(self._capture.unread.read(without_waiting=alone))
+        capture = self._capture
+        beside: Sequence[Unread] = ()
+        if not alone and capture.collector is not None:
+            beside = (capture.terms, *capture.collector.beside_rows)
+        steps = list(capture.unread.read(without_waiting=alone, beside=beside))
         if steps and not alone:
-            self._capture.terms.settle()
+            capture.terms.settle()
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)

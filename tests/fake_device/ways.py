@@ -3,7 +3,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +29,8 @@ class Way(NamedTuple):
     """A way of training and measuring."""
 
     accumulation: int = 1
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = (
-        lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: (
+        torch.optim.SGD(parameters, 1e-2, momentum=0.9)
     )
     options: Callable[[torch.optim.Optimizer], dict[str, Any]] = lambda optimizer: {}
     """Of the meter."""

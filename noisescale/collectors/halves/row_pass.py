@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
 from noisescale.collectors.halves.graph import Node, device_behind
 from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
@@ -75,8 +76,9 @@ def row_pass(
         held.enter_context(silenced(hooks_of_tensors(parameters)))
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at, live, rows)).remove)
+        zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         for index in wanted:
-            hook = partial(_show, on_gradient, index)
+            hook = partial(_show, on_gradient, index, zeros)
             held.callback(parameters[index].register_hook(hook).remove)
         torch.autograd.grad(
             loss, [parameters[i] for i in wanted], gradient, retain_graph=True, allow_unused=True
@@ -96,11 +98,11 @@ class _Factors:
 
     def __init__(self, of_examples: Tensor, repeats: int, device: torch.device | None) -> None:
         of_rows = of_examples if repeats == 1 else of_examples.repeat_interleave(repeats)
-        self._of_rows = of_rows if device is None else of_rows.to(device, non_blocking=True)
+        self._of_rows = of_rows if device is None else to_device(of_rows, device)
 
     def times(self, gradient: Tensor) -> Tensor:
         """Return the gradient with its rows multiplied."""
-        factor = self._of_rows.to(gradient.device, non_blocking=True)
+        factor = to_device(self._of_rows, gradient.device)
         shape = (-1, *[1] * (gradient.dim() - 1))
         return gradient * factor.to(gradient.dtype).reshape(shape)
 
@@ -129,12 +131,19 @@ def _noted(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tenso
 
 
 def _show(
-    on_gradient: Callable[[int, Tensor], None], index: int, gradient: Tensor
+    on_gradient: Callable[[int, Tensor], None],
+    index: int,
+    zeros: dict[tuple[torch.device, torch.dtype], Tensor],
+    gradient: Tensor,
 ) -> Tensor | None:
     on_gradient(index, gradient)
     if gradient.layout is not torch.strided:
         return None
-    return gradient.new_zeros(()).expand_as(gradient)
+    kind = gradient.device, gradient.dtype
+    zero = zeros.get(kind)
+    if zero is None:
+        zero = zeros[kind] = gradient.new_zeros(())
+    return zero.expand_as(gradient)
 
 
 @contextmanager

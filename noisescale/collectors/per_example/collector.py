@@ -44,6 +44,7 @@ from noisescale.collectors.per_example.exclusions import (
 from noisescale.collectors.per_example.hooks import LayerHooks, Use
 from noisescale.collectors.per_example.layers import Layer
 from noisescale.collectors.per_example.probe import Probe
+from noisescale.collectors.rows.step_rows import Unread
 from noisescale.collectors.rows.window_layout import (
     Weight,
     WindowLayout,
@@ -122,6 +123,11 @@ class PerExampleCollector(Collector):
     def coverage(self) -> float:
         """Share of |g|² that is of measured parameters. Reads the device."""
         return self._coverage.share()
+
+    @property
+    def beside_rows(self) -> Sequence[Unread]:
+        """The coverage."""
+        return (self._coverage,)
 
     @property
     def _in_pieces(self) -> bool:
@@ -207,7 +213,7 @@ class PerExampleCollector(Collector):
     def _look(self) -> None:
         self._hooks.look(self.watching)
 
-    def _is_constant(self, x: Tensor) -> bool:
+    def _is_constant(self, x: Tensor) -> bool | Tensor:
         return self._probe is not None and self._probe.is_constant(x)
 
     @keeps_errors
@@ -257,7 +263,7 @@ class PerExampleCollector(Collector):
     def _end_pass(self, one: _Pass) -> None:
         self._live = None
         if self._probe is not None:
-            one.rows = self._probe.end_pass(one.size)
+            self._probe.end_pass(one.size, partial(setattr, one, "rows"))
         for sq_norms in one.sq_norms:
             self.norms.keep(sq_norms)
         one.close(self.device)

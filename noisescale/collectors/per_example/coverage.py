@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.squared_norms import squared_norm
 
 LEAST_COVERAGE = 0.9
@@ -25,6 +27,8 @@ class Coverage:
 
     def __init__(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64)
+        self._read: list[float] | None = [0.0, 0.0]
+        """What is in them, if that is known."""
 
     def add(
         self, measured: Sequence[Parameter], left_out: Sequence[Parameter], *, device: torch.device
@@ -38,18 +42,29 @@ class Coverage:
             # Steps count alike, whatever the scale of their losses.
             step = torch.stack(parts)
             step = torch.nan_to_num(step / step.sum(), 0.0, 0.0, 0.0)
-            sums = self._sums.to(device, step.dtype, non_blocking=device.type != "cpu")
-            self._sums = sums * _DECAY + step
+            self._sums = to_device(self._sums, device, step.dtype) * _DECAY + step
+            self._read = None
+
+    def unread(self) -> list[Tensor]:
+        """Return the sums, if steps were added since they were read."""
+        return [self._sums] if self._read is None else []
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive the sums."""
+        for sums in numbers:
+            self._read = list(sums)
 
     def share(self) -> float:
-        """Read the share from the device; 1 before the first step."""
-        measured, left_out = self._sums.tolist()
-        return float(measured / (measured + left_out)) if measured + left_out else 1.0
+        """Return the share, read from the device unless it has been; 1 before the first step."""
+        measured, left_out = self.state_dict()
+        return measured / (measured + left_out) if measured + left_out else 1.0
 
     def state_dict(self) -> list[float]:
         """Return what `load_state_dict` needs."""
-        return [float(x) for x in self._sums.tolist()]
+        if self._read is None:
+            self._read = self._sums.tolist()
+        return list(self._read)
 
     def load_state_dict(self, sums: Sequence[float]) -> None:
         """Continue from a `state_dict`."""
-        self._sums = self._sums.new_tensor(sums)
+        self._sums, self._read = self._sums.new_tensor(sums), list(sums)
