@@ -3,10 +3,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # which FSDP2 imports, here once and not in every fork
+import torch.distributed as dist
+from ranks import on_ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from fake_device.transfers import Transfer, Transfers
 from noisescale import NoiseScaleMeter
@@ -29,8 +36,8 @@ class Way(NamedTuple):
     """A way of training and measuring."""
 
     accumulation: int = 1
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: (
-        torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = (
+        lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9)
     )
     options: Callable[[torch.optim.Optimizer], dict[str, Any]] = lambda optimizer: {}
     """Of the meter."""
@@ -41,6 +48,8 @@ class Way(NamedTuple):
     scaled: bool = False
     """Whether a GradScaler scales the losses."""
     model: Callable[[], nn.Module] = lambda: network()
+    wrapped: Callable[[nn.Module], Any] | None = None
+    """For two ranks."""
 
 
 def network() -> nn.Module:
@@ -62,6 +71,31 @@ def with_frozen_norms() -> nn.Module:
     return nn.Sequential(*norms, nn.Linear(FEATURES, CLASSES))
 
 
+class Tokens(nn.Module):
+    """Of a batch of sequences, with an embedding of positions and another shape of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Embedding(FEATURES, 8)
+        self.first = nn.Linear(1, 8)
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.positions(torch.arange(FEATURES, device=x.device))
+        return self.last((self.first(x.unsqueeze(2)) + positions).relu().mean(1))
+
+
+def ddp(**options: Any) -> Callable[[nn.Module], nn.Module]:
+    return lambda model: DistributedDataParallel(model, **options)
+
+
+def sharded(model: nn.Module) -> Any:
+    mesh = init_device_mesh("fake", (2,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def adam(**options: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.Adam(parameters, 1e-3, **options)
 
@@ -70,7 +104,7 @@ def on_device(number: float) -> Tensor:
     return torch.full((), float(number), device="fake")
 
 
-MICRO = {"small_batch": "micro_batch"}
+MICRO, EXAMPLE = {"small_batch": "micro_batch"}, {"small_batch": "example"}
 GROUPS = {"weights": "weight", "biases": "bias"}
 WAYS: Mapping[str, Way] = {
     "halves": Way(),
@@ -99,40 +133,60 @@ WAYS: Mapping[str, Way] = {
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": torch.tensor(float(rows))}
     ),
     "micro-batches, loss scaler": Way(4, options=lambda _: MICRO, scaled=True),
-    "examples": Way(options=lambda _: {"small_batch": "example"}),
+    "examples": Way(options=lambda _: EXAMPLE),
+    "examples, positions": Way(options=lambda _: EXAMPLE, model=Tokens),
     "examples, normalization layers": Way(options=lambda _: {"layers": "normalization"}),
-}  # fmt: skip
+    "DDP": Way(wrapped=ddp()),
+    "DDP, bucket views": Way(wrapped=ddp(gradient_as_bucket_view=True)),
+    "DDP, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=ddp()),
+    "DDP, micro-batches": Way(2, options=lambda _: MICRO, wrapped=ddp()),
+    "DDP, examples": Way(options=lambda _: EXAMPLE, model=Tokens, wrapped=ddp()),
+    "DDP, not averaged": Way(options=lambda _: {"averaged": False}, wrapped=ddp()),
+    "FSDP2": Way(wrapped=sharded),
+    "FSDP2, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=sharded),
+}
 
 
-def steps_of(way: Way, *, measured: bool = True) -> list[Step]:
-    """Train in a loop; without a meter where it is not measured."""
+def counted(way: Way, *, measured: bool = True) -> list[Step]:
+    """Return the steps of a training, of the first rank; without a meter where not `measured`.
+
+    No backward pass on the device may have run in this process.
+    """
+    if way.wrapped is None:
+        return _steps(way, measured)
+    steps: list[Step] = on_ranks(2, _steps, way, measured)[0]
+    return steps
+
+
+def _steps(way: Way, measured: bool) -> list[Step]:
     model = way.model().to("fake")
+    model = model if way.wrapped is None else way.wrapped(model)
     optimizer = way.optimizer(model.parameters())
     scaler = torch.amp.GradScaler("fake", init_scale=1024.0) if way.scaled else None
-    meter = (
-        NoiseScaleMeter(model, every_n_steps=EVERY, grad_scaler=scaler, **way.options(optimizer))
-        if measured
-        else None
-    )
+    options = {"every_n_steps": EVERY, "grad_scaler": scaler, **way.options(optimizer)}
+    meter = NoiseScaleMeter(model, **options) if measured else None
     steps: list[Step] = []
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     for step in range(STEPS):
-        phase = "plain"
+        phase = "plain" if meter is None else phase_of(meter, step)
         with Transfers() as transfers:
-            if meter is not None:
-                phase = phase_of(meter, step)
             for part in range(way.accumulation):
                 rows = way.rows(step * way.accumulation + part)
                 x, y = torch.randn(rows, FEATURES), torch.randint(CLASSES, (rows,))
                 x, y = x.pin_memory().to("fake"), y.pin_memory().to("fake")
-                loss = nn.functional.cross_entropy(model(x), y) / way.accumulation
-                loss = loss if scaler is None else scaler.scale(loss)
-                if meter is not None:
-                    meter.before_backward(loss, rows, **way.arguments(rows) if meter.due else {})
-                loss.backward()
+                with not_reducing(model, last=part == way.accumulation - 1):
+                    loss = nn.functional.cross_entropy(model(x), y) / way.accumulation
+                    loss = loss if scaler is None else scaler.scale(loss)
+                    if meter is not None:
+                        of_batch = way.arguments(rows) if meter.due else {}
+                        meter.before_backward(loss, rows, **of_batch)
+                    loss.backward()
             if meter is not None:
                 meter.step()
-            optimizer.step() if scaler is None else scaler.step(optimizer)
-            if scaler is not None:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
                 scaler.update()
             optimizer.zero_grad()
         steps.append(Step(phase, transfers.of_package(), transfers.launched))
@@ -144,6 +198,15 @@ def steps_of(way: Way, *, measured: bool = True) -> list[Step]:
         assert meter.measured_steps > 0, meter.noise_scale
         meter.close()
     return steps
+
+
+def not_reducing(model: Any, *, last: bool) -> AbstractContextManager[None]:
+    """For a pass that is not the last of its step: where gradients are only added up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()
 
 
 def phase_of(meter: NoiseScaleMeter, step: int) -> str:
