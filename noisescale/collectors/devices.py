@@ -50,3 +50,23 @@ def read(tensors: Sequence[Tensor]) -> list[list[float]]:
         for i in indices:
             found[i] = list(islice(values, len(tensors[i])))
     return found
+
+
+class OnItsWay:
+    """What is in a vector, on its way to the host: copied as soon as the device has it.
+
+    Where a device has streams, the host waits for that copy, and for nothing that it has asked the
+    device to do since.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        stream = None if vector.is_cpu else current_stream(vector.device)
+        self._vector = vector if stream is None else vector.to("cpu", non_blocking=True)
+        self._copied = None if stream is None else stream.record_event()
+
+    def read(self) -> list[float]:
+        """Wait for it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        numbers: list[float] = self._vector.tolist()
+        return numbers

@@ -36,8 +36,8 @@ class Way(NamedTuple):
     """A way of training and measuring."""
 
     accumulation: int = 1
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = (
-        lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: (
+        torch.optim.SGD(parameters, 1e-2, momentum=0.9)
     )
     options: Callable[[torch.optim.Optimizer], dict[str, Any]] = lambda optimizer: {}
     """Of the meter."""
@@ -110,15 +110,16 @@ WAYS: Mapping[str, Way] = {
     "halves": Way(),
     "halves, groups": Way(options=lambda _: {"groups": GROUPS}),
     "halves, frozen BatchNorms": Way(model=with_frozen_norms),
+    "halves, groups of rows": Way(
+        arguments=lambda rows: {"row_groups": [i // 2 for i in range(rows)]}
+    ),
     "halves, weights of rows": Way(
         arguments=lambda rows: {"weight": 1 + torch.arange(rows, device="fake") % 2}
     ),
     "micro-batches": Way(4, options=lambda _: MICRO),
     "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
     "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
-    "micro-batches, Adam": Way(
-        4, adam(), lambda optimizer: {**MICRO, "preconditioner": optimizer}
-    ),
+    "micro-batches, Adam": Way(4, adam(), lambda optimizer: {**MICRO, "preconditioner": optimizer}),
     "micro-batches, Adam with steps on the device": Way(
         4, adam(capturable=True), lambda optimizer: {**MICRO, "preconditioner": optimizer}
     ),
@@ -141,7 +142,9 @@ WAYS: Mapping[str, Way] = {
     "DDP, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=ddp()),
     "DDP, micro-batches": Way(2, options=lambda _: MICRO, wrapped=ddp()),
     "DDP, examples": Way(options=lambda _: EXAMPLE, model=Tokens, wrapped=ddp()),
-    "DDP, not averaged": Way(options=lambda _: {"averaged": False}, wrapped=ddp()),
+    "ranks that are not averaged": Way(
+        options=lambda _: {"averaged": False}, wrapped=lambda model: model
+    ),
     "FSDP2": Way(wrapped=sharded),
     "FSDP2, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=sharded),
 }

@@ -259,6 +259,6 @@ def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
     if trainer.world_size == 1:
         return value
     device = trainer.strategy.root_device
-    total = torch.tensor(value, dtype=wide_dtype(device), device=device)
+    total = torch.full((), value, dtype=wide_dtype(device), device=device)
     dist.all_reduce(total)
     return float(total) / trainer.world_size
