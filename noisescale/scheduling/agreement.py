@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from noisescale.batches.to_device import to_device
+from noisescale.collectors.devices import OnItsWay
 from noisescale.collectors.squared_norms import wide_dtype
 
 
@@ -82,14 +84,17 @@ class _Range:
         rounded = float(torch.tensor(value, dtype=dtype))
         rest = value - rounded  # 32 bits are too few for a checksum
         ends = [rounded, -rounded, rest, -rest]
-        self._ends = torch.tensor(ends, dtype=dtype, device=device)
-        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+        on_device = to_device(torch.tensor(ends, dtype=dtype), device)
+        self._work = dist.all_reduce(on_device, dist.ReduceOp.MAX, async_op=True)
+        if self._work is not None and device.type != "cpu":
+            self._work.wait()  # its stream waits, not the host
+        self._ends = OnItsWay(on_device)
 
     def read(self) -> tuple[float, float]:
         """Return both; waits for ranks and device."""
         if self._work is not None:
             self._work.wait()
-        most, negative_least, most_rest, negative_least_rest = self._ends.tolist()
+        most, negative_least, most_rest, negative_least_rest = self._ends.read()
         return -negative_least - negative_least_rest, most + most_rest
 
 

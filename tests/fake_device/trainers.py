@@ -3,7 +3,6 @@
 
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from fake_device.lightning import FakeAccelerator, FakeDDP
 from fake_device.transfers import Transfers
 from fake_device.ways import CLASSES, FEATURES, ROWS, Step, network
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
+from noisescale.batches.shared_examples import SharedExamples
 from noisescale.hugging_face import NoiseScaleCallback
 from noisescale.scheduling.controller import BatchSizeController
 
@@ -38,7 +38,7 @@ class Watch:
     def __init__(self, monitor: Any) -> None:
         self.steps: list[Step] = []
         self.may_read = False
-        """Whether the host may read in this batch: it logs, decides, or ends."""
+        """Whether the host may read in this batch: it logs, decides, or ends an epoch."""
         self._monitor = monitor
         self._transfers: Transfers | None = None
 
@@ -61,14 +61,18 @@ class Watch:
 
     @contextmanager
     def decisions(self) -> Iterator[None]:
-        """Note the batches with decisions on the batch size."""
-        decide = BatchSizeController.decide
+        """Note the batches with decisions: on the batch size, and whether ranks share examples."""
 
-        def noted(controller: Any, *arguments: Any, **options: Any) -> Any:
-            self.may_read = True
-            return decide(controller, *arguments, **options)
+        def noted(owner: type, name: str) -> Any:
+            original = getattr(owner, name)
 
-        with patch.object(BatchSizeController, "decide", noted):
+            def note(*arguments: Any, **options: Any) -> Any:
+                self.may_read = True
+                return original(*arguments, **options)
+
+            return patch.object(owner, name, note)
+
+        with noted(BatchSizeController, "decide"), noted(SharedExamples, "_largest_share"):
             yield
 
 
@@ -170,7 +174,7 @@ def lightning(*callbacks: Any, accumulation: int = 1, ranks: int = 1) -> list[St
 
 
 def hugging_face() -> list[Step]:
-    """A fit of two epochs, each of which ends with a short step."""
+    """A fit with a callback, which logs every `LOG_EVERY` steps."""
     callback = NoiseScaleCallback()
     watch = Watch(callback)
     dataset = [{"x": x, "labels": y} for x, y in data()]
@@ -192,7 +196,7 @@ def hugging_face() -> list[Step]:
         Trainer(
             Model(),
             arguments,
-            train_dataset=dataset[:-ROWS],
+            train_dataset=dataset,
             callbacks=[HuggingFaceWatch(watch), callback],
         ).train()
     return watch.steps
