@@ -16,16 +16,29 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests of several ranks start two to four processes each.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-oldest lint docs dist wheel-test clean
+# What takes a device runs once more on one without hardware: tests/fake_device. There has to be a
+# C++ compiler, else these tests are skipped; `make DEVICE=--require-device ...` fails instead.
+DEVICE :=
+ON_FAKE = --device fake $(DEVICE) tests
+
+.PHONY: demo test test-gpu test-mps test-oldest lint docs dist wheel-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
 
 test: .venv/ready ## run all tests
 	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) $(ON_FAKE)
+
+test-gpu: .venv/ready ## run the tests that take a device on a GPU; .venv needs a torch with CUDA
+	$(BIN)/pytest --device cuda --require-device tests
+
+test-mps: .venv/ready ## run the tests that take a device on a Mac's GPU
+	$(BIN)/pytest --device mps --require-device tests
 
 test-oldest: $(OLDEST_ENV)/ready ## run all tests with the oldest versions of everything (Python 3.11)
 	$(OLDEST_ENV)/bin/pytest $(WORKERS)
+	$(OLDEST_ENV)/bin/pytest $(WORKERS) $(ON_FAKE)
 
 lint: .venv/ready $(LINT_ENV)/ready ## check format, lint, spelling and types
 	$(LINT_ENV)/bin/ruff format --check
@@ -54,6 +67,7 @@ wheel-test: dist .venv/ready ## run all tests against the built wheel, out of re
 	tar -xzf dist/*.tar.gz --strip-components=1 -C $(WHEEL_ENV)
 	rm -r $(WHEEL_ENV)/noisescale
 	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) tests --pyargs noisescale
+	cd $(WHEEL_ENV) && venv/bin/python -m pytest $(WORKERS) $(ON_FAKE)
 
 clean:
 	rm -rf .venv build dist lightning_logs

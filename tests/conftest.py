@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import devices
@@ -32,6 +33,7 @@ os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 metadata.entry_points = functools.cache(metadata.entry_points)
 
 
+FAKE = Path(__file__).parent / "fake_device"
 DEVICES = ("cpu", "fake", "cuda", "mps")
 NOT_THERE = pytest.StashKey[str]()
 """Why the device cannot be used."""
@@ -75,38 +77,50 @@ def _why_not(device: str) -> str:
     elif device != "cpu":
         import torch
 
-        if not getattr(torch, device).is_available():
+        found = torch.accelerator.current_accelerator()
+        if found is None or found.type != device or not torch.accelerator.is_available():
             return f"there is no device {device!r}"
     return ""
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """What does not name the fixture `device` does not run on one, and need not be imported."""
+    if devices.name == "cpu" or collection_path.suffix != ".py" or collection_path.parent == FAKE:
+        return None
+    return None if "device" in collection_path.read_text() else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    device, not_there = devices.name, config.stash[NOT_THERE]
     chosen, others = [], []
     for item in items:
-        of_fake = "fake_device" in item.path.parts
-        if device == "cpu" and of_fake:
+        of_fake = item.path.parent == FAKE
+        if devices.name == "cpu" and of_fake:
             item.add_marker(pytest.mark.skip(reason="run with --device fake"))
-        if not_there:
-            item.add_marker(pytest.mark.skip(reason=not_there))
+        if config.stash[NOT_THERE]:
+            item.add_marker(pytest.mark.skip(reason=config.stash[NOT_THERE]))
         takes_device = "device" in getattr(item, "fixturenames", ())
         of_device = {"fake": of_fake, "cuda": item.get_closest_marker("gpu") is not None}
-        runs = device == "cpu" or takes_device or of_device.get(device, False)
+        runs = devices.name == "cpu" or takes_device or of_device.get(devices.name, False)
         (chosen if runs else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+    # Tests of one way stand together, so that one worker finds out for all of them what they ask.
+    first: dict[object, int] = {}
+    for position, item in enumerate(chosen):
+        first.setdefault(_way_of(item), position)
+    items[:] = sorted(chosen, key=lambda item: first[_way_of(item)])
+
+
+def _way_of(item: pytest.Item) -> object:
+    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    return (item.path, params["way"]) if params and "way" in params else item
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Of a device with threads of autograd's, each test is forked.
+    if devices.forks():
+        from ranks import call_in_a_fork
 
-    A process that has had a backward pass could fork no ranks that have one.
-    """
-    if devices.name != "cpu":
-        from ranks import in_a_fork
-
-        pyfuncitem.obj = in_a_fork(pyfuncitem.obj)
+        pyfuncitem.obj = functools.partial(call_in_a_fork, pyfuncitem.obj)
 
 
 @pytest.fixture(scope="session")

@@ -15,4 +15,22 @@ def of_rank(rank: int = 0) -> "torch.device":
 
     if name in ("cpu", "mps"):
         return torch.device(name)
-    return torch.device(name, rank % getattr(torch, name).device_count())
+    return torch.device(name, rank % torch.get_device_module(name).device_count())
+
+
+def most_ranks() -> int:
+    """How many ranks tests may start. CUDA's need a device each; of the fake one two will do."""
+    if name == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return {"cpu": 4, "fake": 2, "mps": 1}[name]
+
+
+def forks() -> bool:
+    """Whether tests and their ranks are forked from a process that never uses the device.
+
+    No process can fork ranks after it has had a backward pass with an accelerator. MPS does not
+    stand any fork.
+    """
+    return name in ("fake", "cuda")

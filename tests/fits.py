@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits by a Lightning Trainer on forked CPU ranks, and what each rank saw."""
+"""Fits by a Lightning Trainer on forked ranks, and what each rank saw."""
 
 import tempfile
 from collections.abc import Callable
@@ -7,11 +7,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import devices
 import lightning.pytorch as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from ranks import as_torchrun, on_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -121,9 +122,9 @@ def loader(batch_size: int = 8, examples: int = 100) -> DataLoader[Any]:
 def trainer(ranks: int = 2, package: ModuleType = L, **options: Any) -> Any:
     """A quiet Trainer on forked ranks."""
     defaults: dict[str, Any] = {
-        "accelerator": "cpu",
+        "accelerator": accelerator(),
         "devices": ranks,
-        "strategy": "ddp_fork",
+        "strategy": ddp(),
         "max_epochs": 1,
         "logger": False,
         "enable_checkpointing": False,
@@ -131,6 +132,24 @@ def trainer(ranks: int = 2, package: ModuleType = L, **options: Any) -> Any:
         "enable_model_summary": False,
     }
     return package.Trainer(**{**defaults, **options})
+
+
+def accelerator() -> Any:
+    """Of the device that tests run on."""
+    if devices.name == "fake":
+        from fake_device.lightning import FakeAccelerator
+
+        return FakeAccelerator()
+    return devices.name
+
+
+def ddp(**options: Any) -> Any:
+    """DDP on forked ranks."""
+    if devices.name == "fake":
+        from fake_device.lightning import FakeDDP
+
+        return FakeDDP(start_method="fork", **options)
+    return DDPStrategy(start_method="fork", **options) if options else "ddp_fork"
 
 
 def fit(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function on several ranks of a gloo process group and bring back what it returns."""
+"""Run a function on several ranks of a process group and bring back what it returns.
+
+The group is NCCL's where tests run on CUDA, else Gloo's.
+"""
 
 import faulthandler
 import functools
@@ -22,9 +25,7 @@ from torch import multiprocessing
 SECONDS = 60
 
 
-def on_ranks(
-    world_size: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
-) -> list[Any]:
+def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call `function(*arguments)` on every rank; return the results in the order of ranks.
 
     Processes are forked, so the function may be a closure; results travel through torch.save.
@@ -33,7 +34,7 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         deadline = time.monotonic() + SECONDS
-        with _ranks(world_size, backend, folder, function, arguments) as processes:
+        with _ranks(world_size, folder, function, arguments) as processes:
             while any(process.is_alive() for process in processes):
                 if time.monotonic() > deadline or any(folder.glob("*.error")):
                     break
@@ -61,18 +62,23 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
             "inductor.compile_fx",
         ):
             importlib.import_module(f"torch._{name}")
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            context = multiprocessing.get_context("fork")
-            process = context.Process(target=_alone, args=(folder, test, arguments, options))
-            process.start()
-            process.join(SECONDS)
-            process.kill()
-            process.join()
-            _raise_errors(folder)
-            assert process.exitcode == 0, f"the test ended with exit code {process.exitcode}"
+        call_in_a_fork(test, *arguments, **options)
 
     return forked
+
+
+def call_in_a_fork(test: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Call a test in a forked process. Its error is raised here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_alone, args=(folder, test, arguments, options))
+        process.start()
+        process.join(SECONDS)
+        process.kill()
+        process.join()
+        _raise_errors(folder)
+        assert process.exitcode == 0, f"the test ended with exit code {process.exitcode}"
 
 
 def until_killed(world_size: int, function: Callable[[], Any], *, grace: float = 0.0) -> None:
@@ -85,7 +91,7 @@ def until_killed(world_size: int, function: Callable[[], Any], *, grace: float =
     """
     with (
         tempfile.TemporaryDirectory() as folder,
-        _ranks(world_size, "gloo", Path(folder), function, ()) as processes,
+        _ranks(world_size, Path(folder), function, ()) as processes,
     ):
         deadline = time.monotonic() + SECONDS
         while all(process.exitcode is None for process in processes):
@@ -104,13 +110,11 @@ def _raise_errors(folder: Path) -> None:
 
 
 @contextmanager
-def _ranks(
-    world_size: int, backend: str, folder: Path, function: Any, arguments: Any
-) -> Iterator[list[Any]]:
+def _ranks(world_size: int, folder: Path, function: Any, arguments: Any) -> Iterator[list[Any]]:
     """Processes that run a function; whatever is left of them is killed."""
-    context: Any = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
+    context: Any = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_rank, args=(rank, world_size, backend, folder, function, arguments))
+        context.Process(target=_rank, args=(rank, world_size, folder, function, arguments))
         for rank in range(world_size)
     ]
     try:
@@ -143,14 +147,13 @@ def as_torchrun(function: Callable[[], Any]) -> Callable[[], Any]:
     return launched
 
 
-def _rank(
-    rank: int, world_size: int, backend: str, folder: Path, function: Any, arguments: Any
-) -> None:
+def _rank(rank: int, world_size: int, folder: Path, function: Any, arguments: Any) -> None:
     # A forked process has no pool of threads: torch's own asserts now and then where it needs one.
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(SECONDS - 5)  # where it hangs
-    if devices.name in ("fake", "cuda"):
+    if devices.forks():
         torch.accelerator.set_device_index(devices.of_rank(rank).index)
+    backend = "nccl" if devices.name == "cuda" else "gloo"
     with _written_errors(folder, str(rank)):
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size

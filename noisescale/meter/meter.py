@@ -186,7 +186,8 @@ class NoiseScaleMeter(MeterReadings):
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
-            in_model = InModel(wrapper if ddp is None else ddp.module, collector.norms.parameters)
+            inner = wrapper if ddp is None else ddp.module
+            in_model = InModel(inner, collector.norms.names, collector.norms.parameters)
         capture = StepCapture(collector, ddp, grad_scaler, in_model)
         super().__init__(capture, collector, options)
         self._found_by_close: dict[str, Any] = {}

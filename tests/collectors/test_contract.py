@@ -353,7 +353,7 @@ def resumed(way: Way) -> list[list[MeasuredStep]]:
 @cache
 def facts_or_error(way: str) -> list[Facts] | Exception:
     try:
-        if WAYS[way].ranks == 1 and devices.name == "cpu":
+        if WAYS[way].ranks == 1 and not devices.forks():
             return [facts_of(WAYS[way])]
         return on_ranks(WAYS[way].ranks, facts_of, WAYS[way])
     except Exception as error:
@@ -366,6 +366,10 @@ def facts(way: str) -> list[Facts]:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+HERE = [name for name, way in WAYS.items() if way.ranks <= devices.most_ranks()]
+of_each_way = pytest.mark.parametrize("way", HERE)
 
 
 @pytest.fixture(autouse=True)
@@ -428,7 +432,8 @@ def agree(got: StepNorms, want: Expected, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [(way, name) for way in WAYS for name in cases_of(WAYS[way])]
+    ("way", "name"),
+    [(way, name) for way in HERE for name in cases_of(WAYS[way])],
 )
 def test_norms_and_sizes_are_those_of_single_gradients(way: str, name: str) -> None:
     """Those of the whole gradient and of every group, and so |G|² and tr(Σ)."""
@@ -467,7 +472,7 @@ def group_of(name: str, case: Case) -> str | None:
     return {"first": "ends", "last": "ends", "norm": "norms"}.get(name.split(".")[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_what_is_measured_is_what_is_trained_and_asked_for(way: str) -> None:
     """By example also what had a gradient on every rank in the first step."""
     everything = [n for n, p in Net().named_parameters() if p.requires_grad]
@@ -486,7 +491,7 @@ def used_on_ranks(way: Way, case: Case) -> Iterator[bool]:
         yield any(case.branch(rank, micro) for micro in range(len(case.rows[rank])))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str) -> None:
     """So do gradients that were dropped begin the step anew."""
     for rank, one in enumerate(facts(way)):
@@ -496,7 +501,7 @@ def test_an_error_in_a_hook_ends_no_pass_and_is_raised_once_in_the_step(way: str
                 assert measured.accidents == [*raised, "dropped False True"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
     """Nothing is left of the step before, which was measured."""
     empty = {
@@ -509,14 +514,14 @@ def test_without_an_announced_pass_there_are_no_norms(way: str) -> None:
                 assert not {2, 4, 6, 8, 10, 12, 14} & set(measured.without_norms)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_gradients_and_random_numbers_are_bitwise_those_without(way: str) -> None:
     for one in facts(way):
         assert len(one.equal_gradients) > STEPS
         assert all(one.equal_gradients)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_closing_removes_every_hook(way: str) -> None:
     for one in facts(way):
         before, during, after = one.hooks
@@ -524,7 +529,7 @@ def test_closing_removes_every_hook(way: str) -> None:
         assert after == before
 
 
-@pytest.mark.parametrize("way", WAYS)
+@of_each_way
 def test_a_resumed_run_measures_what_the_one_that_goes_on_does(way: str) -> None:
     for one in facts(way):
         went_on, resumed = one.resumed

@@ -5,7 +5,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ def library() -> Path:
     command = [compiler, "-std=c++20", "-fPIC", "-shared", str(SOURCE)]
     command += ["-isystem", str(TORCH / "include"), f"-L{TORCH / 'lib'}"]
     command += [f"-Wl,-rpath,{TORCH / 'lib'}", "-lc10", "-ltorch", "-ltorch_cpu"]
-    made_from = (SOURCE.read_text(), torch.__version__, sys.version, *command)
+    made_from = (SOURCE.read_text(), torch.__version__, str(TORCH), compiler)
     key = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
     built = _folder() / f"noisescale_fake_device_{key}.so"
     if built.exists():

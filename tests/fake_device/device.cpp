@@ -595,6 +595,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("record_stream", &record_stream);
+  // Else these would be given a single number as output, which the CPU's kernels resize with a warning.
+  m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
+  m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   // Views, and what changes a tensor but not its memory.
   m.impl("as_strided", &native::as_strided_tensorimpl);
   m.impl("view", [](const Tensor& t, c10::IntArrayRef size) { return native::view(t, size); });

@@ -2,12 +2,14 @@
 """`torch.fake`: what torch and Lightning ask the module of a device for."""
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fake_device.build import library
@@ -26,6 +28,10 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend("fake")
     torch._register_device_module("fake", _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    dist.Backend.backend_capability["gloo"].append("fake")
+    # A forked process makes its pool of threads anew where it first needs one. The threads of two
+    # devices would at once, and torch asserts.
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 @contextmanager

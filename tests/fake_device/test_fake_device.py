@@ -3,8 +3,11 @@
 
 import gc
 
+import devices
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
 
 import fake_device
@@ -174,3 +177,44 @@ def test_streams_of_a_backward_pass_are_those_of_the_forward_pass() -> None:
     assert not streams.hazards()
     on_side = [o.name for o in streams.operations if o.stream == (0, side.stream_id)]
     assert on_side.count("mm") >= 1  # the backward pass of the second layer
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_collectives_have_a_stream_that_has_to_be_waited_for(waited: bool) -> None:
+    def reduced() -> tuple[list[float], list[str]]:
+        x = torch.ones(2, device=devices.of_rank(dist.get_rank()))
+        with Streams() as streams:
+            work = dist.all_reduce(x, async_op=True)
+            if waited:
+                work.wait()
+            y = x + 1
+        return y.tolist(), [hazard.kind for hazard in streams.hazards()]
+
+    assert on_ranks(2, reduced) == [([3, 3], [] if waited else ["read before written"])] * 2
+
+
+def test_collectives_of_sharded_models_are_those_of_the_cpu() -> None:
+    def everything() -> list[list[float]]:
+        rank = dist.get_rank()
+        device = devices.of_rank(rank)
+        x = torch.arange(4.0, device=device) + rank
+        scattered, gathered = torch.zeros(2, device=device), torch.zeros(8, device=device)
+        listed = [torch.zeros(4, device=device) for _ in range(2)]
+        dist.reduce_scatter(scattered, list(x.chunk(2)))
+        dist.all_gather(listed, x)
+        torch.distributed.distributed_c10d._get_default_group()._allgather_base(gathered, x).wait()
+        return [scattered.tolist(), *(one.tolist() for one in listed), gathered.tolist()]
+
+    first, second = [0, 1, 2, 3], [1, 2, 3, 4]
+    rest = [first, second, first + second]
+    assert on_ranks(2, everything) == [[[1, 3], *rest], [[5, 7], *rest]]
+
+
+def test_autocast_lowers_what_it_lowers_on_a_gpu() -> None:
+    layer, x = nn.Linear(3, 3).to("fake"), torch.ones(2, 3, device="fake")
+
+    with torch.autocast("fake", dtype=torch.bfloat16):
+        y = layer(x)
+        loss = nn.functional.mse_loss(y, x)
+
+    assert (y.dtype, loss.dtype) == (torch.bfloat16, torch.float32)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from brute_force import (
     Expected,
     columns_of,
@@ -18,12 +19,16 @@ from brute_force import (
     micro_batch,
 )
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 
 from fake_device.transfers import READ, TO_HOST, Transfers
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
+from noisescale.collectors.ddp import Phase
 from noisescale.collectors.gradient_norms import Norms, Piece
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
@@ -290,6 +295,55 @@ def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
     )
     assert not late
     assert float(small) == pytest.approx(by_hand + OUTPUTS, rel=1e-6)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """One of two; the other has the same gradients, as far as it answers."""
+    backend = "one of two"
+    dist.Backend.register_backend(
+        backend,
+        lambda common, options: FakeProcessGroup._create_internal(
+            common.group_rank, common.group_size, options
+        ),
+        extended_api=True,
+        devices=["fake", "cpu"],
+    )
+    dist.init_process_group(backend, rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def halved(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """An average with gradients of zeros."""
+    average: torch.futures.Future[Tensor] = torch.futures.Future()
+    average.set_result(bucket.buffer() / 2)
+    return average
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_ddp_measures_a_module_on_two_devices() -> None:
+    """DistributedDataParallel takes one on devices of one type."""
+    model = Split(TWO)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, halved)
+    collector = choose_collector(ddp)
+
+    for step in range(STEPS):  # by hooks at first, then at the end of the pass
+        ddp.zero_grad()
+        x, y = batch(step, 0, 0, 6)
+        loss = half_squares(ddp(x), y.to(TWO.loss))
+        collector.before_backward(loss, 6)
+        loss.backward()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        collector.reset()
+
+        assert small is not None
+        gradients = gradients_of_examples(Split(), (x, y), half_squares)
+        sq_norm = torch.stack(gradients).mean(0).square().sum().item()
+        assert float(small) == pytest.approx(sq_norm, rel=1e-5)
+        assert 0 < float(big) < sq_norm / 4  # its share
+    assert collector.phase is Phase.AT_BACKWARD_END  # type: ignore[attr-defined]
 
 
 def test_a_loss_scale_is_taken_out_on_another_device() -> None:

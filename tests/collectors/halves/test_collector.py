@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
 import torch
@@ -170,10 +171,17 @@ class Counts(Noisy):
         return self.body(hidden)
 
 
+@pytest.mark.xfail(
+    devices.name == "fake",
+    reason="issue 46, 8: of accelerators the random state is kept for CUDA alone",
+    strict=True,
+)
 @pytest.mark.parametrize(("make", "measured_steps"), [(Noisy, 5), (Counts, 0)])
-def test_training_is_what_it_is_without(make: Callable[[], Noisy], measured_steps: int) -> None:
+def test_training_is_what_it_is_without(
+    make: Callable[[], Noisy], measured_steps: int, device: torch.device
+) -> None:
     def trained(meter_of: Callable[[nn.Module], NoiseScaleMeter | None]) -> list[Any]:
-        model = make()
+        model = make().to(device)
         meter = meter_of(model)
         accumulated: list[Tensor] = []
         for p in model.parameters():
@@ -182,7 +190,8 @@ def test_training_is_what_it_is_without(make: Callable[[], Noisy], measured_step
         torch.manual_seed(1), random.seed(1), np.random.seed(1)
         for seed in range(5):
             optimizer.zero_grad()
-            loss = mse(model, batch(seed))
+            x, y = batch(seed)
+            loss = mse(model, (x.to(device), y.to(device)))
             if meter is None:
                 loss.backward()
             else:
@@ -194,6 +203,7 @@ def test_training_is_what_it_is_without(make: Callable[[], Noisy], measured_step
             assert meter.measured_steps == measured_steps
             meter.close()
         drawn = [torch.rand(1), torch.tensor(random.random()), torch.tensor(np.random.rand())]
+        drawn.append(torch.rand(1, device=device))
         kept = [x.grad for x in model.kept]
         return [*model.parameters(), *model.buffers(), *accumulated, *drawn, *kept]
 

@@ -277,14 +277,14 @@ def test_what_holds_for_groups_is_not_taken_for_rows() -> None:
     assert "rows that do not act on one another" in str(told[0].message)
 
 
-def test_training_is_bitwise_the_same() -> None:
-    plain_model, model = network(), network()
+def test_training_is_bitwise_the_same(device: torch.device) -> None:
+    plain_model, model = network().to(device), network().to(device)
     meter = NoiseScaleMeter(model, every_n_steps=1)
     for seed in range(3):
         for one in (plain_model, model):
             one.zero_grad()
-        advantages(plain_model(drawn(IN_TURN, seed))).backward()
-        meter.backward(advantages(model(drawn(IN_TURN, seed))), ROWS, row_groups=IN_TURN)
+        advantages(plain_model(drawn(IN_TURN, seed).to(device))).backward()
+        meter.backward(advantages(model(drawn(IN_TURN, seed).to(device))), ROWS, row_groups=IN_TURN)
         meter.step()
         for a, b in zip(plain_model.parameters(), model.parameters(), strict=True):
             assert a.grad is not None
