@@ -7,7 +7,9 @@ few MB, of which each rank norms its share. Training is left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,9 @@ class UnaveragedCollector(Collector):
         rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         share = share_of(norms.parameters, rank, self._ranks)
         self._rows_of = {index: slice(start, stop) for index, start, stop in share}
-        self._captured: tuple[Tensor, Tensor] | None = None
+        self._buckets = list(self._cut())
+        self._captured = False
+        """Whether the last pass ended with the collectives, whatever came of them."""
         self._found: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -50,12 +54,12 @@ class UnaveragedCollector(Collector):
     @property
     def small_norms_are_late(self) -> bool:
         """Whether `small_sq_norms` reads `p.grad` as it is now, and not at the end of a pass."""
-        return self._captured is None
+        return not self._captured
 
     @property
     def average_captured(self) -> bool:
         """Whether the norms were taken at the end of a backward pass."""
-        return self._captured is not None
+        return self._captured
 
     @property
     def captures_freely(self) -> bool:
@@ -75,26 +79,26 @@ class UnaveragedCollector(Collector):
 
         Otherwise they are taken when the step is closed.
         """
-        self._captured = None
+        self._begin()
         self._average.before_backward(loss, capture=False)  # for its checks
         if capture_average and loss.requires_grad:
             loss.register_hook(self._on_backward_start)
 
     def small_sq_norms(self) -> Tensor | None:
-        """|g_rank|². The collective comes first, so that no rank is left waiting in it."""
-        self._found = self._captured if self._captured is not None else self._now()
+        """|g_rank|². The collectives come first, so that no rank is left waiting in them."""
+        if not self._captured:
+            self._measure()
         self.raise_error_of_hook()
-        return self._found[0]
+        return self._of_step()[0]
 
     def big_sq_norms(self) -> Tensor:
         """This rank's share of |g|², as `small_sq_norms` found it."""
-        assert self._found is not None, "small_sq_norms comes first"
-        return self._found[1]
+        return self._of_step()[1]
 
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
-        self._captured = self._found = None
+        self._begin()
 
     def close(self) -> None:
         """Forget the step under way: there are no hooks."""
@@ -106,22 +110,32 @@ class UnaveragedCollector(Collector):
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        self._captured = self._now()
+        self._captured = True
+        self._measure()
 
-    def _now(self) -> tuple[Tensor, Tensor]:
-        """Average the gradients as they are, and norm them."""
-        big = self.norms.none()
-        with torch.no_grad():
-            for indices in self._buckets():
-                self._add_mean(big, indices)
-        pieces = [
-            Piece(index, p.grad)
-            for index, p in enumerate(self.norms.parameters)
-            if p.grad is not None and p.requires_grad
-        ]
-        return self.norms.sums(self.norms.of(pieces)), self.norms.sums(big)
+    def _begin(self) -> None:
+        self._captured, self._found = False, None
 
-    def _buckets(self) -> Iterator[list[int]]:
+    def _of_step(self) -> tuple[Tensor, Tensor]:
+        assert self._found is not None, "small_sq_norms comes first"
+        return self._found
+
+    def _measure(self) -> None:
+        """Average the gradients as they are, and norm them.
+
+        The other ranks are in the same collectives. So an error in between is kept, and no
+        collective is left out.
+        """
+        norms = []
+        for indices in self._buckets:
+            mean = self._packed(indices)
+            if mean is None:
+                mean = self._unknown(indices)
+            dist.all_reduce(mean, group=self.group)
+            norms.append(self._norms_of(mean, indices))
+        self._found = self._sums(norms)
+
+    def _cut(self) -> Iterator[list[int]]:
         """Cut the parameters into runs of one dtype and device: the same on all ranks."""
         bucket: list[int] = []
         size = 0
@@ -136,23 +150,55 @@ class UnaveragedCollector(Collector):
         if bucket:
             yield bucket
 
-    def _add_mean(self, norms: Norms, indices: list[int]) -> None:
+    @keeps_errors
+    def _packed(self, indices: list[int]) -> Tensor:
+        """This rank's part of a mean."""
+        gradients = [_flat_gradient(self.norms.parameters[index]) for index in indices]
+        return torch.cat(gradients).div_(self._ranks)
+
+    def _unknown(self, indices: list[int]) -> Tensor:
+        """The same if it is not known. All ranks leave the step out then."""
         parameters = [self.norms.parameters[index] for index in indices]
-        mean = torch.cat([_flat_gradient(p) for p in parameters]).div_(self._ranks)
-        dist.all_reduce(mean, group=self.group)
+        return torch.full(
+            (sum(p.numel() for p in parameters),),
+            math.nan,
+            dtype=_wide(parameters[0]),
+            device=parameters[0].device,
+        )
+
+    @keeps_errors
+    def _norms_of(self, mean: Tensor, indices: list[int]) -> Norms:
+        """Norms of this rank's share of a mean."""
+        parameters = [self.norms.parameters[index] for index in indices]
         gradients = mean.split([p.numel() for p in parameters])
         pieces = []
         for index, p, gradient in zip(indices, parameters, gradients, strict=True):
             if (rows := self._rows_of.get(index)) is not None:
                 shaped = gradient.view_as(p)
                 pieces.append(Piece(index, shaped[rows] if p.dim() else shaped, rows))
-        self.norms.add(norms, pieces)
+        return self.norms.of(pieces)
+
+    @keeps_errors
+    def _sums(self, norms: list[Norms | None]) -> tuple[Tensor, Tensor] | None:
+        if self.failed:
+            return None
+        big = [[*chain.from_iterable(entry)] for entry in zip(*filter(None, norms), strict=True)]
+        pieces = [
+            Piece(index, p.grad)
+            for index, p in enumerate(self.norms.parameters)
+            if p.grad is not None and p.requires_grad
+        ]
+        return self.norms.sums(self.norms.of(pieces)), self.norms.sums(big)
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    """The dtype in which the gradient is averaged: of 32 bits where it has 16."""
+    return torch.promote_types(p.dtype, torch.float32)
 
 
 def _flat_gradient(p: Tensor) -> Tensor:
-    """The gradient as one row, zeros where there is none, in 32 bits where it has 16."""
-    wide = torch.promote_types(p.dtype, torch.float32)
+    """The gradient as one row, zeros where there is none."""
     if p.grad is None or not p.requires_grad:
-        return torch.zeros(p.numel(), dtype=wide, device=p.device)
+        return torch.zeros(p.numel(), dtype=_wide(p), device=p.device)
     gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
-    return gradient.detach().reshape(-1).to(wide)
+    return gradient.detach().reshape(-1).to(_wide(p))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from noisescale.batches.to_device import to_device
+from noisescale.collectives import device_for, let_stream_wait
 from noisescale.collectors.devices import OnItsWay
 from noisescale.collectors.squared_norms import wide_dtype
 
@@ -18,7 +19,7 @@ class Agreement:
     collective for ever.
 
     Args:
-        device: A device that the process group's backend reduces on.
+        device: A device to compare on, if the process group's backend reduces there.
         checksum: Checksum of a schedule, see `Policy.checksum`. Ranks step together, so it is
             compared only once. None: the wanted batch sizes are compared each time.
     """
@@ -80,14 +81,15 @@ class _Range:
     """The least and the most that a number is on any rank, on its way."""
 
     def __init__(self, value: float, device: torch.device) -> None:
+        device = device_for(None, device)
         dtype = wide_dtype(device)
         rounded = float(torch.tensor(value, dtype=dtype))
         rest = value - rounded  # 32 bits are too few for a checksum
         ends = [rounded, -rounded, rest, -rest]
         on_device = to_device(torch.tensor(ends, dtype=dtype), device)
         self._work = dist.all_reduce(on_device, dist.ReduceOp.MAX, async_op=True)
-        if self._work is not None and device.type != "cpu":
-            self._work.wait()  # its stream waits, not the host
+        if self._work is not None:
+            let_stream_wait(self._work, device)
         self._ends = OnItsWay(on_device)
 
     def read(self) -> tuple[float, float]:

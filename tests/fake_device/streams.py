@@ -6,6 +6,9 @@ are known to be over. Recording an event keeps the clock of a stream. Waiting fo
 what was kept to the clock of the stream that waits. A hazard is an operation on memory that another
 stream has touched later than the clock knows of. A storage is one piece of memory, whatever parts
 of it are touched.
+
+Memory that is freed goes back to the stream that it was allocated on. What that stream allocates
+from then on may be the same memory, so it must have waited for the other streams that used it.
 """
 
 from collections import Counter, defaultdict
@@ -14,6 +17,8 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,7 +57,7 @@ class Hazard(NamedTuple):
     """Two operations on the same memory, and nothing that orders them."""
 
     kind: str
-    """"read before written", "overwritten before read", "overwritten before written" or "freed
+    """"read before written", "overwritten before read", "overwritten before written" or "reused
     while in use"."""
     earlier: str
     later: str
@@ -95,10 +100,12 @@ class Streams(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if DTensor in types:
+            return NotImplemented  # what it does with its parts comes here again
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         name = name_of(function)
-        if name == "record_stream" or is_view(function):
+        if FakeTensor in types or name == "record_stream" or is_view(function):
             return result
         reads, writes = self._memory(function, args, kwargs, result)
         devices = {device for device, _ in reads | writes} - {-1}
@@ -177,6 +184,12 @@ class Clocks:
         self.read: defaultdict[int, dict[Stream, tuple[int, Operation]]] = defaultdict(dict)
         """By address: the last that read it on each stream since."""
         self.owners: dict[int, Stream] = {}
+        self.allocated: dict[int, int] = {}
+        """By address: after how many entries of the log."""
+        self.freed: defaultdict[Stream, list[tuple[int, Stream, int, Operation]]]
+        self.freed = defaultdict(list)
+        """By owner: after how many entries, and who used it last, at which time of whose clock."""
+        self.entries = 0
         self.also_used: defaultdict[int, set[Stream]] = defaultdict(set)
         """By address: streams that the allocator knows of by `record_stream`."""
         done = 0
@@ -190,6 +203,7 @@ class Clocks:
 
     def _enter(self, kind: int, what: int, device: int, stream_id: int) -> None:
         stream = (device, stream_id)
+        self.entries += 1
         if kind == RECORD:
             self.events[what] = Counter(self.clocks[stream])
         elif kind == WAIT:
@@ -198,7 +212,7 @@ class Clocks:
             self.also_used[what].add(stream)
         elif kind == ALLOCATE:
             self._forget(what)
-            self.owners[what] = stream
+            self.owners[what], self.allocated[what] = stream, self.entries
         elif kind == FREE:
             self._free(what)
         elif kind == SYNC_STREAM:
@@ -219,6 +233,7 @@ class Clocks:
         stream = operation.stream
         if stream != HOST:
             self._join(stream, self.clocks[HOST])  # it was launched by then
+        self._reuse(operation)
         self.clocks[stream][stream] += 1
         now = self.clocks[stream][stream]
         for address in operation.reads | operation.writes:
@@ -239,19 +254,27 @@ class Clocks:
         if operation.blocks:
             self._join(HOST, self.clocks[stream])
 
+    def _reuse(self, operation: Operation) -> None:
+        """Of memory that it writes its stream may have had some before, and freed."""
+        owner = operation.stream
+        allocated = [self.allocated[a] for a in operation.writes if self.owners.get(a) == owner]
+        unknown = [one for one in self.freed[owner] if not self._knows(owner, *one[1:3])]
+        self.freed[owner] = unknown
+        for freed, _, _, earlier in unknown:
+            if allocated and max(allocated) > freed:
+                hazard = Hazard("reused while in use", str(earlier), str(operation))
+                self.found[hazard] += 1
+
     def _free(self, address: int) -> None:
-        """Its owner may use it anew from now on, but for what `record_stream` was said of."""
+        """Its owner may have it anew from now on, but for what `record_stream` was said of."""
         owner = self.owners.get(address)
         users = dict(self.read.get(address, {}))
         if address in self.written:
             stream, time, operation = self.written[address]
             users.setdefault(stream, (time, operation))
         for stream, (time, operation) in users.items():
-            if owner is None or stream in self.also_used[address]:
-                continue
-            if not self._knows(owner, stream, time):
-                by = f"stream {owner[1]}, which allocated it"
-                self.found[Hazard("freed while in use", str(operation), by)] += 1
+            if owner is not None and stream not in self.also_used[address]:
+                self.freed[owner].append((self.entries, stream, time, operation))
         self._forget(address)
 
     def _forget(self, address: int) -> None:

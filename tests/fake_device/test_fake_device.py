@@ -129,8 +129,8 @@ def test_an_overwrite_of_what_another_stream_reads_is_a_hazard(waited: bool) -> 
     assert found == ([] if waited else ["overwritten before read"])
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_memory_freed_while_another_stream_reads_it_is_a_hazard(recorded: bool) -> None:
+@pytest.mark.parametrize("way", ["recorded", "waited for", "neither"])
+def test_memory_that_is_reused_while_another_stream_reads_it_is_a_hazard(way: str) -> None:
     side = torch.Stream("fake:0")
 
     with Streams() as streams:
@@ -138,12 +138,15 @@ def test_memory_freed_while_another_stream_reads_it_is_a_hazard(recorded: bool) 
         side.wait_stream(torch.accelerator.current_stream())
         with side:
             _ = x + 1
-        if recorded:
+        if way == "recorded":
             x.record_stream(side)
         del x
+        if way == "waited for":
+            torch.accelerator.current_stream().wait_stream(side)
+        _ = torch.zeros(2, device="fake")
 
     found = [hazard.kind for hazard in streams.hazards()]
-    assert found == ([] if recorded else ["freed while in use"])
+    assert found == (["reused while in use"] if way == "neither" else [])
 
 
 @pytest.mark.parametrize("waited", [True, False])

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -71,8 +73,12 @@ class Transfers(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if DTensor in types:
+            return NotImplemented  # what it does with its parts comes here again
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if FakeTensor in types:
+            return result
         if launches(function, (args, kwargs, result)):
             self.launched += 1
         kind = kind_of(function, args, kwargs, result)

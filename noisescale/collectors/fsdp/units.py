@@ -134,11 +134,15 @@ class Unit(HookErrors, ReduceScatter):
     def reset(self) -> None:
         """Begin another step."""
         self._error = self.waiting = None
+        # While a parameter has a hook, FSDP copies its gradient to the CPU with the host waiting:
+        # `foreach_reduce`, where gradients are offloaded. So hooks end with the measured step.
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def close(self) -> None:
         """Restore the reduce-scatter, unless another one has replaced this object since."""
-        for hook in self._hooks:
-            hook.remove()
+        self.reset()
         self._closed = True
         if self._unit._reduce_scatter_comm is self:
             # Of several monitors the first to close is not the last that wrapped.

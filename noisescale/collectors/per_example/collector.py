@@ -105,6 +105,8 @@ class PerExampleCollector(Collector):
         self._check_some_measured(verdicts)
         constants = [*self._model.buffers(), *self._model.parameters()]
         self._probe: Probe | None = Probe(parameters, self._layers, verdicts, constants)
+        self._agreed: Sequence[Verdict] | None = None
+        """What the probe found on all ranks. They are asked once: one alone would be left waiting."""
         self._settled: GradientNorms | None = None
         self._all_parameters = parameters
         self._left_out: list[Parameter] = []
@@ -205,6 +207,7 @@ class PerExampleCollector(Collector):
         if self._probe is not None and state.get("names") == self.norms.names:
             verdicts = [Verdict(v) for v in state["verdicts"]]
             self._check_some_measured(verdicts)
+            self._agreed = verdicts
             self._leave_out(self._probe, verdicts)
             if "coverage" in state:  # 0.1 saved none
                 self._coverage.load_state_dict(state["coverage"])
@@ -270,11 +273,12 @@ class PerExampleCollector(Collector):
 
     def _settle(self, probe: Probe) -> None:
         """Leave out what the probe found to be inexact, on any rank; say so once."""
-        failed = self.failed or self._hooks.failed or probe.failed
-        verdicts = probe.verdicts(self.group, self.device, conclusive=not failed)
+        if self._agreed is None:
+            failed = self.failed or self._hooks.failed or probe.failed
+            self._agreed = probe.verdicts(self.group, self.device, conclusive=not failed)
         self._raise_errors_of_hooks()
-        if verdicts is not None:
-            self._leave_out(probe, verdicts)
+        if self._agreed is not None:
+            self._leave_out(probe, self._agreed)
 
     def _leave_out(self, probe: Probe, verdicts: Sequence[Verdict]) -> None:
         """Go on with what can be measured, and end the probe once that is arranged."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.batches.to_device import to_device
+from noisescale.collectives import let_stream_wait
 from noisescale.collectors.changes import UNTOUCHED, Changes, ReducedChanges
 from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
@@ -133,9 +134,10 @@ class StepRows:
     def _reduce(self, row: Tensor, unmeasured_steps: int, checked: bool) -> None:
         group = self._group
         work = dist.all_reduce(row, group=group, async_op=True) if group is not None else None
+        self._waiting.append(_Waiting(row, work, unmeasured_steps, checked))
         if work is not None:
             _LAST.append(work)
-        self._waiting.append(_Waiting(row, work, unmeasured_steps, checked))
+            let_stream_wait(work, row.device)
 
     def _row(
         self,

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.checks import refuse
+from noisescale.collectives import device_for
 
 Groups = Sequence[dist.ProcessGroup | None]
 
@@ -38,7 +39,7 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
     digest = hashlib.blake2b("\n".join(said).encode(), digest_size=7).digest()
     same, mine = True, int.from_bytes(digest)
     for group in groups:
-        found = _gathered([mine, int(same)], group, tensors)
+        found = _gathered([mine, int(same)], group)
         same = all(entry == [mine, 1] for entry in found)
     if same:
         return
@@ -53,25 +54,24 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
             )
 
 
-def on_any_rank(here: bool, tensors: Sequence[Tensor], groups: Groups) -> bool:
+def on_any_rank(here: bool, groups: Groups) -> bool:
     """Whether it holds on any rank; all ranks of all groups must call this function."""
     for group in groups:
-        here = any(found for (found,) in _gathered([int(here)], group, tensors))
+        here = any(found for (found,) in _gathered([int(here)], group))
     return here
 
 
-def check_same_number(name: str, number: int, tensors: Sequence[Tensor], groups: Groups) -> None:
+def check_same_number(name: str, number: int, groups: Groups) -> None:
     """Raise a ValueError on all ranks if a number differs between ranks.
 
     Args:
         name: What users call it. Of a group, the number is that of its ranks.
         number: This rank's.
-        tensors: What is combined, for the device.
         groups: See above.
     """
     low = high = number
     for group in reversed(groups):  # so that nodes of several sizes hear of each other
-        found = _gathered([low, high], group, tensors)
+        found = _gathered([low, high], group)
         low, high = min(each[0] for each in found), max(each[1] for each in found)
     if low != high:
         what = "ranks in " if name.endswith("group") else ""
@@ -177,19 +177,8 @@ def _everyone(said: list[Any], groups: Groups) -> dict[int, list[Any]]:
     return everyone
 
 
-def _gathered(
-    numbers: list[int], group: dist.ProcessGroup | None, tensors: Sequence[Tensor]
-) -> list[list[int]]:
-    mine = torch.tensor(numbers, device=_device(tensors, group))
+def _gathered(numbers: list[int], group: dist.ProcessGroup | None) -> list[list[int]]:
+    mine = torch.tensor(numbers, device=device_for(group, torch.device("cpu")))
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
     return [list(map(int, each)) for each in torch.stack(found).tolist()]
-
-
-def _device(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
-    """Where the group's backend takes tensors."""
-    if "gloo" in str(dist.get_backend(group)):
-        return torch.device("cpu")
-    if tensors:
-        return tensors[0].device
-    return torch.device("cuda", torch.cuda.current_device())

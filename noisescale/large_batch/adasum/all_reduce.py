@@ -87,7 +87,7 @@ def adasum_all_reduce_(
         groups = [group] if mean_group is None else [mean_group, group]
         check_alike(tensors, groups)
         if mean_group is not None:
-            check_same_number("mean_group", parts_of(mean_group), tensors, groups)
+            check_same_number("mean_group", parts_of(mean_group), groups)
     for each in tensors:
         check_dtype(each.dtype)
         if each.layout != torch.strided:

@@ -141,7 +141,7 @@ class AdasumOptimizer(WrappedOptimizer):
         if one is not None and self._done:
             return one
         peers, known = self._peers, one is not None and one.of(trained)
-        others = on_any_rank(not known, trained, self._groups)
+        others = on_any_rank(not known, self._groups)
         if others:
             self._check_alike(trained)
         if one is None or not known or not one.in_place:
@@ -164,7 +164,7 @@ class AdasumOptimizer(WrappedOptimizer):
             "mean_group": parts_of(self.mean_group),
         }
         for name, number in numbers.items():
-            check_same_number(name, number, trained, self._groups)
+            check_same_number(name, number, self._groups)
 
     def _local_step(self, closure: Callable[[], Any] | None) -> Any:
         return self.optimizer.step() if closure is None else self.optimizer.step(closure)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.collectives import device_for
+
 
 class EpochLosses:
     """Collect one loss a step without waiting for it; read them all when the epoch ends.
@@ -74,6 +76,7 @@ class EpochLosses:
             )
         losses = _on_one_device(self._steps)
         if dist.is_available() and dist.is_initialized():
+            losses = losses.to(device_for(self._group, losses.device))
             dist.all_reduce(losses, group=self._group)
             losses /= dist.get_world_size(self._group)
         self.clear()

@@ -129,8 +129,8 @@ class TimedRun(Callback):
 
     def _look(self, trainer: pl.Trainer) -> None:
         step = trainer.global_step
-        mean = trainer.strategy.reduce(metric_of(trainer, self._metric).detach(), reduce_op="mean")
-        value = float(mean)
+        metric = metric_of(trainer, self._metric).detach().to(trainer.strategy.root_device)
+        value = float(trainer.strategy.reduce(metric, reduce_op="mean"))
         seconds = trainer.strategy.broadcast(self._paused - self._began)
         self._steps.append(step)
         self._values.append(value if math.isfinite(value) else None)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives beside those of the training: on which device, and what waits for them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def device_for(group: dist.ProcessGroup | None, wanted: torch.device) -> torch.device:
+    """Return `wanted` if the group's backend takes its tensors, else a device that it takes.
+
+    NCCL takes no tensors of the CPU, where parameters are that FSDP offloads.
+    """
+    types = [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
+    return wanted if wanted.type in types else torch.device(types[0])
+
+
+def let_stream_wait(work: dist.Work, device: torch.device) -> None:
+    """Have the current stream of an accelerator wait for a collective that was just begun.
+
+    Otherwise it may run at the same time as collectives of the training, and where these have
+    another communicator, NCCL promises nothing ("Using multiple NCCL communicators concurrently" in
+    its user guide). The host goes on: `WorkNCCL::wait` has the current stream wait for an event
+    (ProcessGroupNCCL.cpp of torch 2.13; ProcessGroupXCCL.cpp does the same). If
+    TORCH_NCCL_BLOCKING_WAIT is set the host waits too, as in all collectives of the training. On a
+    CPU the host alone could wait, so nothing does.
+    """
+    if device.type != "cpu":
+        work.wait()

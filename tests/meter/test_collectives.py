@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of measuring: few, and the same on all ranks in the same order, whatever happens."""
+
+import contextlib
+import json
+import warnings
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from faults import FaultError, Faults
+from ranks import on_ranks
+from recorded_collectives import Collective, RecordedCollectives
+from torch.amp import GradScaler
+from ways_of_capture import WAYS, Net, Way, alone, batch, ddp, half_squares, not_averaging, sharded
+
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.per_example.hooks import LayerHooks
+
+UNAVERAGED = "averaged by nobody"
+STATIC = "DDP, static graph"
+EXAMPLES = "DDP, examples"
+
+WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
+    STATIC: Way(2, "rank", "rank", partial(ddp, static_graph=True)),
+    "DDP, unused parameters": Way(
+        2, "rank", "rank", lambda model, *, unused: ddp(model, unused=True)
+    ),
+    UNAVERAGED: Way(2, "rank", "auto", alone),
+}
+
+FAULTY_STEPS = 240
+"""Every second of them has a fault, in another function each time."""
+
+COLLECTIVE = {
+    "NoiseScaleMeter.step",
+    "NoiseScaleMeter.due",
+    "NoiseScaleMeter._open_step",
+    "StepCapture.due",
+    "StepCapture.open_step",
+    "StepCapture.close_step",
+    "StepCapture.leave_step_out",
+    "StepCapture._open_collector",
+    "_SpoilsStep.__enter__",
+    "_SpoilsStep.__exit__",
+    "refuse_join",
+    "StepRows.add",
+    "StepRows._reduce",
+    "Probe.verdicts",
+    "UnaveragedCollector._measure",
+    "UnaveragedCollector._unknown",
+}
+"""What leads to a collective. It does nothing else; what it calls may fail."""
+
+OF_THE_PASS = {"Unit.allocate", "Unit.__call__", "_show_forward_passes.<locals>.on_forward"}
+"""What torch calls in a forward or backward pass, and hands on."""
+
+
+class Run:
+    """A training of one rank, step by step, whose collectives are recorded."""
+
+    def __init__(self, name: str, *, measured: bool = True, every_n_steps: int = 1) -> None:
+        self.name, self.way = name, WAYS_OF_TWO[name]
+        self.model: Any = self.way.wrapped(Net(), unused=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.scaler = GradScaler("cpu", init_scale=4.0)
+        self.meter: NoiseScaleMeter | None = None
+        if measured:
+            self.meter = NoiseScaleMeter(
+                self.model,
+                every_n_steps=every_n_steps,
+                small_batch=self.way.small_batch,  # type: ignore[arg-type]
+                averaged=name != UNAVERAGED,
+                grad_scaler=self.scaler,
+            )
+        self.due: list[bool] = []
+        self.steps: list[list[Collective]] = []
+
+    def step(self, *, passes: int = 2, averages: bool = True, factor: float = 1.0) -> None:
+        """Train for a step.
+
+        Args:
+            passes: Backward passes.
+            averages: Whether the last one averages gradients over ranks.
+            factor: On the loss.
+        """
+        step = len(self.steps)
+        passes = min(passes, 1) if self.name == STATIC else passes  # it does not accumulate
+        self.due.append(self.meter is not None and self.meter.due)
+        with RecordedCollectives() as recorded:
+            for micro in range(passes):
+                last = micro == passes - 1
+                with self._averaging(last=last and averages):
+                    x, y = batch(step, dist.get_rank(), micro, 4)
+                    loss = self.scaler.scale(half_squares(self.model(x), y) / passes * factor)
+                    if self.meter is not None:
+                        with contextlib.suppress(FaultError):  # as a callback does
+                            self.meter.before_backward(loss, 4, last=last, capture_average=last)
+                    loss.backward()
+            if self.meter is not None:
+                with contextlib.suppress(FaultError):
+                    self.meter.step()
+        self.steps.append(recorded.collectives)
+        if passes:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def _averaging(self, *, last: bool) -> Any:
+        if self.name == STATIC:
+            return contextlib.nullcontext()
+        return not_averaging(self.model, self.way, last=last)
+
+
+def plain(name: str) -> Run:
+    run = Run(name, measured=False)
+    for _ in range(5):
+        run.step()
+    return run
+
+
+def every_second_step(name: str) -> Run:
+    run = Run(name, every_n_steps=2)
+    for _ in range(5):
+        run.step()
+    return run
+
+
+def faults(name: str) -> Run:
+    """On rank 1 alone."""
+
+    def spared(module: str, function: str) -> bool:
+        return module == "guard.py" or function in COLLECTIVE | OF_THE_PASS
+
+    run, faults = Run(name), Faults("NoiseScaleMeter.before_backward", spared)
+    done = []
+    for step in range(FAULTY_STEPS):
+        if step % 2 and dist.get_rank() == 1:
+            faults.next_step()
+        run.step(passes=1)
+        faults.stop()
+        done.append(len(faults.done))
+    assert dist.get_rank() == 0 or 40 < done[-20] == done[-1]  # each function had one
+    return run
+
+
+def no_backward(name: str) -> Run:
+    """On rank 1, or on both where the training has collectives in each pass."""
+    run = Run(name)
+    alike = name == STATIC or run.way.wrapped is sharded
+    for step in range(5):
+        without = step == 2 and (dist.get_rank() == 1 or alike)
+        run.step(passes=0 if without else 2, averages=step != 2)
+    return run
+
+
+def overflow(name: str) -> Run:
+    """On rank 1."""
+    run = Run(name)
+    for step in range(5):
+        run.step(factor=torch.inf if step == 2 and dist.get_rank() == 1 else 1.0)
+    return run
+
+
+def goes_on(name: str) -> Run:
+    run = Run(name)
+    for _ in range(5):
+        run.step()
+    return run
+
+
+def resumed(name: str) -> Run:
+    """From the state after two steps."""
+    before, run = Run(name), Run(name)
+    for _ in range(2):
+        before.step()
+    assert before.meter is not None
+    assert run.meter is not None
+    run.meter.load_state_dict(json.loads(json.dumps(before.meter.state_dict())))
+    for _ in range(5):
+        run.step()
+    return run
+
+
+EVENTS = (plain, every_second_step, faults, no_backward, overflow, goes_on, resumed)
+
+
+class Seen:
+    """What one rank saw of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.due, self.steps = run.due, run.steps
+        self.measured = 0.0 if run.meter is None else run.meter.noise_scale.steps
+
+
+@cache
+def seen_or_error(way: str) -> list[dict[str, Seen]] | Exception:
+    def all_of_it() -> dict[str, Seen]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {event.__name__: Seen(event(way)) for event in EVENTS}
+
+    try:
+        return on_ranks(2, all_of_it)
+    except Exception as error:
+        return error
+
+
+def seen(way: str) -> list[dict[str, Seen]]:
+    """By each rank, of every event, found out once."""
+    found = seen_or_error(way)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def own(way: str, event: str) -> list[list[Collective]]:
+    """The collectives of each step but for those of the training, which come first."""
+    (one, _) = seen(way)
+    steps = []
+    for here, without in zip(one[event].steps, one["plain"].steps, strict=True):
+        assert here[: len(without)] == without
+        steps.append(here[len(without) :])
+    return steps
+
+
+def sizes(calls: list[Collective]) -> list[int]:
+    assert {call.name for call in calls} <= {"allreduce"}
+    return [torch.Size(shape).numel() for call in calls for shape in call.shapes]
+
+
+@pytest.mark.parametrize("way", WAYS_OF_TWO)
+@pytest.mark.parametrize("event", [event.__name__ for event in EVENTS])
+def test_ranks_call_the_same_collectives_in_the_same_order(way: str, event: str) -> None:
+    first, second = (one[event] for one in seen(way))
+
+    assert first.steps == second.steps
+    assert first.measured == second.measured
+    assert first.measured > 0 or event == "plain"
+
+
+@pytest.mark.parametrize("way", WAYS_OF_TWO)
+def test_only_measured_steps_have_collectives_of_their_own(way: str) -> None:
+    """One: that of the row. Who averages gradients for it needs more, as does the probe."""
+    (one, _) = seen(way)
+    due = one["every_second_step"].due
+    parameters = sum(p.numel() for p in Net().parameters() if p.requires_grad)
+    trained = sum(p.requires_grad for p in Net().parameters())
+    row = 2 + 3 + 9
+
+    found = [sizes(calls) for calls in own(way, "every_second_step")]
+
+    assert sorted(set(due)) == [False, True]
+    measured = [parameters, row] if way == UNAVERAGED else [row]
+    expected = [measured if is_due else [] for is_due in due]
+    if way == EXAMPLES:
+        expected[due.index(True)] = [1 + 2 * trained, row]
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS_OF_TWO)
+def test_a_resumed_run_has_the_collectives_of_the_run_that_went_on(way: str) -> None:
+    assert own(way, "resumed")[2:] == own(way, "goes_on")[2:]
+    if way == EXAMPLES:  # what the probe found is in the state
+        assert [len(calls) for calls in own(way, "goes_on")] == [2, 1, 1, 1, 1]
+        assert [len(calls) for calls in own(way, "resumed")] == [1, 1, 1, 1, 1]
+
+
+def test_a_rank_that_fails_once_the_probe_is_over_probes_no_more() -> None:
+    """It would be alone in that."""
+
+    def fails_once() -> Seen:
+        run = Run(EXAMPLES)
+        install = LayerHooks.install
+        errors = [ZeroDivisionError()] if dist.get_rank() == 1 else []
+
+        def installed(*arguments: Any) -> None:
+            if errors:
+                raise errors.pop()
+            install(*arguments)
+
+        with mock.patch.object(LayerHooks, "install", installed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(5):
+                run.step()
+        assert not errors
+        return Seen(run)
+
+    first, second = on_ranks(2, fails_once)
+
+    assert first.steps == second.steps
+    (goes_on,) = {one["goes_on"].measured for one in seen(EXAMPLES)}
+    assert first.measured == second.measured == goes_on - 1  # the step after the probe is lost
