@@ -7,6 +7,7 @@ And the device that tests run on: `--device`.
 import functools
 import gc
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -84,10 +85,11 @@ def _why_not(device: str) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """What does not name the fixture `device` does not run on one, and need not be imported."""
+    """On a device modules in which nothing takes it are not even imported."""
     if devices.name == "cpu" or collection_path.suffix != ".py" or collection_path.parent == FAKE:
         return None
-    return None if "device" in collection_path.read_text() else True
+    takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', collection_path.read_text())
+    return None if takes_it else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -109,6 +109,15 @@ CASES = {
 }
 
 
+ON_HOST = {
+    "counted in tokens",
+    "losses with weights",
+    "one mean over the step",
+    "a short last window",
+}
+"""Cases whose arithmetic the host does. They run on the CPU only."""
+
+
 def cases_of(way: Way) -> list[str]:
     """All but those that have nothing to compare, and what FSDP cannot reduce."""
     least = 2 if way.part == "micro_batch" and way.ranks == 1 else 1
@@ -116,6 +125,7 @@ def cases_of(way: Way) -> list[str]:
         name
         for name, case in CASES.items()
         if len(case.rows[0]) >= least
+        and not (devices.name != "cpu" and name in ON_HOST)
         and not (way.wrapped is sharded and name == "some are unused on some ranks")
     ]
 
