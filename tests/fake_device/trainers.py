@@ -37,8 +37,8 @@ class Watch:
 
     def __init__(self, monitor: Any) -> None:
         self.steps: list[Step] = []
-        self.may_read = False
-        """Whether the host may read in this batch: it logs, decides, or ends an epoch."""
+        self.occasion = ""
+        """What the host may read for in this batch: ", read" where it logs, decides or ends."""
         self._monitor = monitor
         self._transfers: Transfers | None = None
 
@@ -47,7 +47,7 @@ class Watch:
         self.end()
         due = first or any(logged.meter.due for logged in self._monitor._meters)
         self._phase = "first measured" if first else "measured" if due else "unmeasured"
-        self.may_read = False
+        self.occasion = ""
         self._transfers = Transfers()
         self._transfers.__enter__()
 
@@ -56,23 +56,27 @@ class Watch:
         transfers, self._transfers = self._transfers, None
         if transfers is not None:
             transfers.__exit__(None, None, None)
-            phase = f"{self._phase}, read" if self.may_read else self._phase
-            self.steps.append(Step(phase, transfers.of_package(), transfers.launched))
+            self.steps.append(
+                Step(self._phase + self.occasion, transfers.of_package(), transfers.launched)
+            )
 
     @contextmanager
     def decisions(self) -> Iterator[None]:
-        """Note the batches with decisions: on the batch size, and whether ranks share examples."""
+        """Note the batches with decisions, and the one where ranks compare their examples."""
 
-        def noted(owner: type, name: str) -> Any:
+        def noted(owner: type, name: str, occasion: str) -> Any:
             original = getattr(owner, name)
 
             def note(*arguments: Any, **options: Any) -> Any:
-                self.may_read = True
+                self.occasion = occasion
                 return original(*arguments, **options)
 
             return patch.object(owner, name, note)
 
-        with noted(BatchSizeController, "decide"), noted(SharedExamples, "_largest_share"):
+        with (
+            noted(BatchSizeController, "decide", ", read"),
+            noted(SharedExamples, "_largest_share", ", compared"),
+        ):
             yield
 
 
@@ -86,10 +90,11 @@ class LightningWatch(L.Callback):
         self._watch.begin(first=trainer.global_step == 0)
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self._watch.may_read |= trainer.global_step % LOG_EVERY == 0
+        if trainer.global_step % LOG_EVERY == 0:
+            self._watch.occasion = ", read"
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self._watch.may_read = True
+        self._watch.occasion = ", read"
 
     def on_train_end(self, *_: Any) -> None:
         self._watch.end()
@@ -105,10 +110,11 @@ class HuggingFaceWatch(TrainerCallback):  # type: ignore[misc]
         self._watch.begin(first=state.global_step == 0)
 
     def on_step_end(self, _: Any, state: Any, __: Any, **___: Any) -> None:
-        self._watch.may_read |= state.global_step % LOG_EVERY == 0
+        if state.global_step % LOG_EVERY == 0:
+            self._watch.occasion = ", read"
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._watch.may_read = True
+        self._watch.occasion = ", read"
         self._watch.end()
 
 

@@ -21,7 +21,7 @@ from noisescale import NoiseScaleMeter
 FEATURES, CLASSES, ROWS = 64, 10, 16
 STEPS, EVERY, READ_EVERY = 40, 2, 10
 CHECKED = 8
-"""The first measured steps, whose gradients are also checked."""
+"""The first measured steps: until they are read, what is done to gradients is checked in each."""
 
 
 class Step(NamedTuple):
@@ -217,12 +217,13 @@ def phase_of(meter: NoiseScaleMeter, step: int) -> str:
         return "unmeasured"
     if step == 0:
         return "first measured"
-    return "checked" if step < CHECKED * EVERY else "measured"
+    return "measured" if step > READ_EVERY + CHECKED * EVERY else "measured, checked"
 
 
 def most(steps: Sequence[Step]) -> dict[str, Counter[Transfer]]:
-    """The most transfers of a step, for each phase and line."""
+    """The most transfers of a step, for each phase and line. Checked steps are measured ones."""
     found: dict[str, Counter[Transfer]] = {}
     for step in steps:
-        found[step.phase] = found.get(step.phase, Counter()) | Counter(step.transfers)
+        phase = step.phase.removesuffix(", checked")
+        found[phase] = found.get(phase, Counter()) | Counter(step.transfers)
     return found
