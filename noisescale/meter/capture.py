@@ -50,8 +50,10 @@ class BackwardPass(NamedTuple):
         weight = self.weight
         assert weight is not None
         if isinstance(weight, Tensor):  # of the device's numbers nothing is read
-            total = weight.detach().float().sum()
-            return torch.where((weight >= 0).all() & total.isfinite(), total, math.nan)
+            total, positive = weight.detach().float(), weight >= 0
+            if weight.dim():
+                total, positive = total.sum(), positive.all()
+            return torch.where(positive & (total < math.inf), total, math.nan)
         if not 0 <= weight < math.inf:
             raise ValueError(
                 f"`weight` must be finite and not negative, got {weight!r}. Pass the number of"

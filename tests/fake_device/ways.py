@@ -151,14 +151,32 @@ WAYS: Mapping[str, Way] = {
 
 
 def counted(way: Way, *, measured: bool = True) -> list[Step]:
-    """Return the steps of a training, of the first rank; without a meter where not `measured`.
+    """Return the steps of a forked training, of its first rank; without a meter if not `measured`.
 
     No backward pass on the device may have run in this process.
     """
-    if way.wrapped is None:
-        return _steps(way, measured)
-    steps: list[Step] = on_ranks(2, _steps, way, measured)[0]
+    steps: list[Step] = on_ranks(1 if way.wrapped is None else 2, _steps, way, measured)[0]
     return steps
+
+
+class Launched(NamedTuple):
+    """Operations of a step that launch kernels."""
+
+    plain: int
+    """Without a meter."""
+    measured: int
+    checked: int
+    """Of a measured step in which it is also checked what is done to gradients."""
+
+
+def launched(way: Way) -> Launched:
+    """Count what is launched once a training has settled."""
+    steps = [*counted(way), *counted(way, measured=False)]
+
+    def least(phase: str) -> int:
+        return min(step.launched for step in steps if step.phase == phase)
+
+    return Launched(least("plain"), least("measured"), least("measured, checked"))
 
 
 def _steps(way: Way, measured: bool) -> list[Step]:
