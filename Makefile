@@ -30,8 +30,10 @@ test: .venv/ready ## run all tests
 	$(BIN)/pytest $(WORKERS)
 	$(BIN)/pytest $(WORKERS) $(ON_FAKE)
 
+# In the second run torch looks for streams that do not wait. What both find is in build.
 test-gpu: .venv/ready ## run the tests that take a device on a GPU; .venv needs a torch with CUDA
 	$(BIN)/pytest --device cuda --require-device tests
+	TORCH_CUDA_SANITIZER=1 $(BIN)/pytest --device cuda --require-device tests/collectors/test_contract.py
 
 test-mps: .venv/ready ## run the tests that take a device on a Mac's GPU
 	$(BIN)/pytest --device mps --require-device tests

@@ -6,9 +6,9 @@ the variance of the gradients of 1,000 independent batches, and |G|² what is le
 `NoiseScaleMeter` in its default way for one process measures every one of 100 batches, with 20
 seeds. Then the same training runs 50 steps with the meter and without, and all of parameters,
 buffers and random numbers must agree bitwise. What a measured step costs is the median of paired
-times and the peak of allocated memory, both over those of a plain step; of larger models this
-alone. So it is of the proving step, the first one measured of each graph, in which derivatives
-show whether rows act on each other. By default one step in ten is measured.
+CPU times, on one thread, and the peak of allocated memory, both over those of a plain step; of
+larger models this alone. So it is of the proving step, the first one measured of each graph, in
+which derivatives show whether rows act on each other. By default one step in ten is measured.
 
     python benchmarks/halves.py [--models "GPT-2, tied"] [--seeds 20] [--save]
 
@@ -176,10 +176,10 @@ def cost(make: Callable[[], Setup], rounds: int) -> dict[str, float]:
                     if measured
                     else (other, other_optimizer, seeded(k))
                 )
-                started = time.perf_counter()
+                started = time.process_time()
                 step(*of)
                 of[1].step()
-                seconds[measured].append(time.perf_counter() - started)
+                seconds[measured].append(time.process_time() - started)
         peaks = [
             peak_bytes(lambda: step(setup, optimizer, seeded(0), meter), optimizer),
             peak_bytes(lambda: step(other, other_optimizer, seeded(0)), other_optimizer),
@@ -204,9 +204,9 @@ def cost_of_proving(
     seconds = []
     for k in range(PROVING_ROUNDS):
         meter = new_meter(setup)
-        started = time.perf_counter()
+        started = time.process_time()
         step(setup, optimizer, seeded(k), meter)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
         meter.close()
     meter = new_meter(setup)
     peak = peak_bytes(lambda: step(setup, optimizer, seeded(0), meter), optimizer)

@@ -6,9 +6,11 @@ And the device that tests run on: `--device`.
 
 import functools
 import gc
+import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +40,7 @@ FAKE = Path(__file__).parent / "fake_device"
 DEVICES = ("cpu", "fake", "cuda", "mps")
 NOT_THERE = pytest.StashKey[str]()
 """Why the device cannot be used."""
+HARDWARE = ("cuda", "mps")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,13 +99,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen, others = [], []
     for item in items:
         of_fake = item.path.parent == FAKE
+        of_hardware = item.get_closest_marker("gpu") is not None
         if devices.name == "cpu" and of_fake:
             item.add_marker(pytest.mark.skip(reason="run with --device fake"))
+        if devices.name == "cpu" and of_hardware:
+            item.add_marker(pytest.mark.skip(reason="run with --device cuda"))
         if config.stash[NOT_THERE]:
             item.add_marker(pytest.mark.skip(reason=config.stash[NOT_THERE]))
-        takes_device = "device" in getattr(item, "fixturenames", ())
-        of_device = {"fake": of_fake, "cuda": item.get_closest_marker("gpu") is not None}
-        runs = devices.name == "cpu" or takes_device or of_device.get(devices.name, False)
+        runs = devices.name == "cpu" or "device" in getattr(item, "fixturenames", ())
+        if devices.name == "fake":
+            runs = of_fake or (runs and not of_hardware)
         (chosen if runs else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
@@ -129,6 +135,44 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 def device() -> "torch.device":
     """What `--device` names, the first of its kind."""
     return devices.of_rank()
+
+
+@pytest.fixture
+def figure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], None]:
+    """Keep a figure of the device, from a forked process too."""
+    file = tmp_path_factory.getbasetemp() / "figures"
+
+    def keep(name: str, value: float) -> None:
+        with file.open("a") as figures:
+            figures.write(json.dumps([name, value]) + "\n")
+
+    return keep
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave what was found on hardware, to be shown to others."""
+    config = session.config
+    if devices.name not in HARDWARE or config.stash[NOT_THERE] or config.option.collectonly:
+        return
+    import torch
+
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    assert reporter is not None
+    stats = reporter.stats
+    file = config._tmp_path_factory.getbasetemp() / "figures"  # type: ignore[attr-defined]
+    path = config.rootpath / "build" / f"tests_on_{devices.name}.json"
+    runs = json.loads(path.read_text()) if path.exists() else {}
+    runs["sanitized" if "TORCH_CUDA_SANITIZER" in os.environ else "plain"] = {
+        "device": torch.cuda.get_device_name() if devices.name == "cuda" else devices.name,
+        "torch": torch.__version__,
+        "passed": len(stats.get("passed", [])),
+        "failed": {report.nodeid: str(report.longrepr) for report in stats.get("failed", [])},
+        "skipped": {report.nodeid: report.longrepr[2] for report in stats.get("skipped", [])},
+        "figures": dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {},
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(runs, indent=1))
+    reporter.write_line(f"Saved {path}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

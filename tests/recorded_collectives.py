@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,12 +38,14 @@ class RecordedCollectives(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if function.namespace == "c10d":
+        if DTensor in types:
+            return NotImplemented  # what it does with its parts comes here again
+        if "c10d" in function.namespace:
             arguments = tree_leaves((args, kwargs or {}))
             tensors = [one for one in arguments if isinstance(one, Tensor)]
             self.collectives.append(
                 Collective(
-                    function._schema.name.removeprefix("c10d::").strip("_"),
+                    function._schema.name.split("::")[1].strip("_"),
                     tuple(rank for one in arguments for rank in _ranks_of(one)),
                     tuple(tuple(one.shape) for one in tensors),
                     tuple(one.dtype for one in tensors),

@@ -343,10 +343,18 @@ Tensor on_host(const Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), keeps, options);
 }
 
+// Whether this thread is in a kernel of the CPU: what that copies is memory of the device's own.
+thread_local int kernels = 0;
+
+struct InKernel {
+  InKernel() { ++kernels; }
+  ~InKernel() { --kernels; }
+};
+
 // A copy that blocks has the host wait for the stream.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   on_host(to).copy_(on_host(from));
-  if (from.device().type() != to.device().type() && !non_blocking) {
+  if (from.device().type() != to.device().type() && !non_blocking && kernels == 0) {
     auto stream = Guard().getStream((from.device().type() == kFake ? from : to).device());
     Guard().synchronizeStream(stream);
   }
@@ -415,6 +423,7 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       argument = c10::IValue();
     }
   }
+  InKernel in_kernel;
   constexpr bool views_are_errors = true;
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     DrawsFrom draws(generator ? *generator : default_generator(device.value_or(-1)));
@@ -595,7 +604,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("record_stream", &record_stream);
-  // Else these would be given a single number as output, which the CPU's kernels resize with a warning.
+  // Else their `.out` would be given a single number, which the CPU resizes with a warning.
   m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   // Views, and what changes a tensor but not its memory.

@@ -221,3 +221,19 @@ def test_autocast_lowers_what_it_lowers_on_a_gpu() -> None:
         loss = nn.functional.mse_loss(y, x)
 
     assert (y.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_only_what_the_host_reads_makes_it_wait(read: bool) -> None:
+    """Kernels are those of the CPU, but to them the host does not wait for others."""
+    side = torch.Stream("fake:0")
+
+    with Streams() as streams:
+        x = torch.ones(4, device="fake") * 2
+        y = torch.ones(4, device="fake") * 3  # the kernel that comes next
+        if read:
+            y.tolist()
+        with side:
+            _ = x + 1
+
+    assert bool(streams.hazards()) != read
