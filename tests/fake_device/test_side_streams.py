@@ -66,7 +66,7 @@ def hazards(way: str) -> Counter[Hazard]:
 @contextmanager
 def a_few_bytes_kept() -> Iterator[None]:
     """So that gradients of each branch are normed in mid-pass, while some of the other are kept."""
-    with patch("noisescale.collectors.micro_batch._MOST_BYTES_KEPT", 600):
+    with patch("noisescale.collectors.captured._MOST_BYTES_KEPT", 600):
         yield
 
 
@@ -82,7 +82,7 @@ def test_gradients_that_are_normed_in_mid_pass_are_those_of_one_stream() -> None
 
 def test_one_list_for_all_streams_would_be_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above finds what it is there for."""
-    monkeypatch.setattr("noisescale.collectors.micro_batch.current_stream", lambda _: None)
+    monkeypatch.setattr("noisescale.collectors.captured.current_stream", lambda _: None)
 
     with a_few_bytes_kept():
         found = hazards("micro_batch")
@@ -103,7 +103,7 @@ def test_norms_that_are_not_kept_would_be_a_hazard(
 def test_kept_gradients_without_their_stream_would_be_a_hazard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("noisescale.collectors.micro_batch.keep_for", lambda *_: None)
+    monkeypatch.setattr("noisescale.collectors.captured.keep_for", lambda *_: None)
 
     found = hazards("micro_batch")
     assert {hazard.kind for hazard in found} == {"freed while in use"}

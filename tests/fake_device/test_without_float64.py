@@ -148,6 +148,7 @@ class OtherRank:
         self.theirs = theirs
         monkeypatch.setattr(dist, "all_reduce", self)
         monkeypatch.setattr("noisescale.scheduling.agreement._several_ranks", lambda: True)
+        monkeypatch.setattr("noisescale.scheduling.agreement.device_for", lambda _, device: device)
 
     def __call__(self, numbers: Tensor, op: Any = None, **_: Any) -> None:
         theirs = torch.tensor(self.theirs, dtype=numbers.dtype, device=numbers.device)
