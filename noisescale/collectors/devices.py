@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -35,21 +35,26 @@ def keep_for(stream: torch.Stream, tensors: Iterable[Tensor]) -> None:
         tensor.record_stream(stream)
 
 
-def devices_of(tensors: Iterable[Tensor]) -> list[torch.device]:
-    """Return the devices of tensors, in an order that does not depend on theirs."""
-    return sorted({x.device for x in tensors}, key=str)
+def by_device(
+    lists: Sequence[Sequence[Tensor]],
+) -> Iterator[tuple[torch.device, Sequence[Sequence[Tensor]]]]:
+    """Yield each device with what is there of some lists of tensors. The CPU comes first."""
+    indices = {x.get_device() for some in lists for x in some}
+    for index in sorted(indices):  # -1 is the CPU; a process has one type of other devices
+        there = lists
+        if len(indices) > 1:
+            there = [[x for x in some if x.get_device() == index] for some in lists]
+        yield next(x.device for some in there for x in some), there
 
 
 def read(tensors: Sequence[Tensor]) -> list[list[float]]:
     """Return what is in vectors. The host reads each device once."""
-    found: list[list[float]] = [[]] * len(tensors)
-    for where in devices_of(tensors):
-        indices = [i for i, x in enumerate(tensors) if x.device == where]
-        there = [tensors[i] for i in indices]
-        values = iter((there[0] if len(there) == 1 else torch.cat(there)).tolist())
-        for i in indices:
-            found[i] = list(islice(values, len(tensors[i])))
-    return found
+    values: dict[int, list[float]] = {}
+    for _, (there,) in by_device([tensors]):
+        joined = there[0] if len(there) == 1 else torch.cat(list(there))
+        numbers = iter(joined.tolist())
+        values |= {id(x): list(islice(numbers, len(x))) for x in there}
+    return [values[id(x)] for x in tensors]
 
 
 class OnItsWay:

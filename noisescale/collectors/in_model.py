@@ -47,12 +47,13 @@ class InModel:
         self._places = self._places_now()
 
     def _places_now(self) -> list[tuple[dict[str, Any], str, object]]:
-        """Where the parameters are, and the modules that they are in: mappings and keys."""
+        """Where the parameters are, and the modules that they are in, but within TorchScript."""
         measured = {id(p) for _, p in self._named}
         return [
             (holder, key, one)
             for module in self._model.modules()
             for holder in (module._parameters, module._modules)
+            if isinstance(holder, dict)
             for key, one in holder.items()
             if (isinstance(one, nn.Module) and not measured.isdisjoint(map(id, one.parameters())))
             or id(one) in measured

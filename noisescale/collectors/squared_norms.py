@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from noisescale.collectors.devices import devices_of
+from noisescale.collectors.devices import by_device
 
 # torch's CPU kernels keep one running float32 sum a vector lane: a squared norm is off by 2e-5 at
 # 1M elements and 1.4e-3 at 16M, a dot product by 6e-5 there (torch 2.13). Over so many elements
@@ -54,16 +54,19 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
     Whole tensors are normed together on the CPU, and those of one dtype on each other device.
     """
     norms: list[Norm] = []
-    together: dict[tuple[torch.device, torch.dtype | None], list[Tensor]] = {}
+    on_cpu: list[Tensor] = []
+    elsewhere: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
         if tensor.is_complex():
             tensor = as_real(tensor)
-        if not tensor.is_cpu or tensor.numel() <= _LONGEST_NORM:
-            if tensor.numel():
-                kind = tensor.device, None if tensor.is_cpu else tensor.dtype
-                together.setdefault(kind, []).append(tensor)
+        if not tensor.numel():
+            continue
+        if not tensor.is_cpu:
+            elsewhere.setdefault((tensor.get_device(), tensor.dtype), []).append(tensor)
+        elif tensor.numel() <= _LONGEST_NORM:
+            on_cpu.append(tensor)
         elif tensor.element_size() >= 4:
             norms.append(_dots(tensor.view(-1) if tensor.is_contiguous() else _flat(tensor)))
         else:
@@ -71,13 +74,14 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Norm]:
             full_rows = flat.numel() // _ROW * _ROW
             norms.extend(_widened_row_norms(flat[:full_rows].view(-1, _ROW)))
             if full_rows < flat.numel():
-                together.setdefault((tensor.device, None), []).append(flat[full_rows:])
-    for whole in together.values():
-        accumulator = torch.float32
-        if any(tensor.dtype == torch.float64 for tensor in whole):
-            accumulator = torch.float64
-        found = torch._foreach_norm(whole, 2, dtype=accumulator)
-        norms.append(found[0].view(1) if len(found) == 1 else torch.stack(found))
+                on_cpu.append(flat[full_rows:])
+    for whole in (on_cpu, *elsewhere.values()):
+        if whole:
+            accumulator = torch.float32
+            if any(tensor.dtype == torch.float64 for tensor in whole):
+                accumulator = torch.float64
+            found = torch._foreach_norm(whole, 2, dtype=accumulator)
+            norms.append(found[0].view(1) if len(found) == 1 else torch.stack(found))
     return norms
 
 
@@ -111,8 +115,7 @@ def sums_of_squares(norms: Sequence[Sequence[Norm]], *, device: torch.device) ->
     tensors = [[x for x in pieces if isinstance(x, Tensor)] for pieces in norms]
     on_host = [sum(x for x in pieces if not isinstance(x, Tensor)) for pieces in norms]
     sums = []
-    for where in devices_of(x for pieces in tensors for x in pieces):
-        there = [[x for x in pieces if x.device == where] for pieces in tensors]
+    for where, there in by_device(tensors):
         flat = [x for pieces in there for x in pieces]
         whole = flat[0] if len(flat) == 1 else torch.cat(flat)
         squares = whole.to(wide_dtype(where)).square()
@@ -121,9 +124,9 @@ def sums_of_squares(norms: Sequence[Sequence[Norm]], *, device: torch.device) ->
         else:
             lengths = [sum(x.numel() for x in pieces) for pieces in there]
             sums.append(torch.stack([entry.sum() for entry in squares.split(lengths)]))
-    if any(on_host) or not sums:
+    if any(on_host):
         sums.append(torch.tensor(on_host, dtype=torch.float64))
-    return _together(sums, device)
+    return _together(sums, device, entries=len(norms))
 
 
 def sums_of(numbers: Sequence[Sequence[Tensor]], *, device: torch.device) -> Tensor:
@@ -134,25 +137,26 @@ def sums_of(numbers: Sequence[Sequence[Tensor]], *, device: torch.device) -> Ten
         device: Where the result lives.
     """
     sums = []
-    for where in devices_of(x for some in numbers for x in some):
+    for where, there in by_device(numbers):
         dtype = wide_dtype(where)
-        there = [[x for x in some if x.device == where] for some in numbers]
         sums.append(
             torch.stack(
                 [
-                    torch.hstack(some).sum(dtype=dtype)
+                    torch.hstack(list(some)).sum(dtype=dtype)
                     if some
                     else torch.zeros((), dtype=dtype, device=where)
                     for some in there
                 ]
             )
         )
-    return _together(sums or [torch.zeros(len(numbers))], device)
+    return _together(sums, device, entries=len(numbers))
 
 
-def _together(sums: Sequence[Tensor], device: torch.device) -> Tensor:
+def _together(sums: Sequence[Tensor], device: torch.device, *, entries: int) -> Tensor:
     """Return the sum of vectors, each of which is on a device of its own or on the CPU."""
     dtype = wide_dtype(device)
+    if not sums:
+        return torch.zeros(entries, dtype=dtype, device=device)
     if device.type == "cpu":
         return functools.reduce(operator.add, [one.to(device, dtype) for one in sums])
     there = [one.to(device, dtype, non_blocking=True) for one in sums if not one.is_cpu]

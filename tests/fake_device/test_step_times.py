@@ -92,6 +92,7 @@ def test_a_timed_training_waits_for_its_device_before_it_looks_at_the_clock(
 ) -> None:
     strategy = SimpleNamespace(root_device=torch.device(device))
     run = TimedRun({}, "loss")
+    torch.ones(1, device=device)  # torch waits only for what has been used
 
     with Streams() as streams:
         run._pause(SimpleNamespace(strategy=strategy))  # type: ignore[arg-type]

@@ -102,7 +102,9 @@ def ddp(device: torch.device, **options: Any) -> nn.Module:
 
 
 def sharded(device: torch.device, shape: Sequence[int] = (2,), *, offloaded: bool = False) -> Any:
-    mesh = init_device_mesh("fake", tuple(shape), mesh_dim_names=("replica", "shard")[-len(shape) :])
+    mesh = init_device_mesh(
+        "fake", tuple(shape), mesh_dim_names=("replica", "shard")[-len(shape) :]
+    )
     model = OneStream(device)
     options: dict[str, Any] = {"mesh": mesh}
     if offloaded:
