@@ -106,7 +106,7 @@ class PerExampleCollector(Collector):
         constants = [*self._model.buffers(), *self._model.parameters()]
         self._probe: Probe | None = Probe(parameters, self._layers, verdicts, constants)
         self._agreed: Sequence[Verdict] | None = None
-        """What the probe found on all ranks. They are asked once: one alone would wait."""
+        """What the probe found on all ranks. They are asked once: one alone would wait for ever."""
         self._settled: GradientNorms | None = None
         self._all_parameters = parameters
         self._left_out: list[Parameter] = []

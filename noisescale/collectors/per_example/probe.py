@@ -145,6 +145,10 @@ class Probe(HookErrors):
             off = torch.linalg.vector_norm(exact - total.view_as(exact))
             check = torch.stack([off, torch.linalg.vector_norm(exact), spread.sqrt()])
         self._checks.append((index, noise, check))
+        if total.device.type not in ("cpu", "mps"):  # which have no streams
+            # A layer may have run on a stream of its own. What is freed here, it would use again.
+            for kept in (total, spread):
+                kept.record_stream(torch.accelerator.current_stream(kept.device))
 
     def end_pass(self, size: float, take_rows: Callable[[int | None], object]) -> None:
         """End a pass of that size. `verdicts` tells its rows, or None: see `batch_rows`."""
