@@ -12,6 +12,20 @@ import noisescale
 _PACKAGE = str(Path(noisescale.__file__).parent)
 
 
+OF_A_METER = {
+    "NoiseScaleMeter.step",
+    "StepCapture.close_step",
+    "StepCapture._open_collector",
+    "_SpoilsStep.__enter__",
+    "_SpoilsStep.__exit__",
+    "refuse_join",
+    "StepRows.add",
+    "StepRows._reduce",
+    "Probe.verdicts",
+}
+"""What leads to a collective of a meter. It does nothing else; what it calls may fail."""
+
+
 class FaultError(Exception):
     """Raised where a function of the package is called."""
 

@@ -17,11 +17,9 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fake_device.dispatched import Dispatched
 from fake_device.transfers import READ, TO_DEVICE, TO_HOST, is_view, kind_of, line_of_package
 from fake_device.transfers import name_of as name_of
 
@@ -66,7 +64,7 @@ class Hazard(NamedTuple):
         return f"{self.kind}: {self.earlier}, then {self.later}"
 
 
-class Streams(TorchDispatchMode):
+class Streams(Dispatched):
     """Record what is launched on which stream, of the threads of a backward pass too.
 
     Example:
@@ -97,20 +95,16 @@ class Streams(TorchDispatchMode):
         """How often each was found. A hazard is found where it is a matter of luck, too."""
         return Clocks(self).found
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if DTensor in types:
-            return NotImplemented  # what it does with its parts comes here again
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+    def saw(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         name = name_of(function)
-        if FakeTensor in types or name == "record_stream" or is_view(function):
-            return result
+        if name == "record_stream" or is_view(function):
+            return
         reads, writes = self._memory(function, args, kwargs, result)
         devices = {device for device, _ in reads | writes} - {-1}
         if not devices and not reads | writes:
-            return result
+            return
         stream, after = HOST, torch.ops.fake_device.log_length()
         if devices:
             device = min(devices)
@@ -130,7 +124,6 @@ class Streams(TorchDispatchMode):
                 after,
             )
         )
-        return result
 
     def _memory(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import noisescale
+from fake_device.dispatched import Dispatched
 
 PACKAGE = str(Path(noisescale.__file__).parent)
 
@@ -49,7 +47,7 @@ class Transfer(NamedTuple):
     """"noisescale/meter/meter.py:12", the innermost line of the package; "" outside of it."""
 
 
-class Transfers(TorchDispatchMode):
+class Transfers(Dispatched):
     """Count transfers and launched operations of every device that is not a CPU.
 
     Of operations below autograd; those of the threads of a backward pass, too.
@@ -70,21 +68,14 @@ class Transfers(TorchDispatchMode):
         """What lines of the package ask for."""
         return {transfer: n for transfer, n in self.counted.items() if transfer.where}
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if DTensor in types:
-            return NotImplemented  # what it does with its parts comes here again
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        if FakeTensor in types:
-            return result
+    def saw(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         if launches(function, (args, kwargs, result)):
             self.launched += 1
         kind = kind_of(function, args, kwargs, result)
         if kind is not None:
             self.counted[Transfer(kind, line_of_package())] += 1
-        return result
 
 
 def kind_of(

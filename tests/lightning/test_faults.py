@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
-from faults import Faults
+from faults import OF_A_METER, Faults
 from fits import both_loggers, fit, loader
 
 from noisescale import NoiseScaleMonitor
@@ -21,25 +21,16 @@ STEPS, FEW = 200, 40
 CALLED_BY_LIGHTNING = {name for name in dir(L.Callback) if not name.startswith("_")}
 CALLED_BY_LIGHTNING |= {"_begin_batch", "examples_in"}  # of which the first may fail
 
-COLLECTIVE = {
+COLLECTIVE = OF_A_METER | {
     "LoggedMeter.step",
     "MeasuringCallback._close_step",
-    "NoiseScaleMeter.step",
-    "StepCapture.close_step",
-    "StepCapture._open_collector",
-    "_SpoilsStep.__enter__",
-    "_SpoilsStep.__exit__",
-    "refuse_join",
-    "StepRows.add",
-    "StepRows._reduce",
     "MeasuringCallback._measuring",
     "NoiseScaleMonitor._look_for_shared_examples",
     "SharedExamples.look",
     "SharedExamples._largest_share",
     "tensors_of",
-    "Probe.verdicts",
 }
-"""What leads to a collective. It does nothing else; what it calls may fail."""
+"""And that of the monitor."""
 
 
 def spared(module: str, name: str) -> bool:

@@ -12,7 +12,7 @@ import devices
 import pytest
 import torch
 import torch.distributed as dist
-from faults import FaultError, Faults
+from faults import OF_A_METER, FaultError, Faults
 from ranks import on_ranks
 from recorded_collectives import Collective, RecordedCollectives
 from torch.amp import GradScaler
@@ -36,25 +36,16 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
 FAULTY_STEPS = 240
 """Every second of them has a fault, in another function each time."""
 
-COLLECTIVE = {
-    "NoiseScaleMeter.step",
+COLLECTIVE = OF_A_METER | {
     "NoiseScaleMeter.due",
     "NoiseScaleMeter._open_step",
     "StepCapture.due",
     "StepCapture.open_step",
-    "StepCapture.close_step",
     "StepCapture.leave_step_out",
-    "StepCapture._open_collector",
-    "_SpoilsStep.__enter__",
-    "_SpoilsStep.__exit__",
-    "refuse_join",
-    "StepRows.add",
-    "StepRows._reduce",
-    "Probe.verdicts",
     "UnaveragedCollector._measure",
     "UnaveragedCollector._unknown",
 }
-"""What leads to a collective. It does nothing else; what it calls may fail."""
+"""And that of a meter's other ways."""
 
 OF_THE_PASS = {"Unit.allocate", "Unit.__call__", "_show_forward_passes.<locals>.on_forward"}
 """What torch calls in a forward or backward pass, and hands on."""

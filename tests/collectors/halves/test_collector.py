@@ -173,7 +173,7 @@ class Counts(Noisy):
 
 @pytest.mark.xfail(
     devices.name == "fake",
-    reason="issue 46, 8: of accelerators the random state is kept for CUDA alone",
+    reason="of accelerators the random state is kept for CUDA alone",
     strict=True,
 )
 @pytest.mark.parametrize(("make", "measured_steps"), [(Noisy, 5), (Counts, 0)])
