@@ -21,8 +21,8 @@ def let_stream_wait(work: dist.Work, device: torch.device) -> None:
 
     Otherwise it may run at the same time as collectives of the training, and where these have
     another communicator, NCCL promises nothing ("Using multiple NCCL communicators concurrently" in
-    its user guide). The host goes on: `WorkNCCL::wait` has the current stream wait for an event
-    (ProcessGroupNCCL.cpp of torch 2.13; ProcessGroupXCCL.cpp does the same). If
+    its user guide). The host goes on: `WorkNCCL::wait` in torch's ProcessGroupNCCL.cpp has the
+    current stream wait for an event, and ProcessGroupXCCL.cpp does the same. If
     TORCH_NCCL_BLOCKING_WAIT is set the host waits too, as in all collectives of the training. On a
     CPU the host alone could wait, so nothing does.
     """

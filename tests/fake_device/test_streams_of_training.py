@@ -91,6 +91,8 @@ class Way(NamedTuple):
     """Whether the average is captured at the end of the pass; None: the meter's choice."""
     unused: bool = False
     """Whether a parameter has no gradient in every second step."""
+    aside: bool = False
+    """Whether forward passes run on a stream of their own, and wait for nothing within a step."""
 
 
 def alone(device: torch.device) -> nn.Module:
@@ -123,15 +125,21 @@ def run(way: Way) -> tuple[list[str], float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     options = {name: optimizer if value is True else value for name, value in way.options.items()}
     meter = NoiseScaleMeter(model, every_n_steps=1, **options)
+    now = torch.accelerator.current_stream(device)
+    stream = torch.Stream(device) if way.aside else now
     with Streams() as streams, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for step in range(STEPS):
+            stream.wait_stream(now)  # for the weights
             for micro in range(way.micro_batches):
                 last = micro == way.micro_batches - 1
                 with not_averaging(model, last=last):
-                    x, y = torch.randn(8, 6, device=device), torch.randn(8, 3, device=device)
-                    branch = not way.unused or step % 2 == 0
-                    loss = (model(x, branch) - y).square().mean() / way.micro_batches
+                    with stream:
+                        x, y = torch.randn(8, 6, device=device), torch.randn(8, 3, device=device)
+                        branch = not way.unused or step % 2 == 0
+                        loss = (model(x, branch) - y).square().mean() / way.micro_batches
+                    now.wait_stream(stream)
+                    loss.record_stream(now)
                     meter.before_backward(
                         loss, 8, capture_average=bool(way.captured) and last, last=way.captured
                     )
@@ -250,6 +258,8 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = 
         OF_NORMS,
     ),
     "examples": (Way(1, alone, {"small_batch": "example"}), OF_NORMS),
+    "halves, aside": (Way(1, alone, {"small_batch": "half"}, aside=True), OF_NORMS),
+    "examples, aside": (Way(1, alone, {"small_batch": "example"}, 2, aside=True), OF_NORMS),
     "DDP": (Way(2, ddp, RANK), OF_RANKS),
     "DDP, accumulated": (Way(2, ddp, RANK, 2), OF_RANKS),
     "DDP, captured average": (Way(2, ddp, RANK, captured=True), OF_RANKS),
@@ -259,6 +269,7 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = 
         Way(2, VIEWS, RANK | GROUPS, captured=True),
         [*OF_VIEWS, an_average_before_it_is_there],
     ),
+    "DDP, bucket views, aside": (Way(2, VIEWS, RANK, 2, aside=True), OF_RANKS),
     "DDP, static graph": (Way(2, partial(ddp, static_graph=True), RANK), OF_RANKS),
     "DDP, unused parameters": (
         Way(2, partial(ddp, find_unused_parameters=True), RANK, unused=True),
@@ -270,6 +281,7 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = 
     "averaged by nobody, captured": (Way(2, alone, {"averaged": False}, captured=True), OF_RANKS),
     "FSDP2": (Way(2, sharded, RANK), OF_RANKS),
     "FSDP2, accumulated, captured average": (Way(2, sharded, RANK | GROUPS, 2, True), OF_RANKS),
+    "FSDP2, accumulated, aside": (Way(2, sharded, RANK, 2, aside=True), OF_RANKS),
     "FSDP2, unused parameters": (
         Way(2, sharded, RANK | GROUPS, unused=True),
         [*OF_RANKS, a_buffer_that_the_allocator_thinks_is_free],

@@ -47,8 +47,14 @@ COLLECTIVE = OF_A_METER | {
 }
 """And that of a meter's other ways."""
 
-OF_THE_PASS = {"Unit.allocate", "Unit.__call__", "_show_forward_passes.<locals>.on_forward"}
-"""What torch calls in a forward or backward pass, and hands on."""
+OF_THE_PASS = {
+    "Unit.allocate",
+    "Unit.__call__",
+    "_show_forward_passes.<locals>.on_forward",
+    "_show_calls.<locals>.on_call",
+    "_show_calls.<locals>.on_return",
+}
+"""What torch calls in a forward or backward pass, and hands on, of earlier trainings too."""
 
 
 class Run:

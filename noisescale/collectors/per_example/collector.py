@@ -318,4 +318,7 @@ class _Pass:
         zero = torch.zeros((), dtype=dtype, device=device)
         sums = [torch.cat(some).sum(dtype=dtype) if some else zero for some in self.sq_norms]
         self.sums = torch.stack(sums).mul_(self.rows or 0)
-        self.sq_norms = []
+        if device.type == "cpu":
+            # Elsewhere they are kept until the step is over: a layer's own stream, on which they
+            # were made, could have their memory again while this one still reads it.
+            self.sq_norms = []

@@ -254,6 +254,27 @@ def test_a_parameter_without_gradient_leaves_the_others_where_they_are() -> None
     )
 
 
+def test_hooks_that_tell_which_gradients_came_are_gone_after_the_step() -> None:
+    """While a parameter has one, FSDP waits for each copy of an offloaded gradient."""
+
+    def hooked() -> list[int]:
+        model = sharded(Net(), mesh_of((2,)))
+        collector = FsdpCollector(model, trained(model), GROUPS)
+        found = []
+        for _ in range(2):
+            loss = loss_of(model, 0, 0, dist.get_rank(), branch=False)
+            collector.before_backward(loss, 1)
+            loss.backward()
+            for closes in (collector.small_sq_norms, collector.reset):
+                closes()
+                found.append(sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters()))
+        return found
+
+    for during, after, again, at_last in on_ranks(2, hooked):
+        assert during == again > 0
+        assert after == at_last == 0
+
+
 def test_parameters_may_be_sharded_along_another_dimension() -> None:
     def second_if_even(p: nn.Parameter) -> Shard:
         return Shard(1) if p.dim() == 2 and p.shape[1] % 2 == 0 else Shard(0)

@@ -44,6 +44,29 @@ def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
     assert on_ranks(1, sums_that_are_left) == [[True]]
 
 
+def test_the_stream_of_an_accelerator_waits_for_the_sum_at_once(device: torch.device) -> None:
+    """Not so on a CPU, where the host would wait."""
+    norms = GradientNorms([("weight", torch.nn.Parameter(torch.zeros(2, device=device)))])
+    work = mock.Mock(spec=dist.Work)
+    with mock.patch.multiple(dist, all_reduce=mock.Mock(return_value=work), get_world_size=len):
+        rows = StepRows(norms, [0, 1])
+        one = torch.ones(1, device=device)
+
+        rows.add(
+            one,
+            one,
+            WindowLayout(0.125, 0.125, 1.0, 1.0),
+            examples=8.0,
+            unmeasured_examples=0.0,
+            unmeasured_steps=0,
+        )
+        at_once = work.wait.call_count
+        list(rows.read())
+
+    assert at_once == (device.type != "cpu")
+    assert work.wait.call_count == at_once + 1
+
+
 def test_changes_are_shares_of_the_gradient_whatever_losses_were_divided_by() -> None:
     norms = GradientNorms([("weight", torch.nn.Parameter(torch.zeros(2)))])
     rows = StepRows(norms, None)
