@@ -188,7 +188,7 @@ def measure(name: str, seeds: int, steps: int) -> dict[str, Any]:
 
 def split(batch: Tensor, step: int) -> list[Tensor]:
     """The halves that the meter takes of a batch in a step: the draw is its own, no more."""
-    sign = signs(len(batch), step + 1, batch.device)
+    sign = signs(len(batch), step + 1).to(batch.device)
     return [batch[sign > 0], batch[sign < 0]]
 
 

@@ -61,7 +61,7 @@ _NOW = {
     "scheduling.move": "scheduling.decision",
     "scheduling.run_so_far": "scheduling.critical_batch_size_so_far",
     "scheduling.warm_up": "large_batch.legw",
-    "step_timer": "meter.logged_meter",
+    "step_timer": "meter.step_timer",
     "sweep": "tradeoff.fit",
 }
 """Names of modules, without that of the package, before and now."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from noisescale.batches.to_device import to_device
 from noisescale.checks import refuse
 
 RowGroupsLike = Tensor | Iterable[Hashable]
@@ -30,7 +31,7 @@ class RowGroups(NamedTuple):
     def sums(self, rows: Tensor) -> Tensor:
         """Sum numbers of rows over each group."""
         total = torch.zeros(self.number, dtype=torch.float32, device=rows.device)
-        return total.index_add_(0, self.of_rows.to(rows.device), rows.float())
+        return total.index_add_(0, to_device(self.of_rows, rows.device), rows.float())
 
 
 def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGroups:

@@ -23,12 +23,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.batches.to_device import to_device
 from noisescale.guard import Guard
 
 BATCHES = 16
@@ -61,7 +63,7 @@ class SharedExamples:
     """Compare the first batches of all ranks, and warn if ranks share examples.
 
     The checksums stay on the device of the batch until they are compared. The host waits for the
-    device once in a fit.
+    device twice in a fit: for the checksums of all ranks, and for what all ranks found.
 
     Args:
         device: The device of this rank's process group.
@@ -112,24 +114,25 @@ class SharedExamples:
         a = self._accumulation
         if a > 1 and a * _FEWEST_WINDOWS <= BATCHES:
             units += [slice(i, i + a) for i in range(0, BATCHES, a)]
-        mine = [np.empty(0, dtype=np.int64)] * len(units)
+        sent = torch.zeros(len(units), 1 + _SENT, dtype=torch.int64, device=self._device)
         with self._guard(_NOT_LOOKED_AT):
-            mine = [_smallest(self._seen[unit]) for unit in units]
-        sent = torch.zeros(len(mine), 1 + _SENT, dtype=torch.int64)
-        for i, some in enumerate(mine):
-            sent[i, 0] = len(some)
-            sent[i, 1 : 1 + len(some)] = torch.from_numpy(some)
-        sent = sent.to(self._device)
+            for row, unit in zip(sent, units, strict=True):
+                some = _smallest(self._seen[unit])
+                row[:1].fill_(len(some))
+                row[1 : 1 + len(some)] = some
         gathered = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, sent)
         share = 0.0
         with self._guard(_NOT_LOOKED_AT):
-            for rank, other in enumerate(gathered):
-                if rank != dist.get_rank():
-                    theirs = [some[1 : 1 + some[0]] for some in other.cpu().numpy()]
-                    for of_kind in (slice(BATCHES), slice(BATCHES, None)):
-                        share = max(share, share_in_common(mine[of_kind], theirs[of_kind]))
-        largest = torch.tensor(share, device=self._device)
+            of_ranks = [
+                [some[1 : 1 + some[0]] for some in one]
+                for one in torch.stack(gathered).cpu().numpy()
+            ]
+            mine = of_ranks.pop(dist.get_rank())
+            for theirs in of_ranks:
+                for of_kind in (slice(BATCHES), slice(BATCHES, None)):
+                    share = max(share, share_in_common(mine[of_kind], theirs[of_kind]))
+        largest = torch.full((), share, device=self._device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
 
@@ -149,18 +152,34 @@ def row_checksums(tensors: Sequence[Tensor]) -> Tensor | None:
     if not counts:
         return None
     examples = max(counts, key=lambda count: counts[count])  # of equally many the first
-    checksums = torch.zeros(examples, dtype=torch.int64, device=tensors[0].device)
-    generator = torch.Generator().manual_seed(0)
-    for t in tensors:
-        if len(t) != examples or not t.numel():
-            continue
-        numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(examples, -1)
-        numbers = numbers[:, :: math.ceil(numbers.shape[1] / _NUMBERS)].contiguous()
-        bits = numbers.view(_INTEGERS[numbers.element_size()]).to(torch.int64)
-        bits = bits ^ (bits >> 32)  # a product keeps no more than the low bits of round numbers
-        weights = torch.randint(2**62, (bits.shape[1],), generator=generator) * 2 + 1
-        checksums += (bits * weights.to(bits.device)).sum(1).to(checksums.device)
+    tensors = [t for t in tensors if len(t) == examples and t.numel()]
+    if not tensors:
+        return None
+    of_tensors = [_bits(t) for t in tensors]
+    device = next((bits.device for bits in of_tensors if not bits.is_cpu), tensors[0].device)
+    checksums = torch.zeros(examples, dtype=torch.int64, device=device)
+    columns = tuple(bits.shape[1] for bits in of_tensors)
+    for bits, weights in zip(of_tensors, _weights(columns, device), strict=True):
+        checksums += (to_device(bits, device) * weights).sum(1)
     return checksums
+
+
+def _bits(t: Tensor) -> Tensor:
+    """The bits of some numbers of each example."""
+    numbers = (torch.view_as_real(t) if t.is_complex() else t).reshape(len(t), -1)
+    numbers = numbers[:, :: math.ceil(numbers.shape[1] / _NUMBERS)].contiguous()
+    bits = numbers.view(_INTEGERS[numbers.element_size()]).to(torch.int64)
+    return bits ^ (bits >> 32)  # a product keeps no more than the low bits of round numbers
+
+
+@lru_cache(maxsize=1)  # most batches have the shapes of the one before
+def _weights(columns: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Return the odd weights of the numbers in each tensor, in one copy to the device."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(2**62, (count,), generator=generator) for count in columns]
+    odd = to_device(torch.cat(drawn) * 2 + 1, device)
+    weights: tuple[Tensor, ...] = odd.split(columns)
+    return weights
 
 
 def share_in_common(mine: Sequence[Checksums], theirs: Sequence[Checksums]) -> float:
@@ -215,10 +234,9 @@ def _in_common(mine: Checksums, theirs: Checksums) -> int:
     return int(np.isin(mine, theirs).sum())
 
 
-def _smallest(batches: Sequence[Tensor | None]) -> Checksums:
+def _smallest(batches: Sequence[Tensor | None]) -> Tensor:
     """Return the smallest checksums of several batches; none if one batch is not known."""
-    known = [one.cpu().numpy() for one in batches if one is not None]
+    known = [one for one in batches if one is not None]
     if len(known) < len(batches):
-        return np.empty(0, dtype=np.int64)
-    smallest: Checksums = np.sort(np.concatenate(known))[:_SENT]
-    return smallest
+        return torch.empty(0, dtype=torch.int64)
+    return torch.cat(known).sort().values[:_SENT]

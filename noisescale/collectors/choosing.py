@@ -210,12 +210,20 @@ def _refuse_unaveraged(
 def _trained_or_refuse(
     model: nn.Module, parameters: Iterable[Parameter] | None
 ) -> list[tuple[str, Parameter]]:
-    if trained := _trained_parameters(model, parameters):
-        return trained
-    raise ValueError(
-        "`model` must have parameters that require a gradient, got none."
-        " Unfreeze some before training starts, or leave the noise scale out."
-    )
+    trained = _trained_parameters(model, parameters)
+    if not trained:
+        raise ValueError(
+            "`model` must have parameters that require a gradient, got none."
+            " Unfreeze some before training starts, or leave the noise scale out."
+        )
+    if empty := [name for name, p in trained if p.is_meta]:
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise ValueError(
+            f"`model` must hold the numbers of its parameters, got {empty[0]!r}{more} on the device"
+            " meta. Make them first (`to_empty`, or `load_state_dict` with `assign=True`), or leave"
+            " them out by `parameters`."
+        )
+    return trained
 
 
 def _trained_parameters(

@@ -15,6 +15,7 @@ from noisescale.batches.row_groups import RowGroups
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.collectors.rows.step_rows import Unread
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import HookErrors
 
@@ -79,6 +80,11 @@ class Collector(HookErrors, ABC):
     def coverage(self) -> float:
         """The share of |g|² in measured parameters. Reads the device if it is not 1."""
         return 1.0
+
+    @property
+    def beside_rows(self) -> Sequence[Unread]:
+        """What the host reads together with measured steps."""
+        return ()
 
     @property
     def least_micro_batches(self) -> int:

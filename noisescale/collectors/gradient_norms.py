@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.collectors.devices import current_stream, keep_for
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.momentum import MomentumDirection
 from noisescale.collectors.preconditioner import AdamPreconditioner
@@ -20,8 +21,8 @@ from noisescale.collectors.squared_norms import (
     norms_of,
     norms_of_one,
     squared_norm,
+    sums_of,
     sums_of_squares,
-    wide_dtype,
 )
 
 Norms = list[list[Norm]]
@@ -55,7 +56,8 @@ class GradientNorms:
         groups: See `Groups`; None: all parameters are one entry.
         preconditioner: The preconditioner for a further entry; None: there is no such entry.
         momentum: The direction for the last entry; None: there is no such entry.
-        device: Where norms are summed up; None: where the first parameter is.
+        device: Where norms are summed up; None: where the first parameter is that is not on the
+            CPU, if there is one, as the host would wait for norms that come to the CPU.
 
     Raises:
         ValueError: If `groups` does not fit the parameters.
@@ -73,7 +75,9 @@ class GradientNorms:
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
-        self.device = self.parameters[0].device if device is None else device
+        elsewhere = (p for p in self.parameters if not p.is_cpu)
+        self._home = next(elsewhere, self.parameters[0])
+        self._device = device
         self.preconditioner, self.momentum = preconditioner, momentum
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
@@ -82,9 +86,16 @@ class GradientNorms:
         self.entries = self.partition + (preconditioner is not None) + (momentum is not None)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
+        self._streams: set[torch.Stream] = set()
+        """On which norms were made in the step under way."""
         self._left_out: frozenset[int] = frozenset()
         self._of_direction: Tensor | None = None
         """|m|² in the step under way."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where norms are summed up now: `module.to` moves parameters."""
+        return self._home.device if self._device is None else self._device
 
     def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
         """Return the norms of only these parameters, in the same entries; before `leave_out`."""
@@ -92,6 +103,7 @@ class GradientNorms:
         some.names = [self.names[i] for i in indices]
         some.parameters = [self.parameters[i] for i in indices]
         some.entry_of = [self.entry_of[i] for i in indices]
+        some._streams = set()
         return some
 
     def leave_out(self, indices: Iterable[int]) -> None:
@@ -101,6 +113,23 @@ class GradientNorms:
     def begin_step(self) -> None:
         """Forget what holds for one step alone."""
         self._of_direction = None
+        self._streams = set()
+
+    def note_stream(self, device: torch.device) -> None:
+        """Note that norms are made on the stream that is current now, see `keep`."""
+        if device.type != "cpu" and (stream := current_stream(device)) is not None:
+            self._streams.add(stream)
+
+    def keep(self, norms: Sequence[Norm]) -> None:
+        """Keep norms of hooks until what reads them on another stream is done.
+
+        Autograd calls hooks on the streams of the forward pass, and has others wait for them.
+        """
+        for stream in tuple(self._streams):  # hooks of other devices may add to them
+            current = current_stream(stream.device)
+            if current is not None and current != stream:
+                tensors = (x for x in norms if isinstance(x, Tensor))
+                keep_for(current, (x for x in tensors if x.device == stream.device))
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""
@@ -113,20 +142,21 @@ class GradientNorms:
     def add(self, norms: Norms, pieces: Iterable[Piece], *, dots: bool = True) -> Norms:
         """Add the norms of gradients to `norms`, and return it; with or without dot products."""
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
+        whole: list[tuple[Parameter, Tensor, slice]] = []
         with torch.no_grad():
             for piece in pieces:
                 if piece.which in self._left_out:
                     continue
                 of_entry[self.entry_of[piece.which]].append(piece.gradient)
-                parameter = self.parameters[piece.which]
-                if self.preconditioner is not None:
-                    norms[self.partition].extend(
-                        self.preconditioner.norms(parameter, piece.gradient, piece.rows)
-                    )
-                if self.momentum is not None and dots:
-                    norms[-1].extend(self.momentum.dots(parameter, piece.gradient))
+                whole.append((self.parameters[piece.which], piece.gradient, piece.rows))
+            if self.preconditioner is not None:
+                norms[self.partition].extend(self.preconditioner.norms(whole))
+            if self.momentum is not None and dots:
+                norms[-1].extend(self.momentum.dots((p, gradient) for p, gradient, _ in whole))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
+            for device in {gradient.device for gradients in of_entry for gradient in gradients}:
+                self.note_stream(device)
         return norms
 
     def add_one(self, norms: Norms, which: int, gradient: Tensor) -> None:
@@ -136,52 +166,61 @@ class GradientNorms:
         if gradient.requires_grad:  # the pass is being recorded (`create_graph`)
             gradient = gradient.detach()
         norms[self.entry_of[which]] += norms_of_one(gradient)
+        self.note_stream(gradient.device)
         parameter = self.parameters[which]
         if self.preconditioner is not None:
-            norms[self.partition] += self.preconditioner.norms(parameter, gradient, _ALL_ROWS)
+            norms[self.partition] += self.preconditioner.norms([(parameter, gradient, _ALL_ROWS)])
         if self.momentum is not None:
-            norms[-1] += self.momentum.dots(parameter, gradient)
+            norms[-1] += self.momentum.dots([(parameter, gradient)])
 
     def end_part(self, norms: Norms) -> None:
         """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
         if self.momentum is None or not (dots := norms[-1]):
             return
-        if self._of_direction is None:  # m stands still within a step
-            parts = [
-                m
-                for which, p in enumerate(self.parameters)
-                if p.requires_grad and which not in self._left_out
-                if (m := self.momentum.of(p)) is not None
-            ]
-            self._of_direction = squared_norm(parts, device=self.device)
-        # Along m/|m|: what is left is comparable to |g|².
-        of_direction = self._of_direction
         on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
-        on_device = [dot for dot in dots if isinstance(dot, Tensor)]
-        if on_device:
-            whole = torch.stack(on_device).to(wide_dtype(self.device)).sum() + on_host
-            norms[-2].append((whole / of_direction.sqrt()).view(1))
-        else:
-            norms[-2].append(on_host**2 / (float(of_direction) or math.nan))  # see `Norm`
+        if self.device.type == "cpu" and not any(isinstance(dot, Tensor) for dot in dots):
+            # See `Norm`. Along m/|m|: what is left is comparable to |g|².
+            norms[-2].append(on_host**2 / (float(self._sq_norm_of_direction()) or math.nan))
+        else:  # `sums` divides by |m|²
+            on_device = [dot for dot in dots if isinstance(dot, Tensor)]
+            self.keep(on_device)
+            alone = len(on_device) == 1 and not on_host
+            whole = on_device[0] if alone else sums_of([on_device], device=self.device) + on_host
+            norms[-2].append(whole.view(1))
         norms[-1] = []
 
     def sums(self, norms: Norms) -> Tensor:
         """Return the sums of squares, shape (entries,), on the device."""
+        self.keep([x for entry in norms for x in entry])
         self.end_part(norms)
         with torch.no_grad():
-            return sums_of_squares(norms[: self.entries], device=self.device)
+            sums = sums_of_squares(norms[: self.entries], device=self.device)
+            if self.momentum is not None and any(isinstance(x, Tensor) for x in norms[-2]):
+                sums[-1].div_(self._sq_norm_of_direction())
+        return sums
+
+    def _sq_norm_of_direction(self) -> Tensor:
+        """|m|², which stands still within a step."""
+        if self._of_direction is None:
+            parts = [
+                m
+                for which, p in enumerate(self.parameters)
+                if p.requires_grad and which not in self._left_out
+                if self.momentum is not None and (m := self.momentum.of(p)) is not None
+            ]
+            self._of_direction = squared_norm(parts, device=self.device)
+        return self._of_direction
 
     def dots(self) -> list[Norm]:
         """Return numbers that sum to the dot product of what is in `p.grad` with the direction."""
         if self.momentum is None:
             return []
         with torch.no_grad():
-            return [
-                dot
+            return self.momentum.dots(
+                (p, p.grad)
                 for which, p in enumerate(self.parameters)
                 if p.grad is not None and p.requires_grad and which not in self._left_out
-                for dot in self.momentum.dots(p, p.grad)
-            ]
+            )
 
     def any_gradient(self) -> bool:
         """Whether any parameter has a gradient; none has after `zero_grad`."""

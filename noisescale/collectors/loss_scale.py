@@ -47,7 +47,7 @@ class LossScale:
             return sq_norms
         if unscaled_with_gradients and self._has_unscaled(self._scaler):
             return sq_norms
-        return sq_norms / scale.to(sq_norms.dtype).square()
+        return sq_norms / scale.to(sq_norms, non_blocking=not sq_norms.is_cpu).square()
 
     def _has_unscaled(self, scaler: GradScaler) -> bool:
         """Whether the gradients of an optimizer that steps measured parameters are unscaled.

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from noisescale.collectors.captured import Captured
 from noisescale.collectors.collector import Collector
-from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
+from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.window_layout import (
     Weight,
@@ -27,11 +28,6 @@ from noisescale.collectors.rows.window_layout import (
     weighted_micro_batches,
 )
 from noisescale.guard import keeps_errors
-
-# On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
-# bucket of them. One that is kept while it becomes `p.grad` is cloned, so large ones never are.
-_LARGE_BYTES = 2**20
-_MOST_BYTES_KEPT = 25 * 2**20
 
 
 @dataclass
@@ -50,11 +46,8 @@ class Pass:
 class _Step:
     """The passes since the last reset, and the norms of their gradients."""
 
-    captured: Norms
+    captured: Captured
     passes: list[Pass] = field(default_factory=list)
-    kept: list[Piece] = field(default_factory=list)
-    """Gradients to be normed together."""
-    bytes_kept: int = 0
     in_pieces: bool = False
     """Whether some gradient came in two pieces (reentrant checkpointing of two uses), or before
     the pass had begun (GradCache): there is no norm of the whole gradient to be seen."""
@@ -70,7 +63,7 @@ class MicroBatchCollector(Collector):
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(norms, group)
         self._hooks: dict[int, RemovableHandle] = {}
-        self._step = _Step(norms.none())
+        self._step = _Step(Captured(norms))
         self._live: Pass | None = None
 
     @property
@@ -115,15 +108,15 @@ class MicroBatchCollector(Collector):
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
-        if not any(self._step.captured) or self._step.in_pieces:
+        if not any(self._step.captured.norms) or self._step.in_pieces:
             return None
-        return self.norms.sums(self._step.captured)
+        return self.norms.sums(self._step.captured.norms)
 
     def reset(self) -> None:
         """Begin another step."""
         super().reset()
         self._live = None
-        self._step = _Step(self.norms.none())
+        self._step = _Step(Captured(self.norms))
 
     def unhook(self) -> None:
         """Remove the hooks on the parameters; `before_backward` puts them back."""
@@ -147,32 +140,24 @@ class MicroBatchCollector(Collector):
         if self._live is None or measuring():
             return
         step = self._step
-        step.in_pieces |= index in self._live.seen or self._live.task is None
-        step.nested |= torch._C._current_graph_task_id() != self._live.task
+        if index in self._live.seen or self._live.task is None:
+            step.in_pieces = True
+        if torch._C._current_graph_task_id() != self._live.task:
+            step.nested = True
         self._live.seen.add(index)
-        size = gradient.numel() * gradient.element_size()
-        if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
-            self.norms.add_one(step.captured, index, gradient)
-            return
-        step.kept.append(Piece(index, gradient))
-        step.bytes_kept += size
-        if step.bytes_kept >= _MOST_BYTES_KEPT:
-            self._flush()
+        step.captured.add(index, gradient)
 
     @keeps_errors
     def _on_backward_end(self) -> None:
-        self._flush()
-        self.norms.end_part(self._step.captured)
+        captured = self._step.captured
+        captured.norm_kept()
+        self.norms.end_part(captured.norms)
         if self._live is not None:
             if self._average.checking and self._live.seen and not any(self.reached):
-                self._step.first = len(self._step.passes) - 1, self.norms.sums(self._step.captured)
+                self._step.first = len(self._step.passes) - 1, self.norms.sums(captured.norms)
             came = self._live.seen
             self._average.came |= came
             # DDP writes to the gradients after this.
             self._average.gone |= {i for i in came if self.norms.parameters[i].grad is None}
             self._live.reached = bool(self._live.seen)
         self._live = None  # what runs before the next pass (a gradient penalty) does not count
-
-    def _flush(self) -> None:
-        self.norms.add(self._step.captured, self._step.kept)
-        self._step.kept, self._step.bytes_kept = [], 0

@@ -136,13 +136,13 @@ class UnaveragedCollector(Collector):
         self._found = self._sums(norms)
 
     def _cut(self) -> Iterator[list[int]]:
-        """Cut the parameters into runs of one dtype: the same on all ranks."""
+        """Cut the parameters into runs of one dtype and device: the same on all ranks."""
         bucket: list[int] = []
         size = 0
         for index, p in enumerate(self.norms.parameters):
-            if bucket and (
-                size + p.numel() > _BUCKET or p.dtype != self.norms.parameters[bucket[0]].dtype
-            ):
+            first = self.norms.parameters[bucket[0]] if bucket else p
+            alike = (p.dtype, p.device) == (first.dtype, first.device)
+            if bucket and (size + p.numel() > _BUCKET or not alike):
                 yield bucket
                 bucket, size = [], 0
             bucket.append(index)

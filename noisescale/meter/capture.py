@@ -18,6 +18,7 @@ from noisescale.collectors.changes import UNTOUCHED, Changes
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import refuse_join
 from noisescale.collectors.gathered import GatheredRows
+from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -49,8 +50,10 @@ class BackwardPass(NamedTuple):
         weight = self.weight
         assert weight is not None
         if isinstance(weight, Tensor):  # of the device's numbers nothing is read
-            total = weight.detach().float().sum()
-            return torch.where((weight >= 0).all() & total.isfinite(), total, math.nan)
+            total, positive = weight.detach().float(), weight >= 0
+            if weight.dim():
+                total, positive = total.sum(), positive.all()
+            return torch.where(positive & (total < math.inf), total, math.nan)
         if not 0 <= weight < math.inf:
             raise ValueError(
                 f"`weight` must be finite and not negative, got {weight!r}. Pass the number of"
@@ -115,6 +118,7 @@ class StepCapture:
         collector: A collector with its hooks in the model.
         ddp: The model that the collector was made for, if it is a DistributedDataParallel.
         grad_scaler: The scaler of the losses, if there is one.
+        in_model: The places of the measured parameters; None: they are replaced in each step.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class StepCapture:
         collector: Collector,
         ddp: DistributedDataParallel | None,
         grad_scaler: GradScaler | None,
+        in_model: InModel | None = None,
     ) -> None:
         self.unread = StepRows(collector.norms, collector.group)
         """Measured steps that have been sent and not yet read."""
@@ -133,6 +138,7 @@ class StepCapture:
         self.gone: list[str] = []
         """Parameters whose gradients were gone at the end of a pass, when that last happened."""
         self._ddp = ddp
+        self._in_model = in_model
         self._loss_scale = LossScale(grad_scaler, collector.norms.parameters)
         self._gathered = GatheredRows(collector.group)
         self._warn = WarnOnce()
@@ -222,6 +228,8 @@ class StepCapture:
         changes = UNTOUCHED
         try:
             with self._spoils_step:
+                if self._in_model is not None:
+                    self._in_model.check()
                 if step.passes:
                     seen = len(step.passes)
                     self._fewest_passes = min(seen, self._fewest_passes or seen)
@@ -281,7 +289,7 @@ class StepCapture:
         self.unread.clear()
         if self.collector is not None:
             self.collector.close()
-            self.collector = self._ddp = None
+            self.collector = self._ddp = self._in_model = None
 
     def _open_collector(self) -> Collector:
         if self.collector is None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from noisescale.history.history import History
 from noisescale.history.metric_names import ABOUT_RUN, ROOT
 from noisescale.history.optimizers import OptimizerKind, learning_rate_of, parameters_of
 from noisescale.meter.meter import NoiseScaleMeter
+from noisescale.meter.step_timer import step_timer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -84,42 +84,6 @@ class Metrics(NamedTuple):
         }
 
 
-class StepTimer:
-    """The mean time from one optimizer step to the next, over steps that are not measured.
-
-    Measured steps take longer, so they count only if there are no others. An interval in which
-    something else ran (validation, a checkpoint) is dropped whole. The clock is the host's,
-    so nothing waits for the device. In the long run the host enqueues steps no faster than the
-    device works them off, so the mean over many steps is the device's.
-    """
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-        self.restart()
-
-    def step(self, *, measured: bool = False) -> None:
-        """Record that an optimizer step is taken now."""
-        now = time.perf_counter()
-        if self._last is not None:
-            self._seconds[measured] += now - self._last
-            self._intervals[measured] += 1
-        self._last = now
-
-    def interrupt(self) -> None:
-        """Leave the current step out, as something else happens in it."""
-        self._last = None
-
-    @property
-    def mean(self) -> float:
-        """Seconds a step since the last `restart`; NaN if no step was timed."""
-        kind = self._intervals[False] == 0
-        return self._seconds[kind] / self._intervals[kind] if self._intervals[kind] else math.nan
-
-    def restart(self) -> None:
-        """Begin a new mean, with the current interval."""
-        self._seconds, self._intervals = [0.0, 0.0], [0, 0]  # plain steps, measured steps
-
-
 class LoggedMeter:
     """A meter of one optimizer's gradients, with a clock and a history.
 
@@ -151,7 +115,7 @@ class LoggedMeter:
         self.history = self._new_history()
         self._warn = WarnOnce()
         self._prefix = prefix
-        self.timer = StepTimer()
+        self.timer = step_timer(meter.device)
         self._measured_by_last_row = 0
         self._in_force = False
         self._rates_in_step: list[Any] = []
@@ -206,6 +170,8 @@ class LoggedMeter:
             self._in_force = self._is_in_force()
             now = self._metrics(in_step=not at_end)
             self.timer.restart()
+            if self.timer.device != self.meter.device:  # `module.to` moves parameters
+                self.timer = step_timer(self.meter.device)
             if self.advanced or (at_end and self.unfinished):
                 now.all.update(self.meter.take_increments())
                 if at_end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor
@@ -26,7 +27,7 @@ _BY_CHANCE = 1e-4
 class LossTerms:
     """Compare losses with the terms in them (tokens, say), in the first measured passes.
 
-    The numbers stay on the device until `settle`, which reads them once in a run.
+    The numbers stay on the device until they are read with the measured steps, once in a run.
 
     Args:
         ranks: Ranks that train together.
@@ -34,7 +35,7 @@ class LossTerms:
 
     def __init__(self, ranks: int) -> None:
         self._several = ranks > 1
-        self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
+        self._seen: list[tuple[int, bool, Tensor | float | None, Tensor | float]] = []
         self._over = False
         self._warn = WarnOnce()
 
@@ -54,8 +55,29 @@ class LossTerms:
         scalar = loss.detach() if isinstance(loss, Tensor) and not loss.dim() else None
         self._seen.append((which, given, scalar, number))
 
+    def unread(self) -> list[Tensor]:
+        """Return the numbers that are on the device, once they are enough."""
+        enough = len(self._seen) >= PASSES
+        return [
+            x.view(1) for one in self._seen for x in one[2:] if isinstance(x, Tensor) and enough
+        ]
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive these numbers."""
+        of_host = (number for (number,) in numbers)
+        if numbers:
+            self._seen = [
+                (
+                    which,
+                    given,
+                    next(of_host) if isinstance(loss, Tensor) else loss,
+                    next(of_host) if isinstance(terms, Tensor) else terms,
+                )
+                for which, given, loss, terms in self._seen
+            ]
+
     def settle(self) -> None:
-        """Warn of what the first passes show. Reads the device, once."""
+        """Warn of what the first passes show, once that has been read."""
         if self._over or len(self._seen) < PASSES:
             return
         self._over, seen, self._seen = True, self._seen, []

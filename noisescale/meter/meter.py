@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
 from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
+from noisescale.collectors.fsdp.collector import is_sharded
 from noisescale.collectors.groups import Groups
+from noisescale.collectors.in_model import InModel
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.collectors.rows.window_layout import Weight
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
@@ -182,7 +184,12 @@ class NoiseScaleMeter(MeterReadings):
         )
         wrapper = unwrapped(model)
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
-        super().__init__(StepCapture(collector, ddp, grad_scaler), collector, options)
+        in_model = None  # FSDP exchanges whole parameters and their shards
+        if not is_sharded(wrapper):
+            inner = wrapper if ddp is None else ddp.module
+            in_model = InModel(inner, collector.norms.names, collector.norms.parameters)
+        capture = StepCapture(collector, ddp, grad_scaler, in_model)
+        super().__init__(capture, collector, options)
         self._found_by_close: dict[str, Any] = {}
 
     def backward(

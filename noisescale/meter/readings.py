@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from noisescale.collectors.changes import ReducedChanges, hooks_on
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
 from noisescale.collectors.rows.step_norms import StepNorms
-from noisescale.collectors.rows.step_rows import MeasuredStep
+from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
@@ -87,6 +90,7 @@ class MeterReadings:
         self._same_gradient = collector.same_gradient
         self._least_coverage = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
         self._coverage_at_close = 1.0
+        self._device = collector.device
         self.suspects: list[str] = []
         """What else may write to gradients, for warnings."""
 
@@ -249,6 +253,13 @@ class MeterReadings:
         return 1 if collector is None else collector.least_micro_batches
 
     @property
+    def device(self) -> torch.device:
+        """Where the norms of gradients are. Once the meter is closed, where they were."""
+        if self._capture.collector is not None:
+            self._device = self._capture.collector.device
+        return self._device
+
+    @property
     def devices(self) -> int:
         """Ranks that train together."""
         return self._capture.unread.ranks
@@ -269,9 +280,13 @@ class MeterReadings:
 
     def _settle(self, *, alone: bool = False) -> None:
         """Take in the steps that have been reduced."""
-        steps = list(self._capture.unread.read(without_waiting=alone))
+        capture = self._capture
+        beside: Sequence[Unread] = ()
+        if not alone and capture.collector is not None:
+            beside = (capture.terms, *capture.collector.beside_rows)
+        steps = list(capture.unread.read(without_waiting=alone, beside=beside))
         if steps and not alone:
-            self._capture.terms.settle()
+            capture.terms.settle()
         coverage = self.coverage if steps else 1.0
         for step in steps:
             self._take(step, coverage)

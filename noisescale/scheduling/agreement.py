@@ -6,7 +6,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from noisescale.batches.to_device import to_device
 from noisescale.collectives import device_for, let_stream_wait
+from noisescale.collectors.devices import OnItsWay
+from noisescale.collectors.squared_norms import wide_dtype
 
 
 class Agreement:
@@ -79,17 +82,22 @@ class _Range:
 
     def __init__(self, value: float, device: torch.device) -> None:
         device = device_for(None, device)
-        self._ends = torch.tensor([value, -value], dtype=torch.float64, device=device)
-        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+        dtype = wide_dtype(device)
+        rounded = float(torch.tensor(value, dtype=dtype))
+        rest = value - rounded  # 32 bits are too few for a checksum
+        ends = [rounded, -rounded, rest, -rest]
+        on_device = to_device(torch.tensor(ends, dtype=dtype), device)
+        self._work = dist.all_reduce(on_device, dist.ReduceOp.MAX, async_op=True)
         if self._work is not None:
             let_stream_wait(self._work, device)
+        self._ends = OnItsWay(on_device)
 
     def read(self) -> tuple[float, float]:
         """Return both; waits for ranks and device."""
         if self._work is not None:
             self._work.wait()
-        most, negative_least = self._ends.tolist()
-        return -negative_least, most
+        most, negative_least, most_rest, negative_least_rest = self._ends.read()
+        return -negative_least - negative_least_rest, most + most_rest
 
 
 def _several_ranks() -> bool:

@@ -57,6 +57,18 @@ def test_a_model_without_trained_parameters_is_refused() -> None:
         choose_collector(nn.Linear(2, 2), parameters=[])
 
 
+def test_parameters_on_meta_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    message = (
+        "`model` must hold the numbers of its parameters, got '1.weight' and 1 more on the device"
+        " meta. Make them first (`to_empty`, or `load_state_dict` with `assign=True`), or leave"
+        " them out by `parameters`."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NoiseScaleMeter(model)
+    assert NoiseScaleMeter(model, parameters=model[0].parameters()).device.type == "cpu"
+
+
 def test_one_process_has_no_other_rank_to_compare_with() -> None:
     message = (
         '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank": there'

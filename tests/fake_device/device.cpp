@@ -619,7 +619,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl(
       "resize_",
       [](const Tensor& t, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format)
-          -> const Tensor& { return native::resize_(t, size, format); });
+          -> const Tensor& {
+        c10::DeviceGuard guard(t.device());
+        return native::resize_(t, size, format);
+      });
   m.impl("set_.source_Storage", &native::set_);
   m.impl("set_.source_Storage_storage_offset", &native::set_storage_cpu_);
   m.impl("set_.source_Tensor", &native::set_tensor_);

@@ -14,6 +14,8 @@ import noisescale
 from fake_device.dispatched import Dispatched
 
 PACKAGE = str(Path(noisescale.__file__).parent)
+ON_BEHALF = ("/batches/to_device.py", "/collectors/devices.py")
+"""Files that copy and read for others: what counts is the line that calls them."""
 
 READ = "read"
 TO_HOST = "blocking copy to host"
@@ -146,7 +148,7 @@ def line_of_package() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(PACKAGE):
+        if file.startswith(PACKAGE) and not file.endswith(ON_BEHALF):
             return f"noisescale{file[len(PACKAGE) :]}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

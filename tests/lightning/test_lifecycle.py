@@ -292,7 +292,7 @@ def test_validation_and_checkpoints_are_not_timed(
     """By a clock that a batch moves by 0.01 s, and each of the others by 100 s."""
     now = [0.0]
     monkeypatch.setattr(
-        "noisescale.meter.logged_meter.time", SimpleNamespace(perf_counter=lambda: now[0])
+        "noisescale.meter.step_timer.time", SimpleNamespace(perf_counter=lambda: now[0])
     )
 
     class Clock(L.Callback):

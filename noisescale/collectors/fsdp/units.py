@@ -176,12 +176,16 @@ class Unit(HookErrors, ReduceScatter):
         return work
 
     def _pieces(self, rows: Tensor, present: list[int]) -> list[Piece]:
-        """Cut out what counts: neighbours in one piece, row by row, so that nothing is copied."""
+        """Cut out what counts: neighbours in one piece, so that nothing is copied.
+
+        On the CPU row by row. Kernels of other devices take several rows of a buffer at once.
+        """
         pieces, start = [], 0
         for index, run in groupby(present, self._counts_as.__getitem__):
             stop = start + sum(self._columns[i] for i in run)
             if index is not None:
-                pieces += [Piece(index, row) for row in rows[:, start:stop]]
+                piece = rows[:, start:stop]
+                pieces += [Piece(index, one) for one in (piece if rows.is_cpu else [piece])]
             start = stop
         return pieces
 

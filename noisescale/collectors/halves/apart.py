@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,6 +27,15 @@ _LOSS = "The loss must be a mean over rows that do not act on one another, got o
 
 _MOST_KINDS = 16
 """Of graphs of which derivatives are taken."""
+
+
+class Derived(NamedTuple):
+    """What derivatives show."""
+
+    shares: list[Tensor]
+    """The shares of a derivative that are on other rows, of network and loss, shape (1,)."""
+    meeting: str = ""
+    """Where rows act on each other by name, if there is no derivative."""
 
 
 class RowsApart:
@@ -69,15 +80,9 @@ class RowsApart:
         return kind in self._derived
 
     def by_derivatives(
-        self,
-        graph: Graph,
-        cut: Cut,
-        rows: int,
-        groups: RowGroups | None,
-        gradient: Tensor,
-        kind: Hashable,
-    ) -> str:
-        """Say that rows act on each other, by derivatives; empty if these do not show it.
+        self, graph: Graph, cut: Cut, rows: int, groups: RowGroups | None, gradient: Tensor
+    ) -> Derived:
+        """Take derivatives, for `found`. The host does not wait for them.
 
         Args:
             graph: The graph of the loss.
@@ -85,9 +90,8 @@ class RowsApart:
             rows: Rows of the batch.
             groups: Of rows that may act on each other.
             gradient: The gradient that a backward pass starts with.
-            kind: What graphs have in common in which rows act on each other alike.
         """
-        in_loss = in_network = 0.0
+        in_loss = in_network = torch.zeros(1)
         try:
             if len(self._derived) >= _MOST_KINDS:
                 raise NoDerivativeError(f"these were taken of {_MOST_KINDS} other graphs")
@@ -95,11 +99,21 @@ class RowsApart:
             in_loss = share_in_loss(graph, cut, gradient, rows, groups)
         except NoDerivativeError as error:
             if meeting := self.by_name(graph, cut, rows, groups, derived=False):
-                return meeting
+                return Derived([in_network, in_loss], meeting)
             self._tell(
                 "Whether rows act on one another in the loss was looked for in the names of its"
                 f" operations alone, without derivatives: {error}."
             )
+        return Derived([in_network, in_loss])
+
+    def found(self, in_network: float, in_loss: float, kind: Hashable) -> str:
+        """Say that rows act on each other, by derivatives; empty if these do not show it.
+
+        Args:
+            in_network: The first of `Derived.shares`.
+            in_loss: The second.
+            kind: What graphs have in common in which rows act on each other alike.
+        """
         if in_loss > LARGEST_SHARE:
             return f"{_LOSS} (by its second derivative: {_percent(in_loss)} is on other rows)."
         if in_network > LARGEST_SHARE:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.parts import Parts
 from noisescale.collectors.halves.proved_cuts import INSTEAD, ProvedCuts
@@ -241,7 +242,7 @@ class HalvesCollector(MicroBatchCollector):
         edges = self._cuts.find(loss, gradient, parts.rows, parts.groups)
         if edges is None:
             return
-        norms = self.norms.none()
+        captured = Captured(self.norms)
         live: list[Tensor] | None = [] if parts.row_weights is None else None
         with self._cuts.nothing_else_changed():
             self._draws += 1
@@ -249,15 +250,18 @@ class HalvesCollector(MicroBatchCollector):
                 loss,
                 gradient,
                 edges,
-                signs(parts.number, self._draws, gradient.device, parts.groups),
+                signs(parts.number, self._draws, parts.groups),
                 self.norms.parameters,
-                partial(self.norms.add_one, norms),
+                captured.add,
                 live,
             )
-        sq_norms = self.norms.sums(norms)
+        captured.norm_kept()
+        sq_norms = self.norms.sums(captured.norms)
         if live:
-            few = parts.lack_losses(torch.stack(live).any(0))
-            sq_norms = torch.where(few.to(sq_norms.device), ROWS_WITHOUT_LOSS, sq_norms)
+            # Noted on the devices of the cut.
+            here = [one.to(self.device, non_blocking=self.device.type != "cpu") for one in live]
+            few = parts.lack_losses(here[0] if len(here) == 1 else torch.stack(here).any(0))
+            sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
         self._halves = Halves(sq_norms, batch.which, parts)
 
     @keeps_errors

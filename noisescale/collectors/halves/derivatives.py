@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.graph import Graph, Output
 
@@ -70,8 +71,9 @@ def random_on_rows(
         generator=generator,
         dtype=dtype if dtype.is_complex else torch.float32,
     )
-    by_row = factor.to(device, dtype).reshape(-1, *[1] * (len(shape) - 1))
-    return by_row * drawn.to(device, dtype) if alike else drawn.to(device, dtype).mul_(by_row)
+    by_row = to_device(factor, device, dtype).reshape(-1, *[1] * (len(shape) - 1))
+    drawn = to_device(drawn, device, dtype)
+    return by_row * drawn if alike else drawn.mul_(by_row)
 
 
 def sq_norms(one: Tensor) -> Tensor:

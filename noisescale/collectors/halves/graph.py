@@ -133,6 +133,13 @@ class Graph:
         return bool(node.variable.numel() == size)
 
 
+def device_behind(node: Node, position: int) -> torch.device:
+    """The device of a gradient that a node passes on."""
+    further, which = node.next_functions[position]
+    device: torch.device = further._input_metadata[which].device
+    return device
+
+
 def that_lead_to(region: Region, ends: Iterable[Node]) -> Collection[Node]:
     """Return the nodes of a region from which one of some nodes in it is reached, with those."""
     before: dict[Node, list[Node]] = {}

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.coupled import is_chain, is_root_of_one_number
 from noisescale.collectors.halves.cut import Cut
 from noisescale.collectors.halves.derivatives import (
@@ -58,8 +59,10 @@ _SAME_DIRECTION = 1e-3
 
 def share_in_loss(
     graph: Graph, cut: Cut, gradient: Tensor, rows: int, groups: RowGroups | None = None
-) -> float:
+) -> Tensor:
     """Return the share of the second derivative of the loss on other rows; NaN if not known.
+
+    Its shape is (1,), and the host does not wait for it.
 
     A chain of operations with too many numbers, such as a cross-entropy over many words, is left
     to the names of its operations.
@@ -76,7 +79,7 @@ def share_in_loss(
     """
     numbers = sum(math.prod(graph.shape(output)) for output in ends_of(cut))
     if numbers > MOST_NUMBERS and is_chain(cut.region):
-        return 0.0
+        return torch.zeros(1)
     if numbers > MOST_NUMBERS:
         raise NoDerivativeError(f"it is computed from {numbers:,} numbers, too many for these")
     with _without_derivative():
@@ -95,13 +98,13 @@ def _without_derivative() -> Iterator[None]:
 
 def _share_in_loss(
     graph: Graph, cut: Cut, gradient: Tensor, rows: int, groups: RowGroups | None
-) -> float:
+) -> Tensor:
     ends = ends_of(cut)
     with torch.enable_grad():
         first = _gradients_at_cut(graph, cut, graph.start.output, gradient)
     curved = {output: one for output, one in first.items() if one.requires_grad}
     if not curved:
-        return 0.0  # linear, as far as derivatives show
+        return torch.zeros(1)  # linear, as far as derivatives show
     with torch.no_grad():
         of_roots = (
             _gradients_at_cut(graph, cut, root, graph.zeros(root) + 1)
@@ -122,12 +125,17 @@ def _share_in_loss(
                 list(ends),
             )
             h = {output: one for output, one in zip(ends, second, strict=True) if one is not None}
-            others = {end: (1 - part).repeat_interleave(n).bool() for end, n in ends.items()}
+            others = {
+                end: to_device(
+                    (1 - part).repeat_interleave(n).nonzero().view(-1), graph.kept_in(end)[1]
+                )
+                for end, n in ends.items()
+            }
             shares.append(_share_of_others(graph, h, sums, others, eps))
     finite = torch.stack(
         [one.detach().isfinite().all().to(shares[0].device) for one in first.values()]
     )
-    return float(torch.where(finite.all(), torch.stack(shares).max(), torch.nan))
+    return torch.where(finite.all(), torch.stack(shares).max(), torch.nan).view(1)
 
 
 def _share_of_others(
@@ -141,8 +149,7 @@ def _share_of_others(
 
     What rounding leaves of these components does not count.
     """
-    all_rows: dict[Output, Any] = dict.fromkeys(others, slice(None))
-    whole = _flat(graph, h, all_rows).square().sum()
+    whole = _flat(graph, h, dict.fromkeys(others)).square().sum()
     on_others = _flat(graph, h, others)
     rest = _without([_flat(graph, one, others) for one in sums], on_others)
     rounding = (_ROUNDINGS * eps) ** 2 * (on_others - rest).square().sum()
@@ -160,14 +167,22 @@ def _roots(graph: Graph, cut: Cut) -> list[Output]:
     return [(node, 0) for node in found[:_MOST_ROOTS]]
 
 
-def _flat(graph: Graph, tensors: Mapping[Output, Tensor], rows: Mapping[Output, Tensor]) -> Tensor:
-    """Return some rows of the tensors at the cut as one vector, with zeros for what is missing."""
+def _flat(
+    graph: Graph, tensors: Mapping[Output, Tensor], rows: Mapping[Output, Tensor | None]
+) -> Tensor:
+    """Return some rows of the tensors at the cut as one vector, with zeros for what is missing.
+
+    Args:
+        graph: The graph.
+        tensors: At the cut.
+        rows: The indices of the rows; None: all.
+    """
     pieces: list[Tensor] = []
     for output, chosen in rows.items():
         one = tensors.get(output)
         one = graph.zeros(output) if one is None else one
-        # The root of 0 has no derivative.
-        one = one.detach()[chosen].nan_to_num(0, 0, 0)
+        one = one.detach() if chosen is None else one.detach().index_select(0, chosen)
+        one = one.nan_to_num(0, 0, 0)  # the root of 0 has no derivative
         one = torch.view_as_real(one) if one.is_complex() else one
         pieces.append(one.flatten().to(pieces[0].device if pieces else one.device))
     return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in pieces])

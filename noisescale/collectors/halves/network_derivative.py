@@ -8,8 +8,6 @@ another order. Statistics that no gradient flows through are not seen.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -41,16 +39,15 @@ _DRAWS = 2
 _OF_INDICES = ("Embedding", "Index", "Gather", "Take")
 
 
-def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None) -> float:
+def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None = None) -> Tensor:
     """Return the share of the derivative by x that is of rows that act on both parts of z.
 
-    The largest share of all x. Two backward passes through the network show it for each part.
+    The largest share of all x, shape (1,): the host does not wait for it. Two backward passes
+    through the network show it for each part.
     """
     ends, firsts = ends_of(cut), first_rows(graph, cut, rows)
-    if not firsts:
-        return 0.0
     shares: list[Tensor] = []
-    for part in parts_of(rows, _DRAWS, groups):
+    for part in parts_of(rows, _DRAWS, groups) if firsts else ():
         of_parts = []
         for factor in (part, 1 - part):
             generator = torch.Generator().manual_seed(0)
@@ -70,7 +67,7 @@ def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None
                 in_part, in_other = sq_norms(a), sq_norms(b)
                 both = torch.minimum(in_part, in_other).sum() / (in_part + in_other).sum()
                 shares.append(both.nan_to_num().to(shares[0].device if shares else both.device))
-    return math.sqrt(float(torch.stack(shares).max())) if shares else 0.0
+    return torch.stack(shares).max().sqrt().view(1) if shares else torch.zeros(1)
 
 
 def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:

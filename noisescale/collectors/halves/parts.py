@@ -10,6 +10,7 @@ groups, and so is the noise scale.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -84,12 +85,10 @@ class Parts(NamedTuple):
         zero in some. Halves take it for the second. If it is the first, |G|² is
         (1 - 1/rows)/(1 - 1/n) times as large, as the cross products of n parts say.
         """
-
-        def apart(weights: Tensor) -> Tensor:
-            return 1 - weights.square().sum() / weights.sum().square()
-
-        alive, whole = apart(self.sums(live)), apart(self.sums(torch.ones_like(live)))
-        return ~(alive * (1 + LARGEST_ERROR) >= whole)  # NaN where no row has a loss
+        if self.groups is None:
+            return live.sum() < _fewest_live(self.rows)
+        alive, whole = _apart(self.sums(live)), _apart(self.sums(torch.ones(self.rows)))
+        return ~(alive * (1 + LARGEST_ERROR) >= float(whole))  # NaN where no row has a loss
 
     def sq_norms(self, halved: Tensor, whole: Tensor) -> Tensor:
         """What `layout` is of, by |g_s|² and |g|²: Σ|C_k|², or |g|² + |g_s|² of equal rows."""
@@ -110,3 +109,15 @@ class Parts(NamedTuple):
         squared = loss_divisor**2
         layout = weighted_rows(sizes, weights)
         return layout._replace(small_scale=squared, big_scale=squared)
+
+
+def _apart(weights: Tensor) -> Tensor:
+    """The share of the products of two different parts in (Σw)²."""
+    return 1 - weights.square().sum() / weights.sum().square()
+
+
+@lru_cache
+def _fewest_live(rows: int) -> int:
+    """The fewest rows with a loss, of so many, by which halves do not mislead."""
+    n = torch.arange(rows + 1.0)
+    return int((~((1 - n / n.square()) * (1 + LARGEST_ERROR) >= 1 - n[-1] / n[-1].square())).sum())

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-import torch
 from torch import Tensor
 
-from noisescale.collectors.squared_norms import squared_norm
+from noisescale.collectors.squared_norms import squared_norm, sums_of
 
 FACTOR = 0.5
 """That of all rows."""
@@ -37,13 +36,14 @@ class Proof:
 
     def take_halved(self, index: int, gradient: Tensor) -> None:
         """Keep a gradient of the pass with the factor ½: see `row_pass`."""
-        self._halved[index] = gradient.detach().clone()
+        self._halved[index] = gradient.detach()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
         """Compare it with the gradient of the training's own pass, and release it."""
         if index in self._left_out:
             return
-        self._seen_twice |= index in self._totals
+        if index in self._totals:
+            self._seen_twice = True
         half = FACTOR * gradient.detach()
         halved = self._halved.pop(index, None)
         self._totals[index] = _sq_norm(half)
@@ -58,10 +58,9 @@ class Proof:
         """The error as a share of |g/2|², read from the device; NaN if it is not known."""
         if not self._totals or self._seen_twice:
             return math.nan
-        errors, totals = (
-            float(torch.stack(list(some.values())).sum(dtype=torch.float64))
-            for some in (self._errors, self._totals)
-        )
+        device = next(iter(self._totals.values())).device
+        both = [list(some.values()) for some in (self._errors, self._totals)]
+        errors, totals = sums_of(both, device=device).tolist()
         return errors / totals if 0 < totals < math.inf and errors < math.inf else math.nan
 
     def worst(self) -> str:

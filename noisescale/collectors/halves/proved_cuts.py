@@ -13,8 +13,9 @@ from torch.autograd.graph import GradientEdge
 
 from noisescale.batches.batch_counter import sequence_first_in
 from noisescale.batches.row_groups import RowGroups
+from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.halves.apart import RowsApart
+from noisescale.collectors.halves.apart import Derived, RowsApart
 from noisescale.collectors.halves.calls import ModuleCalls
 from noisescale.collectors.halves.cut import Cut, CutEdge, Pattern, find_again, find_cut
 from noisescale.collectors.halves.graph import Graph, Output
@@ -23,11 +24,13 @@ from noisescale.collectors.halves.row_pass import random_numbers_kept, row_pass
 from noisescale.collectors.halves.upset import (
     Buffers,
     ChangingHooks,
-    SavedTensors,
+    Restored,
+    Values,
     hooks_of_modules,
     hooks_of_tensors,
     retained_gradients_kept,
     silenced,
+    values_saved_in,
 )
 from noisescale.guard import RefusalError, WarnOnce
 
@@ -63,6 +66,14 @@ class _Proving(NamedTuple):
     changing: ChangingHooks
     once: bool
     """Whether the kind ensures that the cut holds again: no other parameter is reached past it."""
+
+
+class _Restored(NamedTuple):
+    """What has been restored after passes of ours."""
+
+    saved: list[Restored]
+    """Of what Functions save, by their names."""
+    buffers: list[Restored]
 
 
 class ProvedCuts:
@@ -103,9 +114,9 @@ class ProvedCuts:
         self._calls.forget()
 
     @contextmanager
-    def nothing_else_changed(self, *, first: bool = False) -> Iterator[None]:
+    def nothing_else_changed(self) -> Iterator[None]:
         """Have a block with a pass leave buffers (see `Buffers`) and retained gradients alone."""
-        with self._buffers.kept(first=first), retained_gradients_kept():
+        with self._buffers.kept(), retained_gradients_kept():
             yield
 
     def find(
@@ -164,12 +175,17 @@ class ProvedCuts:
         self._tell_of_positions(graph, cut, rows)
         left_out = self._few_past(graph, cut)
         self._leave_out(left_out)
-        if not self._apart.is_derived(kind):
-            with self._a_pass_more(graph, gradient.device):
-                meeting = self._apart.by_derivatives(graph, cut, rows, groups, gradient, kind)
-            self._refuse(kind, meeting)
         proof = Proof(self._norms.names, left_out)
-        self._take_halved(proof, graph, cut, loss, gradient, rows)
+        derived, restored = Derived([]), _Restored([], [])
+        if not self._apart.is_derived(kind):
+            with self._a_pass_more(graph, restored):
+                derived = self._apart.by_derivatives(graph, cut, rows, groups, gradient)
+        with self._a_pass_more(graph, restored):
+            factors, parameters = torch.full((rows,), FACTOR), self._norms.parameters
+            row_pass(loss, gradient, cut.edges, factors, parameters, proof.take_halved)
+        if shares := self._read(restored, derived.shares):
+            in_network, in_loss = shares
+            self._refuse(kind, derived.meeting or self._apart.found(in_network, in_loss, kind))
         once = len(left_out) == len(cut.outside)
         changing = ChangingHooks(hooks_of_tensors(self._norms.parameters))
         self._proving = _Proving(proof, kind, left_out, changing, once)
@@ -196,31 +212,20 @@ class ProvedCuts:
             if i in self._few and id(self._norms.parameters[i]) not in through
         )
 
-    def _take_halved(
-        self, proof: Proof, graph: Graph, cut: Cut, loss: GradientEdge, gradient: Tensor, rows: int
-    ) -> None:
-        """Go back once with the factor ½ at the cut, and show the proof the gradients."""
-        with self._a_pass_more(graph, gradient.device):
-            row_pass(
-                loss,
-                gradient,
-                cut.edges,
-                torch.full((rows,), FACTOR, device=gradient.device),
-                self._norms.parameters,
-                proof.take_halved,
-            )
-
     @contextmanager
-    def _a_pass_more(self, graph: Graph, device: torch.device) -> Iterator[None]:
+    def _a_pass_more(self, graph: Graph, restored: _Restored) -> Iterator[None]:
         """Leave everything as it is in a block with passes, and refuse where that cannot be."""
+        buffers = self._buffers.values()
         with (
-            self.nothing_else_changed(first=True),
+            retained_gradients_kept(),
             silenced(hooks_of_tensors(self._norms.parameters)),
-            random_numbers_kept(device),
-            SavedTensors(graph).restored() as changed,  # checkpoints go forward to be read
+            random_numbers_kept({p.device for p in self._norms.parameters}),
         ):
+            saved = Values([])
             try:
-                yield
+                saved = values_saved_in(graph)  # checkpoints go forward to be read
+                with saved.uncounted():
+                    yield
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -231,11 +236,26 @@ class ProvedCuts:
                     " `torch._functorch.config.donated_buffer = False`, set before it is compiled."
                     + INSTEAD
                 ) from error
+            finally:
+                restored.saved.extend(saved.restore())
+                restored.buffers.extend(buffers.restore())
+
+    def _read(self, restored: _Restored, shares: Sequence[Tensor]) -> list[float]:
+        """Return numbers of the device, and note what passes had changed: the host waits once.
+
+        Raises:
+            RefusalError: If that is what Functions save.
+        """
+        tensors = [one.differed for one in (*restored.saved, *restored.buffers)]
+        numbers = iter([one for (one,) in read([*tensors, *shares])])
+        changed = {one.name for one in restored.saved if next(numbers)}
+        self._buffers.written |= {one.name for one in restored.buffers if next(numbers)}
         if changed:
             raise RefusalError(
                 "`model` must not change what its Functions save for the backward pass, as a"
-                f" measured step has two passes, got {', '.join(sorted(set(changed)))}." + INSTEAD
+                f" measured step has two passes, got {', '.join(sorted(changed))}." + INSTEAD
             )
+        return list(numbers)
 
     def compare(self, index: int, gradient: Tensor) -> None:
         """Receive a gradient of the training's own pass, if a cut is being proved."""

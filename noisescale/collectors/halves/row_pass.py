@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -16,14 +16,15 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import Parameter
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.halves.cut import CutEdge
-from noisescale.collectors.halves.graph import Node
+from noisescale.collectors.halves.graph import Node, device_behind
 from noisescale.collectors.halves.upset import hooks_of_tensors, silenced
 from noisescale.collectors.own_pass import own_pass
 
 
-def signs(parts: int, draw: int, device: torch.device, groups: RowGroups | None = None) -> Tensor:
-    """Return +1 for a random half of the parts and -1 for the other; 0 for an odd part.
+def signs(parts: int, draw: int, groups: RowGroups | None = None) -> Tensor:
+    """Return +1 for a random half of the parts and -1 for the other; 0 for an odd part. On CPU.
 
     Parts are rows, or `groups` of rows: then each row has the sign of its group. The same `draw`
     gives the same halves.
@@ -32,8 +33,7 @@ def signs(parts: int, draw: int, device: torch.device, groups: RowGroups | None 
     sizes = [half, half, parts - 2 * half]
     ordered = np.repeat(np.array([1.0, -1.0, 0.0], dtype=np.float32), sizes)
     drawn = torch.from_numpy(np.random.default_rng(draw).permutation(ordered))
-    of_rows = drawn if groups is None else drawn[groups.of_rows]
-    return of_rows.to(device, non_blocking=True)
+    return drawn if groups is None else drawn[groups.of_rows]
 
 
 def row_pass(
@@ -54,36 +54,61 @@ def row_pass(
         loss: What the pass starts from.
         gradient: The gradient that the pass starts with.
         edges: The cut.
-        factors: Shape (rows,).
+        factors: Shape (rows,), on the CPU.
         parameters: The parameters whose gradients are wanted.
         on_gradient: Called in hooks with an index and a gradient, which is gone after the call.
         live: Receives for each edge which rows have a gradient there that is not zero.
     """
     rows = len(factors)
     wanted = [i for i, p in enumerate(parameters) if p.requires_grad]
-    factor_of = {
-        repeats: factors if repeats == 1 else factors.repeat_interleave(repeats)
-        for repeats in {edge.repeats for edge in edges}
-    }
-    cut: dict[Node, dict[int, Tensor]] = {}
+    devices = {gradient.device, *(parameters[i].device for i in wanted)}
+    factors_of: dict[tuple[int, bool], _Factors] = {}
+    cut: dict[Node, dict[int, _Factors]] = {}
     for edge in edges:
-        cut.setdefault(edge.node, {})[edge.position] = factor_of[edge.repeats]
+        near = edge.node is None or device_behind(edge.node, edge.position) == gradient.device
+        if (kind := (edge.repeats, near)) not in factors_of:
+            device = gradient.device if near else None
+            factors_of[kind] = _Factors(factors, edge.repeats, device)
+        cut.setdefault(edge.node, {})[edge.position] = factors_of[kind]
     for factor in cut.pop(None, {}).values():  # the pass starts with rows
-        gradient = _noted(live, rows, _scaled(gradient, factor), gradient)
-    with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(factors.device):
+        gradient = _noted(live, rows, factor.times(gradient), gradient)
+    with ExitStack() as held, torch.no_grad(), own_pass(), random_numbers_kept(devices):
         held.enter_context(silenced(hooks_of_tensors(parameters)))
         for node, at in cut.items():
             held.callback(node.register_hook(partial(_scale_rows, at, live, rows)).remove)
+        zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         for index in wanted:
-            hook = partial(_show, on_gradient, index)
+            hook = partial(_show, on_gradient, index, zeros)
             held.callback(parameters[index].register_hook(hook).remove)
         torch.autograd.grad(
             loss, [parameters[i] for i in wanted], gradient, retain_graph=True, allow_unused=True
         )
 
 
+class _Factors:
+    """A factor on each row of a gradient.
+
+    Args:
+        of_examples: On the CPU.
+        repeats: Rows for each example.
+        device: Where the gradient is, if the pass starts there. In a model on several devices it
+            may be elsewhere: then it is None, and factors are copied when the gradient comes, on
+            the stream that it comes on.
+    """
+
+    def __init__(self, of_examples: Tensor, repeats: int, device: torch.device | None) -> None:
+        of_rows = of_examples if repeats == 1 else of_examples.repeat_interleave(repeats)
+        self._of_rows = of_rows if device is None else to_device(of_rows, device)
+
+    def times(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with its rows multiplied."""
+        factor = to_device(self._of_rows, gradient.device)
+        shape = (-1, *[1] * (gradient.dim() - 1))
+        return gradient * factor.to(gradient.dtype).reshape(shape)
+
+
 def _scale_rows(
-    at: dict[int, Tensor],
+    at: dict[int, _Factors],
     live: list[Tensor] | None,
     rows: int,
     inputs: tuple[Tensor | None, ...],
@@ -92,7 +117,7 @@ def _scale_rows(
     return tuple(
         gradient
         if gradient is None or position not in at
-        else _noted(live, rows, _scaled(gradient, at[position]), gradient)
+        else _noted(live, rows, at[position].times(gradient), gradient)
         for position, gradient in enumerate(inputs)
     )
 
@@ -105,30 +130,33 @@ def _noted(live: list[Tensor] | None, rows: int, scaled: Tensor, gradient: Tenso
     return scaled
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    shape = (-1, *[1] * (gradient.dim() - 1))
-    return gradient * factor.to(gradient.dtype).reshape(shape)
-
-
 def _show(
-    on_gradient: Callable[[int, Tensor], None], index: int, gradient: Tensor
+    on_gradient: Callable[[int, Tensor], None],
+    index: int,
+    zeros: dict[tuple[torch.device, torch.dtype], Tensor],
+    gradient: Tensor,
 ) -> Tensor | None:
     on_gradient(index, gradient)
     if gradient.layout is not torch.strided:
         return None
-    return gradient.new_zeros(()).expand_as(gradient)
+    kind = gradient.device, gradient.dtype
+    zero = zeros.get(kind)
+    if zero is None:
+        zero = zeros[kind] = gradient.new_zeros(())
+    return zero.expand_as(gradient)
 
 
 @contextmanager
-def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Restore the random number generators after a block."""
+def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Restore the random number generators of the CPU and of devices after a block."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    modules = {d: torch.get_device_module(d) for d in devices if d.type not in ("cpu", "meta")}
+    of_devices = {device: module.get_rng_state(device) for device, module in modules.items()}
     try:
         yield
     finally:
         torch.set_rng_state(of_torch)
         np.random.set_state(of_numpy)
         random.setstate(of_python)
-        if of_device is not None:
-            torch.cuda.set_rng_state(of_device, device)
+        for device, state in of_devices.items():
+            modules[device].set_rng_state(state, device)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,62 +25,81 @@ from noisescale.collectors.own_pass import measuring
 _OURS = __name__.partition(".")[0]
 
 
+class Restored(NamedTuple):
+    """A tensor that has been restored after a block with passes."""
+
+    name: str
+    differed: Tensor
+    """Whether the block had changed it, shape (1,)."""
+
+
+class Values:
+    """The values of tensors before a block with passes.
+
+    Args:
+        named: The tensors and their names.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self._before = [(n, one, one.detach().clone()) for n, one in named if _counts(one)]
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Have autograd not see what a block writes to them."""
+        with ExitStack() as versions:
+            for _, tensor, _ in self._before:
+                versions.enter_context(_unsafe_preserve_version_counter(tensor))
+            yield
+
+    def restore(self) -> list[Restored]:
+        """Restore them. The host does not wait to know which ones differ: it is on the device."""
+        restored = []
+        for name, tensor, value in self._before:
+            differs = _differ(tensor, value)
+            if not differs.is_cpu or bool(differs):
+                if _is_shorter(tensor, value):
+                    tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
+                tensor.data.copy_(value)  # which does not count as a write
+            restored.append(Restored(name, differs))
+        return restored
+
+
 class Buffers:
     """The buffers that a backward pass writes to, as checkpointing runs forward again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._written: set[str] = set()
+        self.written: set[str] = set()
+        """Those that passes have been seen to write to."""
+
+    def values(self) -> Values:
+        """Return the values of all buffers."""
+        return Values(self._model.named_buffers())
 
     @contextmanager
-    def kept(self, *, first: bool) -> Iterator[None]:
-        """Restore the buffers after a block. `first`: find out which ones the block writes to."""
-        buffers = dict(self._model.named_buffers())
-        names = set(buffers if first else self._written).intersection(buffers)
-        before = {n: (b, b.detach().clone()) for n in names if _counts(b := buffers[n])}
+    def kept(self) -> Iterator[None]:
+        """Restore after a block those that passes write to."""
+        named = self._model.named_buffers() if self.written else ()
+        before = [(b, b.detach().clone()) for n, b in named if n in self.written and _counts(b)]
         try:
             yield
         finally:
-            if first:  # by value: BatchNorm does not count its writes
-                self._written |= {n for n, (b, value) in before.items() if not _same(b, value)}
-            for name in self._written.intersection(before):
-                buffer, value = before[name]
-                with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
-                    buffer.copy_(value)
+            for buffer, value in before:
+                buffer.data.copy_(value)
 
 
-class SavedTensors:
-    """The tensors that Functions written in Python save for their backward pass.
+def values_saved_in(graph: Graph) -> Values:
+    """Return the values of tensors that Functions written in Python save for their backward pass.
 
     torch's own functions do not change what they save. A Function that changes or frees it would
-    break the training's backward pass.
+    break the training's backward pass. The names are those of the Functions.
     """
-
-    def __init__(self, graph: Graph) -> None:
-        self._kept = [
-            (node, tensor, tensor.detach().clone())
-            for node in graph.nodes
-            if issubclass(type(node), BackwardCFunction)
-            for tensor in _saved_by(node)
-            if _counts(tensor)
-        ]
-
-    @contextmanager
-    def restored(self) -> Iterator[list[str]]:
-        """Restore what a block changes. After the block, the list has the Functions that did."""
-        changed: list[str] = []
-        with ExitStack() as versions:
-            for _, tensor, _ in self._kept:
-                versions.enter_context(_unsafe_preserve_version_counter(tensor))
-            try:
-                yield changed
-            finally:
-                for node, tensor, value in self._kept:
-                    if not _same(tensor, value):
-                        changed.append(node.name().removesuffix("Backward"))
-                        if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
-                            tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
-                        tensor.data.copy_(value)
+    return Values(
+        (node.name().removesuffix("Backward"), tensor)
+        for node in graph.nodes
+        if issubclass(type(node), BackwardCFunction)
+        for tensor in _saved_by(node)
+    )
 
 
 _noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -253,9 +272,14 @@ def _counts(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
-def _same(tensor: Tensor, value: Tensor) -> bool:
-    """Whether the bits are the same: NaN is NaN."""
-    if tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes():
-        return False
+def _differ(tensor: Tensor, value: Tensor) -> Tensor:
+    """Whether bits differ, shape (1,): NaN is NaN."""
+    if _is_shorter(tensor, value):
+        return torch.ones(1, dtype=torch.bool)
     ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
-    return bool(torch.equal(ours, theirs))
+    return (ours != theirs).any().view(1)
+
+
+def _is_shorter(tensor: Tensor, value: Tensor) -> bool:
+    """Whether its memory has been freed."""
+    return tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes()

@@ -44,13 +44,14 @@ from noisescale.collectors.per_example.exclusions import (
 from noisescale.collectors.per_example.hooks import LayerHooks, Use
 from noisescale.collectors.per_example.layers import Layer
 from noisescale.collectors.per_example.probe import Probe
+from noisescale.collectors.rows.step_rows import Unread
 from noisescale.collectors.rows.window_layout import (
     Weight,
     WindowLayout,
     each_example,
     weighted_examples,
 )
-from noisescale.collectors.squared_norms import wide_dtype
+from noisescale.collectors.squared_norms import sums_of
 from noisescale.guard import WarnOnce, keeps_errors
 
 Layers = Literal["all", "normalization"]
@@ -111,7 +112,7 @@ class PerExampleCollector(Collector):
         self._left_out: list[Parameter] = []
         self._place = {index: index for index in range(len(parameters))}
         """Where the parameters are among those that are measured."""
-        self._coverage = Coverage(self.device)
+        self._coverage = Coverage()
         self._found: dict[str, Any] = {}
         self._hooks = LayerHooks(self._on_output_gradient, self._is_constant)
         self._hooks.install(self._layers)
@@ -124,6 +125,11 @@ class PerExampleCollector(Collector):
     def coverage(self) -> float:
         """Share of |g|² that is of measured parameters. Reads the device."""
         return self._coverage.share()
+
+    @property
+    def beside_rows(self) -> Sequence[Unread]:
+        """The coverage."""
+        return (self._coverage,)
 
     @property
     def _in_pieces(self) -> bool:
@@ -164,7 +170,7 @@ class PerExampleCollector(Collector):
         if not self._passes or any(one.rows is None or not one.reliable for one in self._passes):
             return None
         if self._left_out:
-            self._coverage.add(self.norms.parameters, self._left_out)
+            self._coverage.add(self.norms.parameters, self._left_out, device=self.device)
         return torch.stack([one.sums for one in self._passes if one.sums is not None]).sum(0)
 
     def reset(self) -> None:
@@ -210,7 +216,7 @@ class PerExampleCollector(Collector):
     def _look(self) -> None:
         self._hooks.look(self.watching)
 
-    def _is_constant(self, x: Tensor) -> bool:
+    def _is_constant(self, x: Tensor) -> bool | Tensor:
         return self._probe is not None and self._probe.is_constant(x)
 
     @keeps_errors
@@ -220,9 +226,11 @@ class PerExampleCollector(Collector):
             if self._passes and self._passes[-1].sums is None:
                 self._passes[-1].early = True
             return
-        live.reliable &= not use.over and layer not in live.layers
+        if use.over or layer in live.layers:
+            live.reliable = False
         live.layers.add(layer)
         self._average.came.update(self._place[index] for index in layer.indices.values())
+        self.norms.note_stream(d.device)
         x = use.take()
         if use.needs_input and x is None:
             live.reliable = False
@@ -258,14 +266,16 @@ class PerExampleCollector(Collector):
     def _end_pass(self, one: _Pass) -> None:
         self._live = None
         if self._probe is not None:
-            one.rows = self._probe.end_pass(one.size)
+            self._probe.end_pass(one.size, partial(setattr, one, "rows"))
+        for sq_norms in one.sq_norms:
+            self.norms.keep(sq_norms)
         one.close(self.device)
 
     def _settle(self, probe: Probe) -> None:
         """Leave out what the probe found to be inexact, on any rank; say so once."""
         if self._agreed is None:
             failed = self.failed or self._hooks.failed or probe.failed
-            self._agreed = probe.verdicts(self.group, conclusive=not failed)
+            self._agreed = probe.verdicts(self.group, self.device, conclusive=not failed)
         self._raise_errors_of_hooks()
         if self._agreed is not None:
             self._leave_out(probe, self._agreed)
@@ -314,10 +324,7 @@ class _Pass:
 
     def close(self, device: torch.device) -> None:
         """Sum up over examples."""
-        dtype = wide_dtype(device)
-        zero = torch.zeros((), dtype=dtype, device=device)
-        sums = [torch.cat(some).sum(dtype=dtype) if some else zero for some in self.sq_norms]
-        self.sums = torch.stack(sums).mul_(self.rows or 0)
+        self.sums = sums_of(self.sq_norms, device=device).mul_(self.rows or 0)
         if device.type == "cpu":
             # Elsewhere they are kept until the step is over: a layer's own stream, on which they
             # were made, could have their memory again while this one still reads it.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from noisescale.collectors.squared_norms import squared_norm, wide_dtype
+from noisescale.batches.to_device import to_device
+from noisescale.collectors.squared_norms import squared_norm
 
 LEAST_COVERAGE = 0.9
 """The least share of |g|² from which the noise scale counts as that of the whole gradient.
@@ -24,31 +25,46 @@ _DECAY = 0.99  # a step's; the share changes slowly
 class Coverage:
     """The share of |g|² in measured parameters, averaged over some hundred steps."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=wide_dtype(device), device=device)
+    def __init__(self) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._read: list[float] | None = [0.0, 0.0]
+        """What is in them, if that is known."""
 
-    def add(self, measured: Sequence[Parameter], left_out: Sequence[Parameter]) -> None:
+    def add(
+        self, measured: Sequence[Parameter], left_out: Sequence[Parameter], *, device: torch.device
+    ) -> None:
         """Add a step, on the device, from `p.grad`."""
         with torch.no_grad():
-            parts = [self._sq_norm(parameters) for parameters in (measured, left_out)]
+            parts = [
+                squared_norm([p.grad for p in some if p.grad is not None], device=device)
+                for some in (measured, left_out)
+            ]
             # Steps count alike, whatever the scale of their losses.
             step = torch.stack(parts)
             step = torch.nan_to_num(step / step.sum(), 0.0, 0.0, 0.0)
-            self._sums = self._sums * _DECAY + step
+            self._sums = to_device(self._sums, device, step.dtype) * _DECAY + step
+            self._read = None
+
+    def unread(self) -> list[Tensor]:
+        """Return the sums, if steps were added since they were read."""
+        return [self._sums] if self._read is None else []
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive the sums."""
+        for sums in numbers:
+            self._read = list(sums)
 
     def share(self) -> float:
-        """Read the share from the device; 1 before the first step."""
-        measured, left_out = self._sums.tolist()
-        return float(measured / (measured + left_out)) if measured + left_out else 1.0
+        """Return the share, read from the device unless it has been; 1 before the first step."""
+        measured, left_out = self.state_dict()
+        return measured / (measured + left_out) if measured + left_out else 1.0
 
     def state_dict(self) -> list[float]:
         """Return what `load_state_dict` needs."""
-        return [float(x) for x in self._sums.tolist()]
+        if self._read is None:
+            self._read = self._sums.tolist()
+        return list(self._read)
 
     def load_state_dict(self, sums: Sequence[float]) -> None:
         """Continue from a `state_dict`."""
-        self._sums = self._sums.new_tensor(sums)
-
-    def _sq_norm(self, parameters: Sequence[Parameter]) -> Tensor:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return squared_norm(gradients, device=self._sums.device).to(self._sums.dtype)
+        self._sums, self._read = self._sums.new_tensor(sums), list(sums)

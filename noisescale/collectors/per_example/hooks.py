@@ -35,7 +35,7 @@ class Use:
     layer: Layer
     names: list[str]
     """Which of its parameters were trained at the time."""
-    constant: bool
+    constant: bool | Tensor
     """What `LayerHooks.is_constant` said of its input."""
     statistics: Statistics | None
     """See `Layer.statistics`."""
@@ -78,7 +78,7 @@ class LayerHooks(HookErrors):
     def __init__(
         self,
         on_output_gradient: Callable[[Use, Tensor], None],
-        is_constant: Callable[[Tensor], bool],
+        is_constant: Callable[[Tensor], bool | Tensor],
     ) -> None:
         self._watching = True
         self._on_output_gradient = on_output_gradient

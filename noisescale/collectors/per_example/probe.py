@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from noisescale.batches.to_device import to_device
+from noisescale.collectors.devices import read
 from noisescale.collectors.per_example.exclusions import LOOKS, Verdict
 from noisescale.collectors.per_example.hooks import Use
 from noisescale.collectors.per_example.layers import Layer
@@ -41,8 +43,16 @@ class Seen(NamedTuple):
     """Of the gradient of its output."""
     positions: int
     """Rows of features in it, examples · positions; 0 where features are not the last."""
-    constant: bool
-    """Whether its input is no data."""
+    constant: bool | Tensor
+    """Whether its input is no data; shape (1,) until that is read."""
+
+
+class _Ended(NamedTuple):
+    """A backward pass whose rows are to be told."""
+
+    size: float
+    seen: list[Seen]
+    take_rows: Callable[[int | None], object]
 
 
 class Probe(HookErrors):
@@ -80,6 +90,7 @@ class Probe(HookErrors):
         self._error = None
         self._found: dict[int, Verdict] = {}
         self._checks: list[tuple[int, float, Tensor]] = []
+        self._ended: list[_Ended] = []
         self._any_gradient = False
         self.begin_pass(live=False)
 
@@ -89,8 +100,11 @@ class Probe(HookErrors):
         self._seen: list[Seen] = []
         self._awaited: dict[int, tuple[Tensor, Tensor, float]] = {}
 
-    def is_constant(self, x: Tensor) -> bool:
-        """Whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ..."""
+    def is_constant(self, x: Tensor) -> bool | Tensor:
+        """Whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ...
+
+        Shape (1,) where only the device knows.
+        """
         return _address(x) in self._constants or _counts_up(x)
 
     def on_output(self, use: Use, x: Tensor | None, d: Tensor) -> None:
@@ -136,40 +150,37 @@ class Probe(HookErrors):
             for kept in (total, spread):
                 kept.record_stream(torch.accelerator.current_stream(kept.device))
 
-    def end_pass(self, size: float) -> int | None:
-        """Return the number of rows in the pass, or None; see `batch_rows`."""
-        rows = batch_rows(size, self._seen)
-        for seen in self._seen:
-            if seen.constant or seen.shape[0] != rows:
-                for index in seen.layer.indices.values():
-                    self._judge(index, Verdict.NOT_BATCH_FIRST)
+    def end_pass(self, size: float, take_rows: Callable[[int | None], object]) -> None:
+        """End a pass of that size. `verdicts` tells its rows, or None: see `batch_rows`."""
+        self._ended.append(_Ended(size, self._seen, take_rows))
         for index in self._awaited:
             self._judge(index, Verdict.USED_ELSEWHERE)
         self.begin_pass(live=False)
-        return rows
 
     def verdicts(
-        self, group: dist.ProcessGroup | None, *, conclusive: bool = True
+        self, group: dist.ProcessGroup | None, device: torch.device, *, conclusive: bool = True
     ) -> list[Verdict] | None:
         """Return the verdicts that all ranks agree on; None: look at another step.
 
-        This runs one collective and waits for the device. A step with infinite gradients (from a
-        loss scale that is still too large) gives no verdict. A step in which a parameter's gradient
-        is zero on all ranks gives no verdict on that parameter.
+        This waits for the device, and among ranks runs one collective and waits again. A step with
+        infinite gradients (from a loss scale that is still too large) gives no verdict. A step in
+        which a parameter's gradient is zero on all ranks gives no verdict on that parameter.
 
         Args:
             group: The ranks; None: one process.
+            device: One that the group reduces on.
             conclusive: Whether this rank has seen the whole step.
         """
         votes = [True, *self._before, *self._compared]
         try:
             votes = self._votes(conclusive)
         finally:  # the other ranks wait for this one's votes, whatever became of them
-            votes_of_all = torch.tensor(votes, device=self._parameters[0].device)
             if group is not None:
+                votes_of_all = to_device(torch.tensor(votes), device)
                 dist.all_reduce(votes_of_all, dist.ReduceOp.MAX, group)
+                votes = votes_of_all.tolist()
             self.begin_step()
-        inconclusive, *rest = votes_of_all.tolist()
+        inconclusive, *rest = votes
         if inconclusive:
             return None
         agreed = [Verdict(v) for v in rest[: len(self._before)]]
@@ -192,7 +203,23 @@ class Probe(HookErrors):
     def _votes(self, conclusive: bool) -> list[int]:
         """Return whether the step says nothing, a verdict and whether it was compared for each."""
         conclusive &= self._any_gradient
-        checks = torch.stack([c for *_, c in self._checks]).tolist() if self._checks else []
+        unknown = [
+            seen.constant
+            for one in self._ended
+            for seen in one.seen
+            if isinstance(seen.constant, Tensor)
+        ]
+        numbers = read([*unknown, *(check for *_, check in self._checks)])
+        constant = iter(numbers[: len(unknown)])
+        for one in self._ended:
+            known = [
+                seen._replace(constant=bool(next(constant)[0]))
+                if isinstance(seen.constant, Tensor)
+                else seen
+                for seen in one.seen
+            ]
+            self._end(one._replace(seen=known))
+        checks = numbers[len(unknown) :]
         checked = set()
         compared = list(self._compared)
         for (index, noise, _), (off, norm, spread) in zip(self._checks, checks, strict=True):
@@ -206,6 +233,15 @@ class Probe(HookErrors):
                 self._judge(index, Verdict.NO_GRADIENT)
         found = [max(v, self._found.get(i, v)) for i, v in enumerate(self._before)]
         return [not conclusive, *found, *compared]
+
+    def _end(self, one: _Ended) -> None:
+        """Judge what has no rows in front in a pass, and tell its rows."""
+        rows = batch_rows(one.size, one.seen)
+        for seen in one.seen:
+            if seen.constant or seen.shape[0] != rows:
+                for index in seen.layer.indices.values():
+                    self._judge(index, Verdict.NOT_BATCH_FIRST)
+        one.take_rows(rows)
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -246,8 +282,9 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _counts_up(x: Tensor) -> bool:
-    """Whether x is `arange`, as the positions of an embedding are. Waits for the device."""
+def _counts_up(x: Tensor) -> bool | Tensor:
+    """Whether x is `arange`, as the positions of an embedding are; shape (1,) on a device."""
     if x.is_floating_point() or x.is_complex() or x.dim() != 1 or len(x) < 2:
         return False
-    return torch.equal(x, torch.arange(len(x), device=x.device, dtype=x.dtype))
+    counts = (x == torch.arange(len(x), device=x.device, dtype=x.dtype)).all()
+    return bool(counts) if x.is_cpu else counts.view(1)

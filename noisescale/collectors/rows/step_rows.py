@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.batches.to_device import to_device
 from noisescale.collectives import let_stream_wait
 from noisescale.collectors.changes import UNTOUCHED, Changes, ReducedChanges
+from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
@@ -63,6 +65,16 @@ class _Waiting(NamedTuple):
             return work is None or bool(work.wait())
         except RuntimeError:  # completed by failing
             return False
+
+
+class Unread(Protocol):
+    """Numbers on the device that the host reads together with rows."""
+
+    def unread(self) -> Sequence[Tensor]:
+        """Return them, as vectors."""
+
+    def take(self, numbers: Sequence[Sequence[float]]) -> None:
+        """Receive what is in the vectors."""
 
 
 class StepRows:
@@ -135,35 +147,45 @@ class StepRows:
         counts: tuple[float, float],
         changes: Changes,
     ) -> Tensor:
+        examples, unmeasured_examples = counts
         if big is None:
             entries, device = self._none
             big = torch.full((entries,), math.nan, dtype=wide_dtype(device), device=device)
         if small is None:
             small = torch.full_like(big, math.nan)
+        changed = [] if changes.sq_norms is None else [changes.sq_norms.to(big)]
         numbers = (
+            *(0.0, 0.0, 0.0),  # without `changed`
             layout.inverse_part_size,
             layout.inverse_size,
             layout.part_weight,
             layout.total_weight,
             layout.over_step,
-            *counts,
+            examples,
             float(changes.gone),
             float(changes.in_pieces),
         )
-        changed = big.new_zeros(3) if changes.sq_norms is None else changes.sq_norms.to(big)
         if layout.small_scale != 1:
             small = small * layout.small_scale
         if layout.big_scale != 1:
             big = big * layout.big_scale
-            changed = changed * layout.big_scale
-        return torch.cat([small, big, changed, self._on_device(numbers, big)])
+            changed = [x * layout.big_scale for x in changed]
+        # This one number changes at every step: filled in, it takes no copy of the others.
+        unmeasured = big.new_full((1,), unmeasured_examples)
+        rest = self._on_device(numbers, big)
+        if changed:
+            rest = [*changed, *(rest[3:] if len(rest) > 1 else [rest[0][3:]])]
+        return torch.cat([small, big, *rest, unmeasured])
 
-    def read(self, *, without_waiting: bool = False) -> Iterator[MeasuredStep]:
+    def read(
+        self, *, without_waiting: bool = False, beside: Sequence[Unread] = ()
+    ) -> Iterator[MeasuredStep]:
         """Take all steps out, waiting for the device.
 
         Args:
             without_waiting: Take only steps that need no other rank, as an error may have ended the
                 other ranks. On an accelerator these are none: its stream may wait for a lost rank.
+            beside: What else is to be read, if there are steps to be read.
         """
         ready = (
             list(takewhile(lambda step: step.has_come, self._waiting))
@@ -174,10 +196,17 @@ class StepRows:
             if step.work is not None:
                 step.work.wait()
         self._waiting = self._waiting[len(ready) :]
-        rows = torch.stack([step.row for step in ready]).tolist() if ready else []
+        if not ready:
+            return
+        others = [one.unread() for one in beside]
+        rows = read([step.row for step in ready] + [x for some in others for x in some])
+        numbers = iter(rows[len(ready) :])
+        for one, some in zip(beside, others, strict=True):
+            one.take([next(numbers) for _ in some])
+        rows = rows[: len(ready)]
         for row, step in zip(rows, ready, strict=True):
             *sq_norms, inverse_part_sizes, inverse_sizes, weights, total = row[:-5]
-            over_step, examples, unmeasured, gone, in_pieces = row[-5:]
+            over_step, examples, gone, in_pieces, unmeasured = row[-5:]
             *norms, stale, between, within = sq_norms
             weighted = (weights, total) != (self.ranks, self.ranks)
             bad = not 0 < total < math.inf or 0 < over_step < self.ranks
@@ -223,17 +252,18 @@ class StepRows:
         """Drop what has not been read."""
         self._waiting = []
 
-    def _on_device(self, numbers: tuple[Weight, ...], like: Tensor) -> Tensor:
-        """Numbers as a tensor: those of the host are never copied synchronously."""
-        values = tuple(x for x in numbers if not isinstance(x, Tensor))
-        if len(values) < len(numbers):
-            # What the device alone knows changes at every step. Filling in a value copies none.
-            return torch.stack(
-                [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in numbers]
-            )
-        if self._constants is None or self._constants[0] != values:
-            tensor = torch.tensor(values, dtype=like.dtype)
-            if like.device.type == "cuda":
-                tensor = tensor.pin_memory().to(like.device, non_blocking=True)
-            self._constants = values, tensor.to(like.device)
-        return self._constants[1]
+    def _on_device(self, numbers: tuple[Weight, ...], like: Tensor) -> list[Tensor]:
+        """Numbers as vectors. Those of the host are copied if they are not what they were last."""
+        numbers = tuple(float(x) if not isinstance(x, Tensor) or x.is_cpu else x for x in numbers)
+        values = tuple(0.0 if isinstance(x, Tensor) else x for x in numbers)
+        known = self._constants
+        if known is None or known[0] != values or known[1].device != like.device:
+            tensor = to_device(torch.tensor(values, dtype=like.dtype), like.device)
+            self._constants = known = values, tensor
+        if not any(isinstance(x, Tensor) for x in numbers):
+            return [known[1]]
+        constants = known[1].split(1)
+        return [
+            x.to(like).view(1) if isinstance(x, Tensor) else constant
+            for x, constant in zip(numbers, constants, strict=True)
+        ]

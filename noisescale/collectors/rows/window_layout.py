@@ -91,13 +91,14 @@ def halves_of_a_batch(size: float, rows: int, loss_divisor: float) -> WindowLayo
 
 def weighted_rank(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """The rank is the part: a weighted mean over its micro-batches, as heavy as all of them."""
-    total = sum(weights)
-    return _weighted(sizes, weights, part_weight=total * total)
+    total = _sum(weights)
+    return _weighted(sizes, _squares(weights), part_weight=total * total, total_weight=total)
 
 
 def weighted_micro_batches(sizes: Sequence[float], weights: Sequence[Weight]) -> WindowLayout:
     """Every micro-batch is a part, with a weight of its own."""
-    return _weighted(sizes, weights, part_weight=sum(u * u for u in weights))
+    squares = _squares(weights)
+    return _weighted(sizes, squares, part_weight=_sum(squares), total_weight=_sum(weights))
 
 
 def weighted_examples(
@@ -116,8 +117,13 @@ def weighted_rounds(
     sizes: Sequence[float], weights: Sequence[Weight], rounds: Sequence[int]
 ) -> WindowLayout:
     """Every round is a part, as heavy as its micro-batches; `rounds`: micro-batches up to each."""
-    of_rounds = [sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
-    return _weighted(sizes, weights, part_weight=sum(u * u for u in of_rounds))
+    of_rounds = [_sum(weights[start:end]) for start, end in pairwise([0, *rounds])]
+    return _weighted(
+        sizes,
+        _squares(weights),
+        part_weight=_sum(_squares(of_rounds)),
+        total_weight=_sum(weights),
+    )
 
 
 def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
@@ -133,12 +139,21 @@ def weighted_rows(sizes: Tensor, weights: Tensor) -> WindowLayout:
 
 
 def _weighted(
-    sizes: Sequence[float], weights: Sequence[Weight], *, part_weight: Weight
+    sizes: Sequence[float], squares: Sequence[Weight], *, part_weight: Weight, total_weight: Weight
 ) -> WindowLayout:
     # With parts of weights u the mean of |g_part|², weighted by u², is E = |G|² + tr(Σ)·Σ(u²/n)/Σu²
     # and |g|² is |G|² + tr(Σ)·Σ(u²/n)/(Σu)². Within a rank Σ(u²/n) is that of the rank as well.
-    inverse = sum((u * u * (1 / n) if n else math.inf) for u, n in zip(weights, sizes, strict=True))
-    return WindowLayout(1.0, 1.0, inverse, inverse, part_weight, sum(weights))
+    inverse = _sum([uu * (1 / n) if n else math.inf for uu, n in zip(squares, sizes, strict=True)])
+    return WindowLayout(1.0, 1.0, inverse, inverse, part_weight, total_weight)
+
+
+def _squares(weights: Sequence[Weight]) -> list[Weight]:
+    return [u * u for u in weights]
+
+
+def _sum(numbers: Sequence[Weight]) -> Weight:
+    """Their sum, which on the device adds no zero."""
+    return sum(numbers[1:], start=numbers[0]) if numbers else 0.0
 
 
 def each_example(

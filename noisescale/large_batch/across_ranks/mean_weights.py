@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.large_batch.adasum.fused import as_real
 
 
@@ -78,7 +79,8 @@ def _mean_of(reals: list[Tensor], group: dist.ProcessGroup | None) -> tuple[Tens
     if ranks > 1:
         dist.all_reduce(mean, group=group)
         mean /= ranks
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in (own - mean, mean)]
+    dtype = wide_dtype(own.device)
+    norms = [torch.linalg.vector_norm(each, dtype=dtype) for each in (own - mean, mean)]
     distance, square = torch.stack(norms).square()
     distance = (distance / ranks).reshape(1)
     if ranks > 1:

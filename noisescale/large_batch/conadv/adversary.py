@@ -214,7 +214,7 @@ class ConcurrentAdversary:
             remedy = "Perturb what the model computes from them: embeddings, say."
             refuse("x", "be floating-point inputs", x.dtype, remedy, error=TypeError)
         inputs = x.detach().requires_grad_()
-        with random_numbers_kept(x.device), own_pass(), torch.enable_grad():
+        with random_numbers_kept({x.device}), own_pass(), torch.enable_grad():
             loss = loss_of(functional_call(self._model, weights, (inputs,)))
             (gradient,) = torch.autograd.grad(loss, inputs)
         with torch.no_grad():

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from noisescale.checks import checked_state
+from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.estimation.moments import GradientMoments
 from noisescale.lightning import trainer_access
 from noisescale.lightning.scheduler.accumulation import Accumulation
@@ -257,6 +258,7 @@ def _batches_taken(trainer: pl.Trainer) -> int:
 def _mean_over_ranks(value: float, trainer: pl.Trainer) -> float:
     if trainer.world_size == 1:
         return value
-    total = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
+    device = trainer.strategy.root_device
+    total = torch.full((), value, dtype=wide_dtype(device), device=device)
     dist.all_reduce(total)
     return float(total) / trainer.world_size

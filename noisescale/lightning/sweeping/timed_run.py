@@ -122,8 +122,9 @@ class TimedRun(Callback):
         self._scaled.close()
 
     def _pause(self, trainer: pl.Trainer) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()  # steps that are still under way count
+        device, accelerator = trainer.strategy.root_device, torch.accelerator.current_accelerator()
+        if accelerator is not None and device.type == accelerator.type:
+            torch.accelerator.synchronize(device)  # steps that are still under way count
         self._paused = time.perf_counter()
 
     def _look(self, trainer: pl.Trainer) -> None:

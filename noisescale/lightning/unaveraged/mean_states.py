@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.collectors.squared_norms import wide_dtype
 from noisescale.large_batch.across_ranks.wrapped_optimizer import WrappedOptimizer
 
 
@@ -32,7 +33,7 @@ def mean_of_states_(
     optimizer.load_state_dict(base)
     # On the parameter's device, where its group has a backend: Adam counts steps on the CPU.
     sums = {
-        key: torch.zeros_like(value, dtype=torch.float64, device=p.device)
+        key: torch.zeros_like(value, dtype=wide_dtype(p.device), device=p.device)
         for key, p, value in _moments(optimizer)
     }
     counts = {key: total.new_zeros(1) for key, total in sums.items()}

@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import devices
 import numpy as np
 import pytest
 import torch
@@ -171,11 +170,6 @@ class Counts(Noisy):
         return self.body(hidden)
 
 
-@pytest.mark.xfail(
-    devices.name == "fake",
-    reason="of accelerators the random state is kept for CUDA alone",
-    strict=True,
-)
 @pytest.mark.parametrize(("make", "measured_steps"), [(Noisy, 5), (Counts, 0)])
 def test_training_is_what_it_is_without(
     make: Callable[[], Noisy], measured_steps: int, device: torch.device

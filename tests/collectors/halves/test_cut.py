@@ -168,7 +168,7 @@ def test_signed_rows_give_half_the_difference_of_the_halves(make: Callable[[], G
     loss, calls = graph.loss()
     cut = graph.cut(loss, calls)
 
-    factors = signs(ROWS, 3, loss.device)
+    factors = signs(ROWS, 3)
     found = gradients(graph, cut.edges, loss, factors)
 
     halves = [[i for i in range(ROWS) if factors[i] == sign] for sign in (1, -1)]
@@ -192,7 +192,7 @@ def test_a_cut_is_found_again_in_a_graph_of_the_same_kind_alone(make: Callable[[
 
     assert again is not None
     assert [edge[1:] for edge in again] == [edge[1:] for edge in cut.edges]
-    factors = signs(ROWS, 1, loss.device)
+    factors = signs(ROWS, 1)
     first = gradients(graph, again, loss, factors)
     afresh, calls = graph.loss()
     second = gradients(graph, graph.cut(afresh, calls).edges, afresh, factors)
@@ -229,9 +229,9 @@ def test_rows_that_no_view_made_are_no_rows_of_examples() -> None:
 
 @pytest.mark.parametrize("rows", [2, 5, 16])
 def test_signs_are_of_two_halves_and_drawn_again_alike(rows: int) -> None:
-    drawn = [signs(rows, draw, torch.device("cpu")) for draw in range(40)]
+    drawn = [signs(rows, draw) for draw in range(40)]
 
     assert all(one.sum() == 0 and one.abs().sum() == rows - rows % 2 for one in drawn)
     assert len({tuple(one.tolist()) for one in drawn}) > 1
-    assert torch.equal(signs(rows, 7, torch.device("cpu")), drawn[7])
+    assert torch.equal(signs(rows, 7), drawn[7])
     assert torch.stack(drawn).mean(0).abs().max() < 0.6

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between devices: streams, and what is on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+_HAVE_STREAMS: dict[str, bool] = {}
+"""By type of device."""
+
+
+def current_stream(device: torch.device) -> torch.Stream | None:
+    """Return the stream on which a device works for this thread; None: it has no streams.
+
+    A type of device is asked for streams once. If it has none, all of its work is in one order.
+    """
+    if _HAVE_STREAMS.get(device.type, True):
+        try:
+            return torch.accelerator.current_stream(device)
+        except (RuntimeError, ValueError):  # ValueError: torch does not know it as an accelerator
+            _HAVE_STREAMS[device.type] = False
+    return None
+
+
+def keep_for(stream: torch.Stream, tensors: Iterable[Tensor]) -> None:
+    """Have the allocator reuse the memory of tensors only after a stream is done with them.
+
+    Without that it may once they are freed and the stream that they were made on goes on.
+    """
+    for tensor in tensors:
+        tensor.record_stream(stream)
+
+
+def by_device(
+    lists: Sequence[Sequence[Tensor]],
+) -> Iterator[tuple[torch.device, Sequence[Sequence[Tensor]]]]:
+    """Yield each device with what is there of some lists of tensors. The CPU comes first."""
+    indices = {x.get_device() for some in lists for x in some}
+    for index in sorted(indices):  # -1 is the CPU; a process has one type of other devices
+        there = lists
+        if len(indices) > 1:
+            there = [[x for x in some if x.get_device() == index] for some in lists]
+        yield next(x.device for some in there for x in some), there
+
+
+def read(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """Return what is in vectors. The host reads each device once."""
+    values: dict[int, list[float]] = {}
+    for _, (there,) in by_device([tensors]):
+        joined = there[0] if len(there) == 1 else torch.cat(list(there))
+        numbers = iter(joined.tolist())
+        values |= {id(x): list(islice(numbers, len(x))) for x in there}
+    return [values[id(x)] for x in tensors]
+
+
+class OnItsWay:
+    """What is in a vector, on its way to the host: copied as soon as the device has it.
+
+    Where a device has streams, the host waits for that copy, and for nothing that it has asked the
+    device to do since.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        stream = None if vector.is_cpu else current_stream(vector.device)
+        self._vector = vector if stream is None else vector.to("cpu", non_blocking=True)
+        self._copied = None if stream is None else stream.record_event()
+
+    def read(self) -> list[float]:
+        """Wait for it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        numbers: list[float] = self._vector.tolist()
+        return numbers

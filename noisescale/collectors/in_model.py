@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the parameters that are measured are still those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn import Parameter
+
+from noisescale.guard import RefusalError
+
+
+class InModel:
+    """Finds out when other parameters are put in place of measured ones.
+
+    `module.to` moves the numbers of a parameter where it can. Between some types of devices it
+    cannot, and makes another parameter. Then no gradient comes to the measured one.
+
+    Args:
+        model: The model.
+        names: Names of the measured parameters.
+        parameters: The measured parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], parameters: Sequence[Parameter]
+    ) -> None:
+        self._model = model
+        self._named = list(zip(names, parameters, strict=True))
+        self._places = self._places_now()
+
+    def check(self) -> None:
+        """Raise a RefusalError unless all measured parameters are in the model."""
+        if all(holder.get(key) is one for holder, key, one in self._places):
+            return
+        present = {id(p) for p in self._model.parameters()}
+        if missing := [name for name, p in self._named if id(p) not in present]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise RefusalError(
+                "`model` must keep the parameters that are measured, got others in place of"
+                f" {missing[0]!r}{more}. `module.to(device)` replaces parameters between some types"
+                " of devices. Make the optimizer and the meter when the model is where it is"
+                " trained."
+            )
+        self._places = self._places_now()
+
+    def _places_now(self) -> list[tuple[dict[str, Any], str, object]]:
+        """Where the parameters are, and the modules that they are in, but within TorchScript."""
+        measured = {id(p) for _, p in self._named}
+        return [
+            (holder, key, one)
+            for module in self._model.modules()
+            for holder in (module._parameters, module._modules)
+            if isinstance(holder, dict)
+            for key, one in holder.items()
+            if (isinstance(one, nn.Module) and not measured.isdisjoint(map(id, one.parameters())))
+            or id(one) in measured
+        ]

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seconds of a step, by the clock of the host or by that of an accelerator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import NamedTuple
+
+import torch
+
+from noisescale.collectors.devices import current_stream
+from noisescale.guard import WarnOnce
+
+
+class StepTimer:
+    """The mean time from one optimizer step to the next, over steps that are not measured.
+
+    Measured steps take longer, so they count only if there are no others. An interval in which
+    something else ran (validation, a checkpoint) is dropped whole. The clock is the host's.
+    """
+
+    device = torch.device("cpu")
+    """Where the steps run."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self.restart()
+
+    def step(self, *, measured: bool = False) -> None:
+        """Record that an optimizer step is taken now."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds[measured] += now - self._last
+            self._intervals[measured] += 1
+        self._last = now
+
+    def interrupt(self) -> None:
+        """Leave the current step out, as something else happens in it."""
+        self._last = None
+
+    @property
+    def mean(self) -> float:
+        """Seconds a step since the last `restart`; NaN if no step was timed."""
+        kind = self._intervals[False] == 0
+        return self._seconds[kind] / self._intervals[kind] if self._intervals[kind] else math.nan
+
+    def restart(self) -> None:
+        """Begin a new mean, with the current interval."""
+        self._seconds, self._intervals = [0.0, 0.0], [0, 0]  # plain steps, measured steps
+
+
+class _Interval(NamedTuple):
+    """From one step to the next, in the queue of a device."""
+
+    start: torch.Event
+    end: torch.Event
+    measured: bool
+
+
+_MOST_UNREAD = 64
+"""Intervals from which on those that are over are added up, if nobody asks for the mean."""
+
+
+class DeviceStepTimer(StepTimer):
+    """As `StepTimer`, by the clock of an accelerator.
+
+    The host only fills the queue of an accelerator, and waits for it where it reads something, as
+    at a log step. By the host's clock all the work that was queued by then would count as the time
+    of the step after. So each step puts an event into the queue, which the device stamps when it
+    comes to it. Stamps are read once they are there: nothing waits for the device.
+
+    Without events that have a time there is no mean, and a warning says so.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self._previous: torch.Event | None = None
+        self._unread: deque[_Interval] = deque()
+        self._has_events = True
+        self._warn = WarnOnce()
+
+    def step(self, *, measured: bool = False) -> None:
+        """Record that an optimizer step is taken now."""
+        if not self._has_events:
+            return
+        try:
+            event = torch.Event(self.device, enable_timing=True)
+            event.record(current_stream(self.device))
+            if self._previous is not None:
+                self._unread.append(_Interval(self._previous, event, measured))
+            self._previous = event
+            if len(self._unread) >= _MOST_UNREAD:
+                self._read()
+        except RuntimeError as error:
+            self._give_up(error)
+
+    def interrupt(self) -> None:
+        """Leave the current step out, as something else happens in it."""
+        self._previous = None
+
+    @property
+    def mean(self) -> float:
+        """Seconds a step since the last `restart`; NaN if no step was timed."""
+        try:
+            self._read()
+        except RuntimeError as error:
+            self._give_up(error)
+        return super().mean
+
+    def _read(self) -> None:
+        """Add up the intervals that are over."""
+        while self._unread and self._unread[0].end.query():
+            start, end, measured = self._unread.popleft()
+            self._seconds[measured] += start.elapsed_time(end) / 1000
+            self._intervals[measured] += 1
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self._has_events = False
+        self._unread.clear()
+        self.restart()
+        self._warn(
+            f"The seconds of a step are not known on this device ({self.device.type}), as torch has"
+            f" no events there that keep the time: {error}. The noise scale is measured without."
+            " `noisescale profile` times steps."
+        )
+
+
+def step_timer(device: torch.device) -> StepTimer:
+    """Return a timer of the steps on a device."""
+    return StepTimer() if device.type == "cpu" else DeviceStepTimer(device)

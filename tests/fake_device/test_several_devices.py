@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on several devices, against gradients that are taken one by one on the CPU."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from brute_force import Expected, columns_of, gradients_of_examples
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
+
+from fake_device.expectations import ROWS, expectations
+from fake_device.transfers import READ, TO_HOST, Transfers
+from noisescale import NoiseScaleMeter
+from noisescale.collectors.choosing import choose_collector
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.ddp import Phase
+from noisescale.collectors.gradient_norms import Norms, Piece
+from noisescale.collectors.loss_scale import LossScale
+from noisescale.collectors.micro_batch import MicroBatchCollector
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+
+STEPS = 4
+
+
+class Places(NamedTuple):
+    first: str
+    last: str
+    loss: str
+
+
+PLACES = {
+    "two accelerators": Places("fake:0", "fake:1", "fake:1"),
+    "two accelerators, the loss on the first": Places("fake:0", "fake:1", "fake:0"),
+    "the first layers on the CPU": Places("cpu", "fake:0", "fake:0"),
+    "the head on the CPU": Places("fake:0", "cpu", "cpu"),
+    "the head on the CPU, the loss not": Places("fake:1", "cpu", "fake:1"),
+    "the loss on the CPU": Places("fake:0", "fake:1", "cpu"),
+}
+TWO = PLACES["two accelerators"]
+
+
+class Split(nn.Module):
+    """Layers on two devices; in the first ones rows are moved on behind a layer."""
+
+    def __init__(self, places: Places | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.places = places or Places("cpu", "cpu", "cpu")
+        self.first = nn.Linear(FEATURES, 7).to(self.places.first)
+        self.norm = nn.LayerNorm(7).to(self.places.first)
+        self.last = nn.Linear(7, OUTPUTS).to(self.places.last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x.to(self.places.first))).tanh()
+        return self.last(h.to(self.places.last))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return half_squares(self(x).to(self.places.loss), y.to(self.places.loss))
+
+
+@pytest.fixture(autouse=True)
+def small_parameters_are_kept_and_large_ones_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisescale.collectors.captured._LARGE_BYTES", 100)
+    monkeypatch.setattr("noisescale.collectors.captured._MOST_BYTES_KEPT", 50)
+
+
+def measured(model: Split, collector: Collector, step: int, rows: tuple[int, ...]) -> MeasuredStep:
+    """One step, of micro-batches of so many rows."""
+    model.zero_grad()
+    for micro, n in enumerate(rows):
+        loss = model.loss(*batch(step, 0, micro, n)) / len(rows)
+        collector.expect(rows=n, last=micro == len(rows) - 1)
+        collector.check_next_passes(True)
+        collector.before_backward(loss, n)
+        loss.backward()
+    small, changes = collector.small_sq_norms(), collector.changes
+    queue = StepRows(collector.norms, collector.group)
+    layout = collector.layout(rows, len(rows))
+    counts: dict[str, Any] = {"examples": sum(rows), "unmeasured_examples": 0}
+    queue.add(
+        small, collector.big_sq_norms(), layout, unmeasured_steps=0, changes=changes, **counts
+    )
+    (found,) = queue.read()
+    collector.reset()
+    return found
+
+
+def agree(got: StepNorms, wanted: list[Expected]) -> bool:
+    return any(got[:4] == pytest.approx(tuple(want), rel=1e-5) for want in wanted)
+
+
+@pytest.mark.parametrize("way", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
+    place: str, way: str
+) -> None:
+    model = Split(PLACES[place])
+    groups = {"first": "^first", "last": "^last"}
+    collector = choose_collector(model, small_batch=way, groups=groups)  # type: ignore[arg-type]
+
+    steps = [measured(model, collector, step, ROWS[way]) for step in range(STEPS)]
+
+    for step in range(1 if way == "example" else 0, STEPS):  # the first is a probe
+        got, names = steps[step], [n for n, _ in model.named_parameters()]
+        assert agree(got.norms, expectations(Split(), way, step))
+        for entry, group in enumerate(("first", "last", "norm")):
+            columns = columns_of(Split(), [n for n in names if n.startswith(group)].__contains__)
+            assert agree(got.entries[entry], expectations(Split(), way, step, columns)), group
+        assert got.changes.cause is None
+        assert got.changes.checked
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList(nn.Linear(FEATURES, OUTPUTS).to(to) for to in places[:2])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [head(x.to(head.weight.device)) for head in self.heads]
+
+
+class Summed(nn.Module):
+    def __init__(self, model: TwoHeads) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last = self.model(x)
+        return first + last.to(first.device)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_halves_are_cut_at_outputs_on_several_devices(place: str) -> None:
+    model = TwoHeads(PLACES[place])
+    meter = NoiseScaleMeter(model, every_n_steps=1)
+    recorded = []
+
+    for step in range(3):
+        model.zero_grad()
+        x, y = batch(step, 0, 0, 6)
+        first, last = model(x)
+        loss = half_squares(first + last.to(first.device), y.to(first.device))
+        meter.backward(loss.to(PLACES[place].loss), 6)
+        meter.step()
+        recorded += [row.norms for row in meter._capture.unread.read()]
+
+    on_cpu = Summed(TwoHeads(Places("cpu", "cpu", "cpu")))
+    assert len(recorded) == 3
+    for step, got in enumerate(recorded):
+        assert agree(got, expectations(on_cpu, "half", step))
+
+
+def gradient_by_name(model: Split, step: int, micro: int, rows: int) -> dict[str, Tensor]:
+    """On the CPU, in float64."""
+    on_cpu = Split().double()
+    on_cpu.load_state_dict({n: p.cpu() for n, p in model.state_dict().items()})
+    x, y = batch(step, 0, micro, rows)
+    on_cpu.loss(x.double(), y.double()).backward()
+    return {n: p.grad for n, p in on_cpu.named_parameters()}  # type: ignore[misc]
+
+
+def along_momentum(
+    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], _: float
+) -> float:
+    m = {n: state["momentum_buffer"].double() for n, state in states.items()}
+    length = math.sqrt(sum(float(one.square().sum()) for one in m.values()))
+    return (sum(float((gradients[n] * m[n]).sum()) for n in m) / length) ** 2
+
+
+def as_adam_scales(
+    gradients: dict[str, Tensor], states: dict[str, dict[str, Tensor]], steps: float
+) -> float:
+    v = {n: state["exp_avg_sq"].double() / (1 - 0.99**steps) for n, state in states.items()}
+    return sum(float((g / (v[n].sqrt() + 1e-3)).square().sum()) for n, g in gradients.items())
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False), along_momentum),
+    "preconditioner": (
+        lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-3, foreach=False),
+        as_adam_scales,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_optimizer_s_state_is_found_on_each_device(place: str, kind: str) -> None:
+    """Its state of the steps before; in the first step there is none."""
+    model = Split(PLACES[place])
+    make, by_hand = OPTIMIZERS[kind]
+    optimizer = make(model.parameters())
+    collector = choose_collector(model, small_batch="micro_batch", **{kind: optimizer})
+    rows = ROWS["micro_batch"]
+
+    for step in range(STEPS):
+        states = {
+            n: {k: v.cpu().clone() for k, v in optimizer.state[p].items() if v is not None}
+            for n, p in model.named_parameters()
+        }
+        parts = [gradient_by_name(model, step, micro, n) for micro, n in enumerate(rows)]
+        whole = {n: sum(part[n] for part in parts) / len(parts) for n in parts[0]}
+        got = measured(model, collector, step, rows).entries[-1]
+        optimizer.step()
+
+        if step == 0:
+            assert math.isnan(got.small_sq_norm)
+            assert math.isnan(got.big_sq_norm)
+            continue
+        of_parts = sum(by_hand(part, states, step) for part in parts) / len(parts)
+        assert got.small_sq_norm == pytest.approx(of_parts, rel=1e-5)
+        assert got.big_sq_norm == pytest.approx(by_hand(whole, states, step), rel=1e-5)
+
+
+def passes(model: Split, way: str, meter: NoiseScaleMeter | None = None) -> Iterator[int]:
+    """Train for some steps; yield before each of them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    for step in range(STEPS):
+        yield step
+        for micro, n in enumerate(ROWS[way]):
+            loss = model.loss(*batch(step, 0, micro, n)) / len(ROWS[way])
+            if meter is not None:
+                meter.before_backward(loss, n)
+            loss.backward()
+        if meter is not None:
+            meter.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def meter_of(model: Split, way: str) -> NoiseScaleMeter:
+    return NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]
+
+
+def transfers_of(places: Places, way: str) -> Counter[str]:
+    """In measured steps, from the second on, by kind."""
+    model, transfers = Split(places), Transfers()
+    steps = passes(model, way, meter_of(model, way))
+    for step in steps:
+        if step == 1:
+            with transfers:
+                list(steps)
+    kinds: Counter[str] = Counter()
+    for transfer, n in transfers.of_package().items():
+        kinds[transfer.kind] += n
+    return kinds
+
+
+@pytest.mark.parametrize("way", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_host_reads_nothing_and_copies_no_more_than_with_one_device(
+    place: str, way: str
+) -> None:
+    several = transfers_of(PLACES[place], way)
+
+    assert several[READ] + several[TO_HOST] == 0
+    if "cpu" not in PLACES[place]:  # else the halves' pass copies gradients, as every pass does
+        assert several == transfers_of(Places("fake:0", "fake:0", "fake:0"), way)
+
+
+@pytest.mark.parametrize("way", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_and_random_numbers_are_bitwise_those_without(place: str, way: str) -> None:
+    left = []
+    for is_measured in (True, False):
+        model = Split(PLACES[place])
+        torch.fake.manual_seed_all(0)
+        list(passes(model, way, meter_of(model, way) if is_measured else None))
+        left.append([*model.parameters(), *(torch.fake.get_rng_state(i) for i in (0, 1))])
+
+    assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
+
+
+def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Autograd has a thread for each device. Here it is interrupted where it matters."""
+    model = Split(TWO)
+    collector = choose_collector(model, small_batch="micro_batch")
+    assert isinstance(collector, MicroBatchCollector)
+    norm, late = collector.norms.add, [model.last.bias]
+
+    def interrupted(norms: Norms, pieces: list[Piece], **options: Any) -> Norms:
+        if late and pieces:
+            p = late.pop()
+            collector._on_gradient(collector.norms.names.index("last.bias"), torch.ones_like(p))
+        return norm(norms, pieces, **options)
+
+    monkeypatch.setattr(collector.norms, "add", interrupted)
+    model.last.bias.requires_grad_(False)
+    loss = model.loss(*batch(0, 0, 0, 4))
+    collector.before_backward(loss, 4)
+    loss.backward()
+
+    small = collector.small_sq_norms()
+    assert small is not None
+    by_hand = sum(
+        float(p.grad.double().cpu().square().sum())
+        for p in model.parameters()
+        if p.grad is not None
+    )
+    assert not late
+    assert float(small) == pytest.approx(by_hand + OUTPUTS, rel=1e-6)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """One of two; the other has the same gradients, as far as it answers."""
+    backend = "one of two"
+    dist.Backend.register_backend(
+        backend,
+        lambda common, options: FakeProcessGroup._create_internal(
+            common.group_rank, common.group_size, options
+        ),
+        extended_api=True,
+        devices=["fake", "cpu"],
+    )
+    dist.init_process_group(backend, rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def halved(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """An average with gradients of zeros."""
+    average: torch.futures.Future[Tensor] = torch.futures.Future()
+    average.set_result(bucket.buffer() / 2)
+    return average
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_ddp_measures_a_module_on_two_devices() -> None:
+    """DistributedDataParallel takes one on devices of one type."""
+    model = Split(TWO)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, halved)
+    collector = choose_collector(ddp)
+
+    for step in range(STEPS):  # by hooks at first, then at the end of the pass
+        ddp.zero_grad()
+        x, y = batch(step, 0, 0, 6)
+        loss = half_squares(ddp(x), y.to(TWO.loss))
+        collector.before_backward(loss, 6)
+        loss.backward()
+        small, big = collector.small_sq_norms(), collector.big_sq_norms()
+        collector.reset()
+
+        assert small is not None
+        gradients = gradients_of_examples(Split(), (x, y), half_squares)
+        sq_norm = torch.stack(gradients).mean(0).square().sum().item()
+        assert float(small) == pytest.approx(sq_norm, rel=1e-5)
+        assert 0 < float(big) < sq_norm / 4  # its share
+    assert collector.phase is Phase.AT_BACKWARD_END  # type: ignore[attr-defined]
+
+
+def test_a_loss_scale_is_taken_out_on_another_device() -> None:
+    scaler = torch.amp.GradScaler("fake", init_scale=4.0)
+    scaler.scale(torch.ones((), device="fake:1"))
+
+    unscaled = LossScale(scaler).without(torch.full((2,), 32.0, device="fake:0"))
+
+    assert unscaled.tolist() == [2.0, 2.0]
+    assert unscaled.device == torch.device("fake:0")

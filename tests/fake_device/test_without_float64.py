@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device without float64, as Macs' MPS."""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from ways_of_capture import Net, batch, half_squares
+
+import fake_device
+from fake_device.expectations import ROWS, expectations
+from noisescale import NoiseScaleMeter
+from noisescale.collectors import squared_norms
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.squared_norms import sums_of, sums_of_squares, wide_dtype
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.large_batch.across_ranks.mean_weights import MeanWeights
+from noisescale.large_batch.adasum.optimizer import AdasumOptimizer
+from noisescale.lightning.scheduler.scheduled_fit import _mean_over_ranks
+from noisescale.lightning.unaveraged.mean_states import mean_of_states_
+from noisescale.scheduling.agreement import Agreement
+
+DEVICE = torch.device("fake:0")
+
+
+@pytest.fixture(autouse=True)
+def without_float64() -> Iterator[None]:
+    with patch.dict(squared_norms._HAS_FLOAT64, clear=True), fake_device.without_float64():
+        yield
+
+
+def test_a_device_is_asked_whether_it_has_float64() -> None:
+    assert wide_dtype(DEVICE) == torch.float32
+    assert wide_dtype(torch.device("cpu")) == torch.float64
+
+    with patch.dict(squared_norms._HAS_FLOAT64, clear=True):
+        torch.ops.fake_device.set_float64(True)
+        assert wide_dtype(DEVICE) == torch.float64
+
+
+def test_a_type_of_device_is_asked_once() -> None:
+    wide_dtype(DEVICE)
+
+    with patch.object(torch, "ones", side_effect=AssertionError):
+        assert wide_dtype(torch.device("fake:1")) == torch.float32
+
+
+@pytest.mark.parametrize("tensors", [10, 1000, 100_000])
+def test_sums_of_squares_in_float32_are_right_to_three_in_ten_million(tensors: int) -> None:
+    """Norms that differ a million times, as those of a model's layers may."""
+    generator = torch.Generator().manual_seed(tensors)
+    norms = 10 ** (6 * torch.rand(tensors, generator=generator) - 3)
+    exact = norms.double().square().sum().item()
+
+    (found,) = sums_of_squares([[norms.to(DEVICE)]], device=DEVICE).tolist()
+    (plain,) = sums_of([[norms.to(DEVICE)]], device=DEVICE).tolist()
+
+    assert found == pytest.approx(exact, rel=3e-7)
+    assert plain == pytest.approx(norms.double().sum().item(), rel=3e-7)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("way", ROWS)
+def test_norms_and_moments_are_those_of_single_gradients(
+    way: str, scaled: bool, recorded: list[StepNorms]
+) -> None:
+    model = Net().to(DEVICE)
+    scaler = torch.amp.GradScaler("fake", enabled=scaled)
+    meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1, grad_scaler=scaler)  # type: ignore[arg-type]
+
+    for step in range(4):
+        model.zero_grad()
+        for micro, n in enumerate(ROWS[way]):
+            x, y = (part.to(DEVICE) for part in batch(step, 0, micro, n))
+            loss = half_squares(model(x), y) / len(ROWS[way])
+            meter.backward(scaler.scale(loss), n)
+        meter.step()
+
+    probes = way == "example"
+    assert (meter.measured_steps, meter.skipped_steps) == (4 - probes, probes)
+    for step, got in enumerate(recorded):
+        if step >= probes:
+            wanted = expectations(Net(), way, step)
+            assert any(got[:4] == pytest.approx(tuple(want), rel=1e-6) for want in wanted)
+            close = [w.moments for w in wanted if got[:4] == pytest.approx(tuple(w), rel=1e-6)]
+            assert got.moments() == pytest.approx(close[0], rel=1e-5)
+
+
+def with_state(kind: str, device: torch.device) -> NoiseScale:
+    """Of a few steps with Adam, whose state is the direction or the scale."""
+    model = Net().to(device)
+    optimizer: Any = torch.optim.Adam(model.parameters(), 0.01, foreach=False)
+    meter = NoiseScaleMeter(model, every_n_steps=1, **{kind: optimizer})  # type: ignore[arg-type]
+    for step in range(8):
+        x, y = (part.to(device) for part in batch(step, 0, 0, 6))
+        meter.backward(half_squares(model(x), y), 6)
+        meter.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert meter.measured_steps == 8
+    of_state = meter.noise_along_gradient or meter.preconditioned_noise_scale
+    assert of_state is not None
+    return of_state
+
+
+@pytest.mark.parametrize("kind", ["momentum", "preconditioner"])
+def test_what_an_optimizer_s_state_shows_is_what_it_shows_on_the_cpu(kind: str) -> None:
+    here, on_cpu = with_state(kind, DEVICE), with_state(kind, torch.device("cpu"))
+
+    assert here.steps == on_cpu.steps > 0
+    wanted = [on_cpu.grad_sq_norm, on_cpu.noise_trace, on_cpu.low]
+    assert [here.grad_sq_norm, here.noise_trace, here.low] == pytest.approx(
+        wanted, rel=1e-4, nan_ok=True
+    )
+
+
+class OtherRank:
+    """Stands in for the sum or the largest over this rank and one with other numbers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, theirs: list[float]) -> None:
+        self.theirs = theirs
+        monkeypatch.setattr(dist, "all_reduce", self)
+        monkeypatch.setattr("noisescale.scheduling.agreement._several_ranks", lambda: True)
+        monkeypatch.setattr("noisescale.scheduling.agreement.device_for", lambda _, device: device)
+
+    def __call__(self, numbers: Tensor, op: Any = None, **_: Any) -> None:
+        theirs = torch.tensor(self.theirs, dtype=numbers.dtype, device=numbers.device)
+        theirs = theirs.view_as(numbers)
+        if op == dist.ReduceOp.MAX:
+            numbers.copy_(torch.maximum(numbers, theirs))
+        else:
+            numbers += theirs
+
+
+@pytest.mark.parametrize("theirs", [2**31 + 1, 2**31 + 2])
+def test_checksums_of_32_bits_are_told_apart(theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 alone holds 24 bits."""
+    rest = theirs - 2**31
+    OtherRank(monkeypatch, [2**31, -(2**31), rest, -rest])
+    agreement = Agreement(DEVICE, checksum=2**31 + 1)
+
+    if theirs == 2**31 + 1:
+        agreement.check_schedule()
+        assert agreement.same_schedule
+    else:
+        with pytest.raises(RuntimeError, match="must be the same schedule"):
+            agreement.check_schedule()
+
+
+def test_ranks_that_want_other_batch_sizes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    OtherRank(monkeypatch, [100.0, -100.0, 0.0, 0.0])
+
+    with pytest.raises(RuntimeError, match="got 64 to 100"):
+        Agreement(DEVICE).check(64.0)
+
+
+def test_sums_over_ranks_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    OtherRank(monkeypatch, [100.0])
+    strategy = type("Strategy", (), {"root_device": DEVICE})
+    trainer: Any = type("Trainer", (), {"world_size": 2, "strategy": strategy})
+
+    assert _mean_over_ranks(64.0, trainer) == 82.0
+
+
+def test_the_distance_of_weights_from_their_mean_is_known() -> None:
+    weights = MeanWeights([torch.ones(3, device=DEVICE)], None)
+
+    assert weights.consensus_distance == 0.0
+
+
+def test_states_of_optimizers_are_averaged() -> None:
+    def optimizer(gradient: float) -> AdasumOptimizer:
+        p = nn.Parameter(torch.zeros(2, device=DEVICE))
+        p.grad = torch.full_like(p, gradient)
+        made = AdasumOptimizer(torch.optim.SGD([p], lr=0.1, momentum=0.9, foreach=False))
+        made.step()
+        return made
+
+    base = optimizer(1.0)
+
+    mean_of_states_(base, [optimizer(2.0).state_dict()], counts_own=True)
+
+    ((_, state),) = base.state.items()
+    assert state["momentum_buffer"].tolist() == [1.5, 1.5]

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short trainings on the fake device in every way of measuring, and what each step transfers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo  # which FSDP2 imports, here once and not in every fork
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fake_device.transfers import Transfer, Transfers
+from noisescale import NoiseScaleMeter
+
+FEATURES, CLASSES, ROWS = 64, 10, 16
+STEPS, EVERY, READ_EVERY = 40, 2, 10
+CHECKED = 8
+"""The first measured steps: until they are read, what is done to gradients is checked in each."""
+
+
+class Step(NamedTuple):
+    """What one optimizer step transfers in the package, and all that it launches."""
+
+    phase: str
+    transfers: Mapping[Transfer, int]
+    launched: int
+
+
+class Way(NamedTuple):
+    """A way of training and measuring."""
+
+    accumulation: int = 1
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda parameters: (
+        torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    )
+    options: Callable[[torch.optim.Optimizer], dict[str, Any]] = lambda optimizer: {}
+    """Of the meter."""
+    arguments: Callable[[int], dict[str, Any]] = lambda rows: {}
+    """Of `before_backward`, for a batch of so many rows."""
+    rows: Callable[[int], int] = lambda number: ROWS
+    """Of the batch of that number."""
+    scaled: bool = False
+    """Whether a GradScaler scales the losses."""
+    model: Callable[[], nn.Module] = lambda: network()
+    wrapped: Callable[[nn.Module], Any] | None = None
+    """For two ranks."""
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 128),
+        nn.LayerNorm(128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
+    )
+
+
+def with_frozen_norms() -> nn.Module:
+    """Ten BatchNorms in evaluation mode: thirty buffers."""
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm1d(FEATURES).eval() for _ in range(10)]
+    return nn.Sequential(*norms, nn.Linear(FEATURES, CLASSES))
+
+
+class Tokens(nn.Module):
+    """Of a batch of sequences, with an embedding of positions and another shape of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Embedding(FEATURES, 8)
+        self.first = nn.Linear(1, 8)
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.positions(torch.arange(FEATURES, device=x.device))
+        return self.last((self.first(x.unsqueeze(2)) + positions).relu().mean(1))
+
+
+def ddp(**options: Any) -> Callable[[nn.Module], nn.Module]:
+    return lambda model: DistributedDataParallel(model, **options)
+
+
+def sharded(model: nn.Module) -> Any:
+    mesh = init_device_mesh("fake", (2,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def adam(**options: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.Adam(parameters, 1e-3, **options)
+
+
+def on_device(number: float) -> Tensor:
+    return torch.full((), float(number), device="fake")
+
+
+MICRO, EXAMPLE = {"small_batch": "micro_batch"}, {"small_batch": "example"}
+GROUPS = {"weights": "weight", "biases": "bias"}
+WAYS: Mapping[str, Way] = {
+    "halves": Way(),
+    "halves, groups": Way(options=lambda _: {"groups": GROUPS}),
+    "halves, frozen BatchNorms": Way(model=with_frozen_norms),
+    "halves, groups of rows": Way(
+        arguments=lambda rows: {"row_groups": [i // 2 for i in range(rows)]}
+    ),
+    "halves, weights of rows": Way(
+        arguments=lambda rows: {"weight": 1 + torch.arange(rows, device="fake") % 2}
+    ),
+    "micro-batches": Way(4, options=lambda _: MICRO),
+    "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
+    "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
+    "micro-batches, Adam": Way(4, adam(), lambda optimizer: {**MICRO, "preconditioner": optimizer}),
+    "micro-batches, Adam with steps on the device": Way(
+        4, adam(capturable=True), lambda optimizer: {**MICRO, "preconditioner": optimizer}
+    ),
+    "micro-batches, momentum": Way(4, options=lambda optimizer: {**MICRO, "momentum": optimizer}),
+    "micro-batches, weights": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": float(rows)}
+    ),
+    "micro-batches, weights on the device": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": on_device(rows)}
+    ),
+    "micro-batches, weights in tensors of the host": Way(
+        4, options=lambda _: MICRO, arguments=lambda rows: {"weight": torch.tensor(float(rows))}
+    ),
+    "micro-batches, loss scaler": Way(4, options=lambda _: MICRO, scaled=True),
+    "examples": Way(options=lambda _: EXAMPLE),
+    "examples, positions": Way(options=lambda _: EXAMPLE, model=Tokens),
+    "examples, normalization layers": Way(options=lambda _: {"layers": "normalization"}),
+    "DDP": Way(wrapped=ddp()),
+    "DDP, bucket views": Way(wrapped=ddp(gradient_as_bucket_view=True)),
+    "DDP, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=ddp()),
+    "DDP, micro-batches": Way(2, options=lambda _: MICRO, wrapped=ddp()),
+    "DDP, examples": Way(options=lambda _: EXAMPLE, model=Tokens, wrapped=ddp()),
+    "ranks that are not averaged": Way(
+        options=lambda _: {"averaged": False}, wrapped=lambda model: model
+    ),
+    "FSDP2": Way(wrapped=sharded),
+    "FSDP2, accumulation, groups": Way(2, options=lambda _: {"groups": GROUPS}, wrapped=sharded),
+}
+
+
+def counted(way: Way, *, measured: bool = True) -> list[Step]:
+    """Return the steps of a forked training, of its first rank; without a meter if not `measured`.
+
+    No backward pass on the device may have run in this process.
+    """
+    steps: list[Step] = on_ranks(1 if way.wrapped is None else 2, _steps, way, measured)[0]
+    return steps
+
+
+class Launched(NamedTuple):
+    """Operations of a step that launch kernels."""
+
+    plain: int
+    """Without a meter."""
+    measured: int
+    checked: int
+    """Of a measured step in which it is also checked what is done to gradients."""
+
+
+def launched(way: Way) -> Launched:
+    """Count what is launched once a training has settled."""
+    steps = [*counted(way), *counted(way, measured=False)]
+
+    def least(phase: str) -> int:
+        return min(step.launched for step in steps if step.phase == phase)
+
+    return Launched(least("plain"), least("measured"), least("measured, checked"))
+
+
+def _steps(way: Way, measured: bool) -> list[Step]:
+    model = way.model().to("fake")
+    model = model if way.wrapped is None else way.wrapped(model)
+    optimizer = way.optimizer(model.parameters())
+    scaler = torch.amp.GradScaler("fake", init_scale=1024.0) if way.scaled else None
+    options = {"every_n_steps": EVERY, "grad_scaler": scaler, **way.options(optimizer)}
+    meter = NoiseScaleMeter(model, **options) if measured else None
+    steps: list[Step] = []
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+    for step in range(STEPS):
+        phase = "plain" if meter is None else phase_of(meter, step)
+        with Transfers() as transfers:
+            for part in range(way.accumulation):
+                rows = way.rows(step * way.accumulation + part)
+                x, y = torch.randn(rows, FEATURES), torch.randint(CLASSES, (rows,))
+                x, y = x.pin_memory().to("fake"), y.pin_memory().to("fake")
+                with not_reducing(model, last=part == way.accumulation - 1):
+                    loss = nn.functional.cross_entropy(model(x), y) / way.accumulation
+                    loss = loss if scaler is None else scaler.scale(loss)
+                    if meter is not None:
+                        of_batch = way.arguments(rows) if meter.due else {}
+                        meter.before_backward(loss, rows, **of_batch)
+                    loss.backward()
+            if meter is not None:
+                meter.step()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        steps.append(Step(phase, transfers.of_package(), transfers.launched))
+        if meter is not None and step % READ_EVERY == READ_EVERY - 1:
+            with Transfers() as transfers:
+                _ = meter.noise_scale, meter.measured_steps, meter.coverage
+            steps.append(Step("read", transfers.of_package(), transfers.launched))
+    if meter is not None:
+        assert meter.measured_steps > 0, meter.noise_scale
+        meter.close()
+    return steps
+
+
+def not_reducing(model: Any, *, last: bool) -> AbstractContextManager[None]:
+    """For a pass that is not the last of its step: where gradients are only added up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()
+
+
+def phase_of(meter: NoiseScaleMeter, step: int) -> str:
+    if not meter.due:
+        return "unmeasured"
+    if step == 0:
+        return "first measured"
+    return "measured" if step > READ_EVERY + CHECKED * EVERY else "measured, checked"
+
+
+def most(steps: Sequence[Step]) -> dict[str, Counter[Transfer]]:
+    """The most transfers of a step, for each phase and line. Checked steps are measured ones."""
+    found: dict[str, Counter[Transfer]] = {}
+    for step in steps:
+        phase = step.phase.removesuffix(", checked")
+        found[phase] = found.get(phase, Counter()) | Counter(step.transfers)
+    return found
