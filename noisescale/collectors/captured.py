@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from noisescale.collectors.devices import current_stream, keep_for
+from noisescale.collectors.devices import current_stream, keep_from
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 
 # On an accelerator small gradients are kept until they are worth one fused norm, at most a DDP
@@ -66,7 +66,5 @@ class Captured:
         for stream, kept in self._kept.items():
             pieces += (taken := kept.take())
             if isinstance(stream, torch.Stream):
-                current = current_stream(stream.device)
-                if current is not None and current != stream:
-                    keep_for(current, (piece.gradient for piece in taken))
+                keep_from(stream, (piece.gradient for piece in taken))
         self._norms.add(self.norms, pieces)

@@ -26,13 +26,21 @@ def current_stream(device: torch.device) -> torch.Stream | None:
     return None
 
 
-def keep_for(stream: torch.Stream, tensors: Iterable[Tensor]) -> None:
-    """Have the allocator reuse the memory of tensors only after a stream is done with them.
+def keep_from(stream: torch.Stream | None, tensors: Iterable[Tensor]) -> None:
+    """Have the allocator reuse the memory of tensors only after the current stream has read them.
 
     Without that it may once they are freed and the stream that they were made on goes on.
+
+    Args:
+        stream: The one that they were made on; None: one that is never the current one.
+        tensors: Those of one device.
     """
+    current = None
     for tensor in tensors:
-        tensor.record_stream(stream)
+        current = current or current_stream(tensor.device)
+        if current is None or current == stream:
+            return
+        tensor.record_stream(current)
 
 
 def by_device(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from noisescale.collectors.devices import current_stream, keep_for
+from noisescale.collectors.devices import current_stream, keep_from
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.momentum import MomentumDirection
 from noisescale.collectors.preconditioner import AdamPreconditioner
@@ -126,10 +126,8 @@ class GradientNorms:
         Autograd calls hooks on the streams of the forward pass, and has others wait for them.
         """
         for stream in tuple(self._streams):  # hooks of other devices may add to them
-            current = current_stream(stream.device)
-            if current is not None and current != stream:
-                tensors = (x for x in norms if isinstance(x, Tensor))
-                keep_for(current, (x for x in tensors if x.device == stream.device))
+            tensors = (x for x in norms if isinstance(x, Tensor))
+            keep_from(stream, (x for x in tensors if x.device == stream.device))
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""

@@ -109,7 +109,7 @@ def test_norms_that_are_not_kept_would_be_a_hazard(
 
 
 def test_gradients_that_are_not_kept_would_be_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisescale.collectors.captured.keep_for", lambda *_: None)
+    monkeypatch.setattr("noisescale.collectors.captured.keep_from", lambda *_: None)
 
     found = hazards("micro_batch")
     assert {hazard.kind for hazard in found} == {"reused while in use"}

@@ -147,12 +147,7 @@ class FsdpCollector(Collector):
         if len(passes_in_round) != 1 or unfinished or unknown or step.in_parts:
             return None
         for stream in step.streams:
-            current = torch.accelerator.current_stream(self.device)
-            current.wait_stream(stream)
-            for norms in step.captured:
-                for norm in norms:
-                    if isinstance(norm, Tensor):
-                        norm.record_stream(current)
+            torch.accelerator.current_stream(self.device).wait_stream(stream)
         return self.norms.sums(step.captured)
 
     def reset(self) -> None:

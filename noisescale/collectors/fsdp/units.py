@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from noisescale.checks import refuse
 from noisescale.collectors.context_parallel import refuse_context_parallel
+from noisescale.collectors.devices import keep_from
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
 from noisescale.guard import HookErrors, keeps_errors
 
@@ -203,8 +204,7 @@ class Unit(HookErrors, ReduceScatter):
             present.append(position)
             if sum(self._columns[i] for i in present) == rows.shape[1]:
                 self.waiting = None
-                if rows.device.type != "cpu":  # FSDP keeps the buffer for its reduce-scatter only
-                    rows.record_stream(torch.accelerator.current_stream(rows.device))
+                keep_from(None, [rows])  # FSDP keeps the buffer for its reduce-scatter only
                 take(self._pieces(rows, present))
 
         self.waiting = found

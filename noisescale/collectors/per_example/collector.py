@@ -325,7 +325,4 @@ class _Pass:
     def close(self, device: torch.device) -> None:
         """Sum up over examples."""
         self.sums = sums_of(self.sq_norms, device=device).mul_(self.rows or 0)
-        if device.type == "cpu":
-            # Elsewhere they are kept until the step is over: a layer's own stream, on which they
-            # were made, could have their memory again while this one still reads it.
-            self.sq_norms = []
+        self.sq_norms = []

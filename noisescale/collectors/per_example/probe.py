@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from noisescale.batches.to_device import to_device
-from noisescale.collectors.devices import read
+from noisescale.collectors.devices import current_stream, keep_from, read
 from noisescale.collectors.per_example.exclusions import LOOKS, Verdict
 from noisescale.collectors.per_example.hooks import Use
 from noisescale.collectors.per_example.layers import Layer
@@ -45,6 +45,17 @@ class Seen(NamedTuple):
     """Rows of features in it, examples · positions; 0 where features are not the last."""
     constant: bool | Tensor
     """Whether its input is no data; shape (1,) until that is read."""
+
+
+class _Awaited(NamedTuple):
+    """What the examples of a batch have shown of a parameter's gradient, before that comes."""
+
+    total: Tensor
+    spread: Tensor
+    noise: float
+    """How far the gradient may be off by rounding, relative to itself."""
+    stream: torch.Stream | None
+    """On which both were made."""
 
 
 class _Ended(NamedTuple):
@@ -98,7 +109,7 @@ class Probe(HookErrors):
         """Prepare for a backward pass, or wait for it to begin."""
         self._live = live
         self._seen: list[Seen] = []
-        self._awaited: dict[int, tuple[Tensor, Tensor, float]] = {}
+        self._awaited: dict[int, _Awaited] = {}
 
     def is_constant(self, x: Tensor) -> bool | Tensor:
         """Whether a layer's input is not data: a buffer, a parameter or 0, 1, 2, ...
@@ -129,7 +140,9 @@ class Probe(HookErrors):
                 total[name] = total[name] + part if name in total else part
                 spread[name] = spread[name] + squares if name in spread else squares
         for name in names:
-            self._awaited[layer.indices[name]] = total[name], spread[name], noise
+            self._awaited[layer.indices[name]] = _Awaited(
+                total[name], spread[name], noise, current_stream(d.device)
+            )
 
     @keeps_errors
     def _on_gradient(self, index: int, gradient: Tensor) -> None:
@@ -139,16 +152,13 @@ class Probe(HookErrors):
         if index not in self._awaited or gradient.is_sparse:
             self._judge(index, Verdict.USED_ELSEWHERE)
             return
-        total, spread, noise = self._awaited.pop(index)
+        total, spread, noise, stream = self._awaited.pop(index)
         with torch.no_grad():
             exact = gradient.to(total.dtype)
             off = torch.linalg.vector_norm(exact - total.view_as(exact))
             check = torch.stack([off, torch.linalg.vector_norm(exact), spread.sqrt()])
         self._checks.append((index, noise, check))
-        if total.device.type not in ("cpu", "mps"):  # which have no streams
-            # A layer may have run on a stream of its own. What is freed here, it would use again.
-            for kept in (total, spread):
-                kept.record_stream(torch.accelerator.current_stream(kept.device))
+        keep_from(stream, (total, spread))  # a layer may have run on a stream of its own
 
     def end_pass(self, size: float, take_rows: Callable[[int | None], object]) -> None:
         """End a pass of that size. `verdicts` tells its rows, or None: see `batch_rows`."""
