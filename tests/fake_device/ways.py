@@ -20,9 +20,6 @@ from noisescale import NoiseScaleMeter
 
 FEATURES, CLASSES, ROWS = 64, 10, 16
 STEPS, EVERY, READ_EVERY = 40, 2, 10
-CHECKED = 8
-"""The first measured steps: until they are read, what is done to gradients is checked in each."""
-
 
 class Step(NamedTuple):
     """What one optimizer step transfers in the package, and all that it launches."""
@@ -165,18 +162,16 @@ class Launched(NamedTuple):
     plain: int
     """Without a meter."""
     measured: int
-    checked: int
-    """Of a measured step in which it is also checked what is done to gradients."""
 
 
-def launched(way: Way) -> Launched:
-    """Count what is launched once a training has settled."""
-    steps = [*counted(way), *counted(way, measured=False)]
+def launched(way: Way, steps: Sequence[Step]) -> Launched:
+    """Count what is launched once a training has settled, whose steps were `counted`."""
+    steps = [*steps, *counted(way, measured=False)]
 
     def least(phase: str) -> int:
         return min(step.launched for step in steps if step.phase == phase)
 
-    return Launched(least("plain"), least("measured"), least("measured, checked"))
+    return Launched(least("plain"), least("measured"))
 
 
 def _steps(way: Way, measured: bool) -> list[Step]:
@@ -235,13 +230,12 @@ def phase_of(meter: NoiseScaleMeter, step: int) -> str:
         return "unmeasured"
     if step == 0:
         return "first measured"
-    return "measured" if step > READ_EVERY + CHECKED * EVERY else "measured, checked"
+    return "measured"
 
 
 def most(steps: Sequence[Step]) -> dict[str, Counter[Transfer]]:
-    """The most transfers of a step, for each phase and line. Checked steps are measured ones."""
+    """The most transfers of a step, for each phase and line."""
     found: dict[str, Counter[Transfer]] = {}
     for step in steps:
-        phase = step.phase.removesuffix(", checked")
-        found[phase] = found.get(phase, Counter()) | Counter(step.transfers)
+        found[step.phase] = found.get(step.phase, Counter()) | Counter(step.transfers)
     return found
