@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host reads from a device and copies to or from it, by the line that asks for it."""
 
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -64,7 +65,7 @@ class Transfers(Dispatched):
         super().__init__()
         self.counted: Counter[Transfer] = Counter()
         self.launched = 0
-        """Operations that launch kernels: no views, no allocations."""
+        """Kernels: no views, no allocations."""
 
     def of_package(self) -> dict[Transfer, int]:
         """What lines of the package ask for."""
@@ -73,8 +74,7 @@ class Transfers(Dispatched):
     def saw(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        if launches(function, (args, kwargs, result)):
-            self.launched += 1
+        self.launched += launches(function, args, kwargs, result)
         kind = kind_of(function, args, kwargs, result)
         if kind is not None:
             self.counted[Transfer(kind, line_of_package())] += 1
@@ -118,11 +118,30 @@ def _copy(source: Tensor, into: Tensor, later: bool) -> str | None:
     return TO_DEVICE_LATER if later and source.is_pinned() else TO_DEVICE
 
 
-def launches(function: Any, tensors: Any) -> bool:
-    """Whether an operation launches kernels on a device."""
-    if function.namespace != "aten" or not any(map(on_device, tree_leaves(tensors))):
-        return False
-    return not is_view(function) and not name_of(function).startswith(NO_KERNELS)
+def launches(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Count the kernels that an operation launches on a device, as CUDA would.
+
+    One each, but for operations on lists: one for some hundred dense tensors, else one for each.
+    """
+    name = name_of(function)
+    if function.namespace != "aten" or not any(map(on_device, tree_leaves((args, kwargs, result)))):
+        return 0
+    if is_view(function) or name.startswith(NO_KERNELS):
+        return 0
+    if name.startswith("_foreach_"):
+        fused = all(map(is_dense, args[0]))
+        return math.ceil(len(args[0]) / MOST_FUSED) if fused else len(args[0])
+    return 1
+
+
+MOST_FUSED = 110
+"""Tensors in a list whose norms one kernel of CUDA takes (torch's MultiTensorApply.cuh)."""
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether all of the memory from its first number to its last is its own."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.numel() == span or not x.numel()
 
 
 NO_KERNELS = ("empty", "new_empty", "detach", "record_stream", "set_", "resize_", "lift_fresh")

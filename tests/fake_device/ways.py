@@ -21,6 +21,7 @@ from noisescale import NoiseScaleMeter
 FEATURES, CLASSES, ROWS = 64, 10, 16
 STEPS, EVERY, READ_EVERY = 40, 2, 10
 
+
 class Step(NamedTuple):
     """What one optimizer step transfers in the package, and all that it launches."""
 
