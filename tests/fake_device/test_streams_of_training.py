@@ -259,6 +259,10 @@ WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = 
     ),
     "examples": (Way(1, alone, {"small_batch": "example"}), OF_NORMS),
     "halves, aside": (Way(1, alone, {"small_batch": "half"}, aside=True), OF_NORMS),
+    "micro-batches, aside": (
+        Way(1, alone, {"small_batch": "micro_batch"}, 3, aside=True),
+        OF_NORMS,
+    ),
     "examples, aside": (Way(1, alone, {"small_batch": "example"}, 2, aside=True), OF_NORMS),
     "DDP": (Way(2, ddp, RANK), OF_RANKS),
     "DDP, accumulated": (Way(2, ddp, RANK, 2), OF_RANKS),

@@ -129,8 +129,8 @@ def launches(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     if is_view(function) or name.startswith(NO_KERNELS):
         return 0
     if name.startswith("_foreach_"):
-        fused = all(map(is_dense, args[0]))
-        return math.ceil(len(args[0]) / MOST_FUSED) if fused else len(args[0])
+        some = next(arg for arg in args if isinstance(arg, list | tuple))
+        return math.ceil(len(some) / MOST_FUSED) if all(map(is_dense, some)) else len(some)
     return 1
 
 
