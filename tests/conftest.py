@@ -88,8 +88,13 @@ def _why_not(device: str) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """On a device modules in which nothing takes it are not even imported."""
-    if devices.name == "cpu" or collection_path.suffix != ".py" or collection_path.parent == FAKE:
+    """On a device modules in which nothing takes it are not even imported.
+
+    Nor are those of the fake device where there is none.
+    """
+    if collection_path.parent == FAKE:
+        return True if devices.name == "cpu" else None
+    if devices.name == "cpu" or collection_path.suffix != ".py":
         return None
     takes_it = re.search(r'def \w+\([^)]*\bdevice\b|"device"', collection_path.read_text())
     return None if takes_it else True
@@ -100,8 +105,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         of_fake = item.path.parent == FAKE
         of_hardware = item.get_closest_marker("gpu") is not None
-        if devices.name == "cpu" and of_fake:
-            item.add_marker(pytest.mark.skip(reason="run with --device fake"))
         if devices.name == "cpu" and of_hardware:
             item.add_marker(pytest.mark.skip(reason="run with --device cuda"))
         if config.stash[NOT_THERE]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults put into the functions of the package, one after another, while something is trained."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ class Faults:
         self._spared = spared
         self._begun = False
         self._passed: set[CodeType] = set()
+        gc.collect()  # what ends an earlier training must not have one
 
     def next_step(self) -> None:
         """Let another fault be raised; call it where a step begins."""

@@ -50,8 +50,8 @@ def checked_row_groups(groups: RowGroupsLike, name: str = "row_groups") -> RowGr
         listed: list[Any] = list(groups.tolist() if isinstance(groups, Tensor) else groups)
         listed = [one.item() if isinstance(one, Tensor) else one for one in listed]
         if not any(one is None or one != one for one in listed):  # NaN is no group
-            of_rows = torch.tensor([index.setdefault(one, len(index)) for one in listed])
-            return RowGroups(of_rows.long(), len(index))
+            indices = [index.setdefault(one, len(index)) for one in listed]
+            return RowGroups(torch.tensor(indices, device="cpu").long(), len(index))
     except (TypeError, ValueError, RuntimeError):  # not listed, not one each, not hashable
         pass
     refuse(name, "be one group for each row", repr(groups), _REMEDY)

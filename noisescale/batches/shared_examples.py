@@ -176,7 +176,7 @@ def _bits(t: Tensor) -> Tensor:
 def _weights(columns: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Return the odd weights of the numbers in each tensor, in one copy to the device."""
     generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randint(2**62, (count,), generator=generator) for count in columns]
+    drawn = [torch.randint(2**62, (count,), generator=generator, device="cpu") for count in columns]
     odd = to_device(torch.cat(drawn) * 2 + 1, device)
     weights: tuple[Tensor, ...] = odd.split(columns)
     return weights

@@ -28,7 +28,7 @@ def _copies_from_pinned(kind: str) -> bool:
     if accelerator is None or accelerator.type != kind or kind == "mps":
         return False
     try:
-        torch.empty(1).pin_memory()
+        torch.empty(1, device="cpu").pin_memory()
     except (NotImplementedError, RuntimeError):  # the device has none
         return False
     return True

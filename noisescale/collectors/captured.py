@@ -40,25 +40,26 @@ class Captured:
 
     def __init__(self, norms: GradientNorms) -> None:
         self._norms = norms
-        self.norms = norms.none()
+        self.found = norms.none()
         """Those of all gradients that came before `norm_kept`."""
         self._kept: defaultdict[torch.Stream | torch.device, _Kept] = defaultdict(_Kept)
         """By the stream on which gradients came, or the device if it has no streams.
 
-        Autograd has a thread for each device. What is of one device is changed by its thread alone.
+        Autograd has a thread for each device, which alone changes what is kept of that device. What
+        all threads change are lists and sets that they only add to.
         """
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Norm a gradient, now or in `norm_kept`."""
         size = gradient.numel() * gradient.element_size()
         if size >= _LARGE_BYTES or gradient.is_cpu or gradient.is_sparse:
-            self._norms.add_one(self.norms, index, gradient)
+            self._norms.add_one(self.found, index, gradient)
             return
         kept = self._kept[current_stream(gradient.device) or gradient.device]
         kept.pieces.append(Piece(index, gradient))
         kept.bytes += size
         if kept.bytes >= _MOST_BYTES_KEPT:
-            self._norms.add(self.norms, kept.take())
+            self._norms.add(self.found, kept.take())
 
     def norm_kept(self) -> None:
         """Norm what is kept of all streams. The current ones have waited for them by now."""
@@ -67,4 +68,4 @@ class Captured:
             pieces += (taken := kept.take())
             if isinstance(stream, torch.Stream):
                 keep_from(stream, (piece.gradient for piece in taken))
-        self._norms.add(self.norms, pieces)
+        self._norms.add(self.found, pieces)

@@ -4,26 +4,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-_HAVE_STREAMS: dict[str, bool] = {}
-"""By type of device."""
-
 
 def current_stream(device: torch.device) -> torch.Stream | None:
-    """Return the stream on which a device works for this thread; None: it has no streams.
+    """Return the stream on which a device works for this thread.
 
-    A type of device is asked for streams once. If it has none, all of its work is in one order.
+    None: it has no streams, and all of its work is in one order.
     """
-    if _HAVE_STREAMS.get(device.type, True):
-        try:
-            return torch.accelerator.current_stream(device)
-        except (RuntimeError, ValueError):  # ValueError: torch does not know it as an accelerator
-            _HAVE_STREAMS[device.type] = False
-    return None
+    return torch.accelerator.current_stream(device) if _has_streams(device.type) else None
+
+
+@cache
+def _has_streams(kind: str) -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != kind:
+        return False
+    try:
+        torch.accelerator.current_stream()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def keep_from(stream: torch.Stream | None, tensors: Iterable[Tensor]) -> None:
@@ -32,7 +37,7 @@ def keep_from(stream: torch.Stream | None, tensors: Iterable[Tensor]) -> None:
     Without that it may once they are freed and the stream that they were made on goes on.
 
     Args:
-        stream: The one that they were made on; None: one that is never the current one.
+        stream: The one that they were made on; None: another one than the current one.
         tensors: Those of one device.
     """
     current = None

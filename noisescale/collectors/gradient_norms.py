@@ -120,6 +120,13 @@ class GradientNorms:
         if device.type != "cpu" and (stream := current_stream(device)) is not None:
             self._streams.add(stream)
 
+    def wait(self) -> None:
+        """Have the current streams wait for norms of hooks, where autograd does not."""
+        for stream in self._streams:
+            current = current_stream(stream.device)
+            if current is not None:
+                current.wait_stream(stream)
+
     def keep(self, norms: Sequence[Norm]) -> None:
         """Keep norms of hooks until what reads them on another stream is done.
 

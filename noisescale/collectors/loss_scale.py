@@ -18,6 +18,8 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from noisescale.batches.to_device import to_device
+
 
 class LossScale:
     """The loss scale of a step. Read it before the scaler's `step` and `update`.
@@ -47,7 +49,7 @@ class LossScale:
             return sq_norms
         if unscaled_with_gradients and self._has_unscaled(self._scaler):
             return sq_norms
-        return sq_norms / scale.to(sq_norms, non_blocking=not sq_norms.is_cpu).square()
+        return sq_norms / to_device(scale, sq_norms.device, sq_norms.dtype).square()
 
     def _has_unscaled(self, scaler: GradScaler) -> bool:
         """Whether the gradients of an optimizer that steps measured parameters are unscaled.

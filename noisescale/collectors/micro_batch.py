@@ -108,9 +108,9 @@ class MicroBatchCollector(Collector):
     def small_sq_norms(self) -> Tensor | None:
         """Sum of |g|² over the micro-batches since the last reset; None if there were none."""
         self.raise_error_of_hook()
-        if not any(self._step.captured.norms) or self._step.in_pieces:
+        if not any(self._step.captured.found) or self._step.in_pieces:
             return None
-        return self.norms.sums(self._step.captured.norms)
+        return self.norms.sums(self._step.captured.found)
 
     def reset(self) -> None:
         """Begin another step."""
@@ -151,10 +151,10 @@ class MicroBatchCollector(Collector):
     def _on_backward_end(self) -> None:
         captured = self._step.captured
         captured.norm_kept()
-        self.norms.end_part(captured.norms)
+        self.norms.end_part(captured.found)
         if self._live is not None:
             if self._average.checking and self._live.seen and not any(self.reached):
-                self._step.first = len(self._step.passes) - 1, self.norms.sums(captured.norms)
+                self._step.first = len(self._step.passes) - 1, self.norms.sums(captured.found)
             came = self._live.seen
             self._average.came |= came
             # DDP writes to the gradients after this.

@@ -32,10 +32,11 @@ class _Block(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """What blocks have in common that are scaled together; on the CPU each is alone."""
+        """What blocks have in common that are scaled together. On the CPU each is alone."""
         g, v = self.gradient, self.second_moment
-        one = g.device, g.dtype, v.dtype, self.step.device, id(self.settings)
-        return object() if g.is_cpu else one
+        if g.is_cpu:
+            return id(g)
+        return g.device, g.dtype, v.dtype, self.step.device, id(self.settings)
 
 
 class AdamPreconditioner:

@@ -125,7 +125,7 @@ def sums_of_squares(norms: Sequence[Sequence[Norm]], *, device: torch.device) ->
             lengths = [sum(x.numel() for x in pieces) for pieces in there]
             sums.append(torch.stack([entry.sum() for entry in squares.split(lengths)]))
     if any(on_host):
-        sums.append(torch.tensor(on_host, dtype=torch.float64))
+        sums.append(torch.tensor(on_host, dtype=torch.float64, device="cpu"))
     return _together(sums, device, entries=len(norms))
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.averaged_gradient import share_of
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.gradient_norms import GradientNorms, Norms, Piece
@@ -136,13 +137,13 @@ class UnaveragedCollector(Collector):
         self._found = self._sums(norms)
 
     def _cut(self) -> Iterator[list[int]]:
-        """Cut the parameters into runs of one dtype and device: the same on all ranks."""
+        """Cut the parameters into runs of one dtype: the same on all ranks, wherever layers are."""
         bucket: list[int] = []
         size = 0
         for index, p in enumerate(self.norms.parameters):
-            first = self.norms.parameters[bucket[0]] if bucket else p
-            alike = (p.dtype, p.device) == (first.dtype, first.device)
-            if bucket and (size + p.numel() > _BUCKET or not alike):
+            if bucket and (
+                size + p.numel() > _BUCKET or p.dtype != self.norms.parameters[bucket[0]].dtype
+            ):
                 yield bucket
                 bucket, size = [], 0
             bucket.append(index)
@@ -154,7 +155,7 @@ class UnaveragedCollector(Collector):
     def _packed(self, indices: list[int]) -> Tensor:
         """This rank's part of a mean."""
         gradients = [_flat_gradient(self.norms.parameters[index]) for index in indices]
-        return torch.cat(gradients).div_(self._ranks)
+        return torch.cat([to_device(g, self.device) for g in gradients]).div_(self._ranks)
 
     def _unknown(self, indices: list[int]) -> Tensor:
         """The same if it is not known. All ranks leave the step out then."""
@@ -163,7 +164,7 @@ class UnaveragedCollector(Collector):
             (sum(p.numel() for p in parameters),),
             math.nan,
             dtype=_wide(parameters[0]),
-            device=parameters[0].device,
+            device=self.device,
         )
 
     @keeps_errors
@@ -174,7 +175,7 @@ class UnaveragedCollector(Collector):
         pieces = []
         for index, p, gradient in zip(indices, parameters, gradients, strict=True):
             if (rows := self._rows_of.get(index)) is not None:
-                shaped = gradient.view_as(p)
+                shaped = to_device(gradient, p.device).view_as(p)
                 pieces.append(Piece(index, shaped[rows] if p.dim() else shaped, rows))
         return self.norms.of(pieces)
 

@@ -228,14 +228,14 @@ class StepCapture:
         changes = UNTOUCHED
         try:
             with self._spoils_step:
-                if self._in_model is not None:
-                    self._in_model.check()
                 if step.passes:
                     seen = len(step.passes)
                     self._fewest_passes = min(seen, self._fewest_passes or seen)
                 if not step.begun_in_a_pass:
                     step.keep(collector.reached)
-                small, big = self._norms(collector, step)
+                small, big = self._norms(collector, step)  # in which ranks meet, so it comes first
+                if self._in_model is not None:
+                    self._in_model.check()
                 if not step.begun_in_a_pass:
                     layout = step.layout(collector, loss_divisor)
                 if not step.repeats_a_batch:

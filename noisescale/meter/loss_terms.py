@@ -35,8 +35,10 @@ class LossTerms:
 
     def __init__(self, ranks: int) -> None:
         self._several = ranks > 1
-        self._seen: list[tuple[int, bool, Tensor | float | None, Tensor | float]] = []
+        self._seen: list[tuple[int, bool, Tensor | None, Tensor | float]] = []
         self._over = False
+        self._read: list[float] | None = None
+        """What was on the device."""
         self._warn = WarnOnce()
 
     def look(self, loss: object, terms: Tensor | float | None, *, which: int, given: bool) -> None:
@@ -52,37 +54,38 @@ class LossTerms:
         if self._over or len(self._seen) >= PASSES or terms is None:
             return
         number = terms.detach().sum() if isinstance(terms, Tensor) else float(terms)
-        scalar = loss.detach() if isinstance(loss, Tensor) and not loss.dim() else None
+        scalar = None
+        if isinstance(loss, Tensor) and not loss.dim():
+            scalar = loss.detach().clone()  # a CUDA graph writes the next loss to the same memory
         self._seen.append((which, given, scalar, number))
 
     def unread(self) -> list[Tensor]:
-        """Return the numbers that are on the device, once they are enough."""
-        enough = len(self._seen) >= PASSES
-        return [
-            x.view(1) for one in self._seen for x in one[2:] if isinstance(x, Tensor) and enough
-        ]
+        """Return the numbers that are on the device, once they are enough.
+
+        Numbers that could not be read are not asked for again, as steps are read with them.
+        """
+        if self._over:
+            self._seen = []
+        if len(self._seen) < PASSES:
+            return []
+        self._over = True
+        return [x.view(1) for one in self._seen for x in one[2:] if isinstance(x, Tensor)]
 
     def take(self, numbers: Sequence[Sequence[float]]) -> None:
         """Receive these numbers."""
-        of_host = (number for (number,) in numbers)
-        if numbers:
-            self._seen = [
-                (
-                    which,
-                    given,
-                    next(of_host) if isinstance(loss, Tensor) else loss,
-                    next(of_host) if isinstance(terms, Tensor) else terms,
-                )
-                for which, given, loss, terms in self._seen
-            ]
+        if self._over and self._seen:
+            self._read = [number for (number,) in numbers]
 
     def settle(self) -> None:
         """Warn of what the first passes show, once that has been read."""
-        if self._over or len(self._seen) < PASSES:
+        if self._read is None:
             return
-        self._over, seen, self._seen = True, self._seen, []
-        losses = [math.nan if loss is None else float(loss) for _, _, loss, _ in seen]
-        terms = [float(number) for *_, number in seen]
+        numbers, self._read = iter(self._read), None
+        seen, self._seen = self._seen, []
+        losses, terms = [], []
+        for _, _, loss, number in seen:
+            losses.append(math.nan if loss is None else next(numbers))
+            terms.append(next(numbers) if isinstance(number, Tensor) else number)
         given = all(one[1] for one in seen)
         if not self._several or not all(0 < t < math.inf for t in terms):
             return

@@ -59,8 +59,8 @@ class _Interval(NamedTuple):
     measured: bool
 
 
-_MOST_UNREAD = 64
-"""Intervals from which on those that are over are added up, if nobody asks for the mean."""
+_MOST = 64
+"""Intervals that are kept until the mean is asked for."""
 
 
 class DeviceStepTimer(StepTimer):
@@ -69,7 +69,8 @@ class DeviceStepTimer(StepTimer):
     The host only fills the queue of an accelerator, and waits for it where it reads something, as
     at a log step. By the host's clock all the work that was queued by then would count as the time
     of the step after. So each step puts an event into the queue, which the device stamps when it
-    comes to it. Stamps are read once they are there: nothing waits for the device.
+    comes to it. Stamps are read where the mean is asked for, and only those that are there: torch
+    waits for all of the queue to read a stamp of MPS. The mean is that of the last 64 intervals.
 
     Without events that have a time there is no mean, and a warning says so.
     """
@@ -78,8 +79,10 @@ class DeviceStepTimer(StepTimer):
         super().__init__()
         self.device = device
         self._previous: torch.Event | None = None
-        self._unread: deque[_Interval] = deque()
+        self._unread: deque[_Interval] = deque(maxlen=_MOST)
         self._has_events = True
+        self._works = False
+        """Whether an interval has been timed."""
         self._warn = WarnOnce()
 
     def step(self, *, measured: bool = False) -> None:
@@ -92,9 +95,9 @@ class DeviceStepTimer(StepTimer):
             if self._previous is not None:
                 self._unread.append(_Interval(self._previous, event, measured))
             self._previous = event
-            if len(self._unread) >= _MOST_UNREAD:
-                self._read()
         except RuntimeError as error:
+            if self._works:  # an earlier error of the device shows here first
+                raise
             self._give_up(error)
 
     def interrupt(self) -> None:
@@ -104,18 +107,23 @@ class DeviceStepTimer(StepTimer):
     @property
     def mean(self) -> float:
         """Seconds a step since the last `restart`; NaN if no step was timed."""
-        try:
-            self._read()
-        except RuntimeError as error:
-            self._give_up(error)
+        while self._unread:
+            start, end, measured = self._unread[0]
+            try:
+                if not end.query():
+                    break
+                seconds = start.elapsed_time(end) / 1000
+            except RuntimeError as error:
+                if not self._works:
+                    self._give_up(error)
+                    break
+                seconds = None  # two streams, or stamps that are not in order (MPS)
+            self._unread.popleft()
+            if seconds is not None:
+                self._works = True
+                self._seconds[measured] += seconds
+                self._intervals[measured] += 1
         return super().mean
-
-    def _read(self) -> None:
-        """Add up the intervals that are over."""
-        while self._unread and self._unread[0].end.query():
-            start, end, measured = self._unread.popleft()
-            self._seconds[measured] += start.elapsed_time(end) / 1000
-            self._intervals[measured] += 1
 
     def _give_up(self, error: RuntimeError) -> None:
         self._has_events = False

@@ -83,10 +83,10 @@ class _Range:
     def __init__(self, value: float, device: torch.device) -> None:
         device = device_for(None, device)
         dtype = wide_dtype(device)
-        rounded = float(torch.tensor(value, dtype=dtype))
+        rounded = float(torch.tensor(value, dtype=dtype, device="cpu"))
         rest = value - rounded  # 32 bits are too few for a checksum
         ends = [rounded, -rounded, rest, -rest]
-        on_device = to_device(torch.tensor(ends, dtype=dtype), device)
+        on_device = to_device(torch.tensor(ends, dtype=dtype, device="cpu"), device)
         self._work = dist.all_reduce(on_device, dist.ReduceOp.MAX, async_op=True)
         if self._work is not None:
             let_stream_wait(self._work, device)

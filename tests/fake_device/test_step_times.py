@@ -11,6 +11,7 @@ from torch import nn
 
 from fake_device.streams import SYNC_DEVICE, Streams
 from noisescale import NoiseScaleMeter
+from noisescale.collectors import devices
 from noisescale.lightning.sweeping.timed_run import TimedRun
 from noisescale.meter.logged_meter import LoggedMeter, Metrics
 
@@ -57,7 +58,7 @@ def test_without_events_or_streams_training_is_measured_with_one_warning(
     def none(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"the backend has no {lacks}")
 
-    monkeypatch.setattr("noisescale.collectors.devices._HAVE_STREAMS", {})
+    devices._has_streams.cache_clear()  # of this process, which is the test's own
     if lacks == "streams":
         monkeypatch.setattr(torch.accelerator, "current_stream", none)
     monkeypatch.setattr(torch, "Event", none)

@@ -107,6 +107,21 @@ def with_state(kind: str, device: torch.device) -> NoiseScale:
     return of_state
 
 
+@pytest.mark.parametrize("way", ROWS)
+def test_numbers_of_the_host_are_not_on_the_default_device(way: str) -> None:
+    """As after `torch.set_default_device("mps")`."""
+    with torch.device(DEVICE):
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+        meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1)  # type: ignore[arg-type]
+        for _ in range(4):
+            for rows in ROWS[way]:
+                loss = (model(torch.randn(rows, 4)) - 1).square().sum() / sum(ROWS[way])
+                meter.backward(loss, rows)
+            meter.step(loss_divisor=1)
+            model.zero_grad()
+        assert meter.measured_steps >= 3
+
+
 @pytest.mark.parametrize("kind", ["momentum", "preconditioner"])
 def test_what_an_optimizer_s_state_shows_is_what_it_shows_on_the_cpu(kind: str) -> None:
     here, on_cpu = with_state(kind, DEVICE), with_state(kind, torch.device("cpu"))

@@ -125,7 +125,7 @@ def test_a_fault_in_each_function_leaves_every_parameter_as_it_is(
         assert faulty["steps"] == plain["steps"]
         for ours, theirs in zip(faulty["parameters"], plain["parameters"], strict=True):
             assert torch.equal(ours, theirs), found
-        assert faulty["measured"] > [0], found
+        assert faulty["measured"] > [0] or steps == FEW, found
         if steps == STEPS and not found:
             break
         steps = FEW if found else STEPS

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import copy
 import math
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import noisescale.meter.meter as meter_module
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.ddp import DdpCollector, Phase
+from noisescale.collectors.devices import read
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.estimation.recent import RecentSteps
 
@@ -451,7 +454,13 @@ def test_all_ranks_leave_out_a_step_whose_weight_is_none_on_one(weights: Any) ->
     assert on_ranks(2, measured) == [(1, 1), (1, 1)]
 
 
-def told(order: list[int], *, follow: bool, given: bool) -> str:
+def told(
+    order: list[int],
+    *,
+    follow: bool,
+    given: bool,
+    as_graph: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+) -> str:
     """What is said of a run whose steps have passes of these numbers of tokens."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1, bias=False)
@@ -461,6 +470,7 @@ def told(order: list[int], *, follow: bool, given: bool) -> str:
         turn = step % len(order)
         for tokens in order if order == sorted(order) else order[turn:] + order[:turn]:
             loss = (model(1 + torch.rand(1, 1) / 9).sum() + 2) * (tokens if follow else 1)
+            loss = as_graph(loss)
             weight, terms = (tokens, None) if given else (None, torch.tensor(tokens))
             meter.before_backward(loss, 1, weight=weight, terms=terms)
             loss.backward()
@@ -484,6 +494,47 @@ def test_weights_of_a_loss_that_is_a_mean_of_means_are_told() -> None:
 
 def test_parts_that_are_sorted_by_their_weights_are_told() -> None:
     assert "sorted" in told([1, 5, 9], follow=True, given=True)
+
+
+def test_losses_that_are_all_in_the_same_memory_are_told_apart() -> None:
+    """As those of a CUDA graph are."""
+    memory = torch.zeros(())
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+            return memory.copy_(loss).detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    assert told([5, 1, 9], follow=True, given=True, as_graph=Graph.apply) == ""
+
+
+def test_losses_that_cannot_be_read_cost_only_the_steps_that_are_read_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_rows_alone(tensors: Sequence[torch.Tensor]) -> list[list[float]]:
+        if min(map(len, tensors)) == 1:
+            raise RuntimeError("overwritten")
+        return read(tensors)
+
+    monkeypatch.setattr("noisescale.collectors.rows.step_rows.read", of_rows_alone)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    meter = NoiseScaleMeter(model, every_n_steps=1, small_batch="micro_batch")
+    found = []
+    for _ in range(2):
+        for _ in range(20):
+            model.zero_grad()
+            for _ in range(2):
+                meter.backward((model(torch.randn(4, 3)) - 1).square().mean(), 4, weight=4.0)
+            meter.step()
+        with contextlib.suppress(RuntimeError):
+            found.append(meter.measured_steps)
+
+    assert found == [20]
 
 
 @pytest.mark.parametrize("weight", [None, "rows"])

@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters that take the place of measured ones."""
 
+import contextlib
 import warnings
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import on_ranks
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
+from noisescale.guard import RefusalError
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
 def model_and_meter() -> tuple[nn.Sequential, NoiseScaleMeter]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    model = network()
     return model, NoiseScaleMeter(model, small_batch="micro_batch", every_n_steps=1)
 
 
@@ -54,3 +64,34 @@ def test_parameters_that_are_elsewhere_in_the_model_are_measured() -> None:
         train(model, meter, steps=2)
 
     assert (meter.measured_steps, meter.skipped_steps) == (4, 0)
+
+
+def one_rank_replaces_a_parameter(model: nn.Module, at: int, **options: Any) -> int:
+    """Return how many of four steps are measured."""
+    meter = NoiseScaleMeter(model, every_n_steps=1, **options)
+    torch.manual_seed(dist.get_rank())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4):
+            if step == at and dist.get_rank() == 1:
+                getattr(model, "module", model)[2] = nn.Linear(5, 1)
+            meter.backward((model(torch.randn(6, 4)) - 1).square().mean(), 6)
+            with contextlib.suppress(RefusalError):
+                meter.step()
+            model.zero_grad()
+        return meter.measured_steps
+
+
+def test_the_rank_is_in_the_collectives_that_average_for_the_meter() -> None:
+    def trained() -> int:
+        return one_rank_replaces_a_parameter(network(), at=2, averaged=False)
+
+    assert on_ranks(2, trained) == [2, 2]
+
+
+def test_the_rank_votes_on_single_examples_as_the_others_do() -> None:
+    def trained() -> int:
+        ddp = DistributedDataParallel(network(), find_unused_parameters=True)
+        return one_rank_replaces_a_parameter(ddp, at=0, small_batch="example")
+
+    assert on_ranks(2, trained) == [0, 0]

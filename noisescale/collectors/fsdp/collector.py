@@ -61,8 +61,6 @@ class _Step:
     """Whether the last round's gradients are still to be summed over replicas."""
     in_parts: bool = False
     """Whether some round may have shown a gradient in parts."""
-    streams: set[torch.Stream] = field(default_factory=set)
-    """Those on which norms were taken."""
 
     @property
     def is_reduced(self) -> bool:
@@ -146,8 +144,7 @@ class FsdpCollector(Collector):
         unknown = any(unit.waiting is not None for unit in self._units)
         if len(passes_in_round) != 1 or unfinished or unknown or step.in_parts:
             return None
-        for stream in step.streams:
-            torch.accelerator.current_stream(self.device).wait_stream(stream)
+        self.norms.wait()
         return self.norms.sums(step.captured)
 
     def reset(self) -> None:
@@ -197,8 +194,6 @@ class FsdpCollector(Collector):
         """Add the norms of a buffer, times `factor`: p.grad is the mean of these gradients."""
         for captured, norms in zip(self._step.captured, self.norms.of(pieces), strict=True):
             captured.extend(norms if factor == 1 else scaled(norms, factor))
-        if self.device.type != "cpu":
-            self._step.streams.add(torch.accelerator.current_stream(self.device))
 
 
 class _AveragedShards(AveragedGradient):
@@ -218,7 +213,7 @@ class _AveragedShards(AveragedGradient):
                 pieces.append(Piece(index, p.grad.to_local()))  # type: ignore[attr-defined]
             elif p.requires_grad:
                 self.gone |= {index} & self.came
-        return norms.sums(norms.of(pieces)).to(norms.device).div_(self._replicas)
+        return norms.sums(norms.of(pieces)).div_(self._replicas)
 
 
 def _ranks_of(mesh: Any) -> dist.ProcessGroup | None:

@@ -91,7 +91,7 @@ class RowsApart:
             groups: Of rows that may act on each other.
             gradient: The gradient that a backward pass starts with.
         """
-        in_loss = in_network = torch.zeros(1)
+        in_loss = in_network = torch.zeros(1, device="cpu")
         try:
             if len(self._derived) >= _MOST_KINDS:
                 raise NoDerivativeError(f"these were taken of {_MOST_KINDS} other graphs")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from noisescale.batches.row_groups import RowGroups
+from noisescale.batches.to_device import to_device
 from noisescale.collectors.captured import Captured
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.halves.parts import Parts
@@ -256,10 +257,10 @@ class HalvesCollector(MicroBatchCollector):
                 live,
             )
         captured.norm_kept()
-        sq_norms = self.norms.sums(captured.norms)
+        sq_norms = self.norms.sums(captured.found)
         if live:
             # Noted on the devices of the cut.
-            here = [one.to(self.device, non_blocking=self.device.type != "cpu") for one in live]
+            here = [to_device(one, self.device) for one in live]
             few = parts.lack_losses(here[0] if len(here) == 1 else torch.stack(here).any(0))
             sq_norms = sq_norms.masked_fill(few, ROWS_WITHOUT_LOSS)
         self._halves = Halves(sq_norms, batch.which, parts)

@@ -49,7 +49,7 @@ def ends_of(cut: Cut) -> dict[Output, int]:
 def parts_of(rows: int, most: int, groups: RowGroups | None = None) -> Iterator[Tensor]:
     """Yield vectors of 1 for a random half of the rows, or of whole groups, and 0 for others."""
     apart = rows if groups is None else groups.number
-    order = torch.randperm(apart, generator=torch.Generator().manual_seed(apart))
+    order = torch.randperm(apart, generator=torch.Generator().manual_seed(apart), device="cpu")
     for bit in range(min(most, (apart - 1).bit_length())):
         part = (order >> bit & 1).float()
         yield part if groups is None else part[groups.of_rows]
@@ -69,6 +69,7 @@ def random_on_rows(
     drawn = torch.randn(
         (1 if alike else shape[0], *shape[1:]),
         generator=generator,
+        device="cpu",
         dtype=dtype if dtype.is_complex else torch.float32,
     )
     by_row = to_device(factor, device, dtype).reshape(-1, *[1] * (len(shape) - 1))

@@ -79,7 +79,7 @@ def share_in_loss(
     """
     numbers = sum(math.prod(graph.shape(output)) for output in ends_of(cut))
     if numbers > MOST_NUMBERS and is_chain(cut.region):
-        return torch.zeros(1)
+        return torch.zeros(1, device="cpu")
     if numbers > MOST_NUMBERS:
         raise NoDerivativeError(f"it is computed from {numbers:,} numbers, too many for these")
     with _without_derivative():
@@ -104,7 +104,7 @@ def _share_in_loss(
         first = _gradients_at_cut(graph, cut, graph.start.output, gradient)
     curved = {output: one for output, one in first.items() if one.requires_grad}
     if not curved:
-        return torch.zeros(1)  # linear, as far as derivatives show
+        return torch.zeros(1, device="cpu")  # linear, as far as derivatives show
     with torch.no_grad():
         of_roots = (
             _gradients_at_cut(graph, cut, root, graph.zeros(root) + 1)

@@ -67,7 +67,7 @@ def share_in_network(graph: Graph, cut: Cut, rows: int, groups: RowGroups | None
                 in_part, in_other = sq_norms(a), sq_norms(b)
                 both = torch.minimum(in_part, in_other).sum() / (in_part + in_other).sum()
                 shares.append(both.nan_to_num().to(shares[0].device if shares else both.device))
-    return torch.stack(shares).max().sqrt().view(1) if shares else torch.zeros(1)
+    return torch.stack(shares).max().sqrt().view(1) if shares else torch.zeros(1, device="cpu")
 
 
 def first_rows(graph: Graph, cut: Cut, rows: int) -> list[Output]:

@@ -87,7 +87,8 @@ class Parts(NamedTuple):
         """
         if self.groups is None:
             return live.sum() < _fewest_live(self.rows)
-        alive, whole = _apart(self.sums(live)), _apart(self.sums(torch.ones(self.rows)))
+        alive = _apart(self.sums(live))
+        whole = _apart(self.sums(torch.ones(self.rows, device="cpu")))
         return ~(alive * (1 + LARGEST_ERROR) >= float(whole))  # NaN where no row has a loss
 
     def sq_norms(self, halved: Tensor, whole: Tensor) -> Tensor:
@@ -103,7 +104,9 @@ class Parts(NamedTuple):
         """Say what `sq_norms` are of; the loss is one mean over all rows."""
         if self.groups is None and self.row_weights is None:
             return halves_of_a_batch(self.size, self.rows, loss_divisor)
-        of_rows = torch.ones(self.rows) if self.row_weights is None else self.row_weights
+        of_rows = self.row_weights
+        if of_rows is None:
+            of_rows = torch.ones(self.rows, device="cpu")
         weights = torch.where((of_rows >= 0).all(), self.sums(of_rows), torch.nan)
         sizes = self.sums(torch.ones_like(of_rows)) * (self.size / self.rows)
         squared = loss_divisor**2
@@ -119,5 +122,5 @@ def _apart(weights: Tensor) -> Tensor:
 @lru_cache
 def _fewest_live(rows: int) -> int:
     """The fewest rows with a loss, of so many, by which halves do not mislead."""
-    n = torch.arange(rows + 1.0)
+    n = torch.arange(rows + 1.0, device="cpu")
     return int((~((1 - n / n.square()) * (1 + LARGEST_ERROR) >= 1 - n[-1] / n[-1].square())).sum())

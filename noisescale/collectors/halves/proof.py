@@ -36,7 +36,7 @@ class Proof:
 
     def take_halved(self, index: int, gradient: Tensor) -> None:
         """Keep a gradient of the pass with the factor ½: see `row_pass`."""
-        self._halved[index] = gradient.detach()
+        self._halved[index] = gradient.detach().clone()
 
     def take_own(self, index: int, gradient: Tensor) -> None:
         """Compare it with the gradient of the training's own pass, and release it."""

@@ -181,7 +181,7 @@ class ProvedCuts:
             with self._a_pass_more(graph, restored):
                 derived = self._apart.by_derivatives(graph, cut, rows, groups, gradient)
         with self._a_pass_more(graph, restored):
-            factors, parameters = torch.full((rows,), FACTOR), self._norms.parameters
+            factors, parameters = torch.full((rows,), FACTOR, device="cpu"), self._norms.parameters
             row_pass(loss, gradient, cut.edges, factors, parameters, proof.take_halved)
         if shares := self._read(restored, derived.shares):
             in_network, in_loss = shares

@@ -56,7 +56,8 @@ def row_pass(
         edges: The cut.
         factors: Shape (rows,), on the CPU.
         parameters: The parameters whose gradients are wanted.
-        on_gradient: Called in hooks with an index and a gradient, which is gone after the call.
+        on_gradient: Called in hooks with an index and a gradient. What made the gradient may write
+            to its memory again after the pass.
         live: Receives for each edge which rows have a gradient there that is not zero.
     """
     rows = len(factors)

@@ -41,27 +41,47 @@ class Values:
     """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self._before = [(n, one, one.detach().clone()) for n, one in named if _counts(one)]
+        self._before = [_Before.of(n, one) for n, one in named if _counts(one)]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Have autograd not see what a block writes to them."""
         with ExitStack() as versions:
-            for _, tensor, _ in self._before:
-                versions.enter_context(_unsafe_preserve_version_counter(tensor))
+            for before in self._before:
+                versions.enter_context(_unsafe_preserve_version_counter(before.tensor))
             yield
 
     def restore(self) -> list[Restored]:
         """Restore them. The host does not wait to know which ones differ: it is on the device."""
-        restored = []
-        for name, tensor, value in self._before:
-            differs = _differ(tensor, value)
-            if not differs.is_cpu or bool(differs):
-                if _is_shorter(tensor, value):
-                    tensor.untyped_storage().resize_(value.untyped_storage().nbytes())
-                tensor.data.copy_(value)  # which does not count as a write
-            restored.append(Restored(name, differs))
-        return restored
+        return [Restored(before.name, before.restore()) for before in self._before]
+
+
+class _Before(NamedTuple):
+    """A tensor and its value before a block with passes."""
+
+    name: str
+    tensor: Tensor
+    value: Tensor
+    """Of what `_distinct` leaves of the tensor."""
+    nbytes: int
+    """Of the memory that the tensor is in."""
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> _Before:
+        value = _distinct(tensor.detach()).clone()
+        return cls(name, tensor, value, tensor.untyped_storage().nbytes())
+
+    def restore(self) -> Tensor:
+        """Restore it and return whether it differed, shape (1,)."""
+        differs = torch.ones(1, dtype=torch.bool, device="cpu")
+        memory = self.tensor.untyped_storage()
+        if memory.nbytes() < self.nbytes:  # it has been freed
+            memory.resize_(self.nbytes)
+        else:
+            differs = _differ(_distinct(self.tensor), self.value)
+        if not differs.is_cpu or bool(differs):
+            _distinct(self.tensor.data).copy_(self.value)  # which does not count as a write
+        return differs
 
 
 class Buffers:
@@ -80,12 +100,13 @@ class Buffers:
     def kept(self) -> Iterator[None]:
         """Restore after a block those that passes write to."""
         named = self._model.named_buffers() if self.written else ()
-        before = [(b, b.detach().clone()) for n, b in named if n in self.written and _counts(b)]
+        kept = [_distinct(b.data) for n, b in named if n in self.written and _counts(b)]
+        before = [(buffer, buffer.clone()) for buffer in kept]
         try:
             yield
         finally:
             for buffer, value in before:
-                buffer.data.copy_(value)
+                buffer.copy_(value)
 
 
 def values_saved_in(graph: Graph) -> Values:
@@ -272,14 +293,15 @@ def _counts(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
+def _distinct(tensor: Tensor) -> Tensor:
+    """View each number in memory once, where `expand` shows it several times."""
+    for dim, stride in enumerate(tensor.stride()):
+        if not stride and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def _differ(tensor: Tensor, value: Tensor) -> Tensor:
     """Whether bits differ, shape (1,): NaN is NaN."""
-    if _is_shorter(tensor, value):
-        return torch.ones(1, dtype=torch.bool)
     ours, theirs = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (tensor, value))
     return (ours != theirs).any().view(1)
-
-
-def _is_shorter(tensor: Tensor, value: Tensor) -> bool:
-    """Whether its memory has been freed."""
-    return tensor.untyped_storage().nbytes() < value.untyped_storage().nbytes()

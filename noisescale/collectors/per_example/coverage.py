@@ -26,7 +26,7 @@ class Coverage:
     """The share of |g|² in measured parameters, averaged over some hundred steps."""
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._sums = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._read: list[float] | None = [0.0, 0.0]
         """What is in them, if that is known."""
 

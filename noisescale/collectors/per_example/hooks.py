@@ -83,7 +83,7 @@ class LayerHooks(HookErrors):
         self._watching = True
         self._on_output_gradient = on_output_gradient
         self._is_constant = is_constant
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._layer_of: dict[int, Layer] = {}
         self._show: Callable[[bool], None] | None = None
 

@@ -186,7 +186,7 @@ class Probe(HookErrors):
             votes = self._votes(conclusive)
         finally:  # the other ranks wait for this one's votes, whatever became of them
             if group is not None:
-                votes_of_all = to_device(torch.tensor(votes), device)
+                votes_of_all = to_device(torch.tensor(votes, device="cpu"), device)
                 dist.all_reduce(votes_of_all, dist.ReduceOp.MAX, group)
                 votes = votes_of_all.tolist()
             self.begin_step()

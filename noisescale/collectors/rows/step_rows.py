@@ -87,7 +87,7 @@ class StepRows:
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self._partition = norms.partition
-        self._none = norms.entries, norms.device
+        self._norms = norms
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
         self._waiting: list[_Waiting] = []
@@ -149,13 +149,13 @@ class StepRows:
     ) -> Tensor:
         examples, unmeasured_examples = counts
         if big is None:
-            entries, device = self._none
-            big = torch.full((entries,), math.nan, dtype=wide_dtype(device), device=device)
+            device = self._norms.device
+            dtype = wide_dtype(device)
+            big = torch.full((self._norms.entries,), math.nan, dtype=dtype, device=device)
         if small is None:
             small = torch.full_like(big, math.nan)
-        changed = [] if changes.sq_norms is None else [changes.sq_norms.to(big)]
+        changed = big.new_zeros(3) if changes.sq_norms is None else changes.sq_norms.to(big)
         numbers = (
-            *(0.0, 0.0, 0.0),  # without `changed`
             layout.inverse_part_size,
             layout.inverse_size,
             layout.part_weight,
@@ -169,13 +169,10 @@ class StepRows:
             small = small * layout.small_scale
         if layout.big_scale != 1:
             big = big * layout.big_scale
-            changed = [x * layout.big_scale for x in changed]
+            changed = changed * layout.big_scale
         # This one number changes at every step: filled in, it takes no copy of the others.
         unmeasured = big.new_full((1,), unmeasured_examples)
-        rest = self._on_device(numbers, big)
-        if changed:
-            rest = [*changed, *(rest[3:] if len(rest) > 1 else [rest[0][3:]])]
-        return torch.cat([small, big, *rest, unmeasured])
+        return torch.cat([small, big, changed, *self._on_device(numbers, big), unmeasured])
 
     def read(
         self, *, without_waiting: bool = False, beside: Sequence[Unread] = ()
@@ -258,7 +255,7 @@ class StepRows:
         values = tuple(0.0 if isinstance(x, Tensor) else x for x in numbers)
         known = self._constants
         if known is None or known[0] != values or known[1].device != like.device:
-            tensor = to_device(torch.tensor(values, dtype=like.dtype), like.device)
+            tensor = to_device(torch.tensor(values, dtype=like.dtype, device="cpu"), like.device)
             self._constants = known = values, tensor
         if not any(isinstance(x, Tensor) for x in numbers):
             return [known[1]]

@@ -170,7 +170,50 @@ class Counts(Noisy):
         return self.body(hidden)
 
 
-@pytest.mark.parametrize(("make", "measured_steps"), [(Noisy, 5), (Counts, 0)])
+class ShownSeveralTimes(Noisy):
+    """With numbers that a buffer and a saved tensor show once for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(8).expand(ROWS, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = Square.apply(self.first(x)) + self.shift
+        return self.body[2](hidden * Square.apply(self.shift[:1].clone().expand(ROWS, 8)))
+
+
+class SameMemory(torch.autograd.Function):
+    """Its gradients are in the same memory each time, as in a CUDA graph."""
+
+    memory: dict[int, Tensor] = {}  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        found = gradient @ weight, gradient.T @ x, gradient.sum(0)
+        for i, one in enumerate(found):
+            SameMemory.memory.setdefault(i, torch.empty_like(one)).copy_(one)
+        return tuple(SameMemory.memory[i].detach() for i in range(3))
+
+
+class AsGraph(Noisy):
+    """As `torch.cuda.make_graphed_callables` makes a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        SameMemory.memory = {}
+        hidden = SameMemory.apply(x, self.first.weight, self.first.bias)
+        return self.body[2](hidden.tanh())
+
+
+@pytest.mark.parametrize(
+    ("make", "measured_steps"),
+    [(Noisy, 5), (Counts, 0), (ShownSeveralTimes, 5), (AsGraph, 5)],
+)
 def test_training_is_what_it_is_without(
     make: Callable[[], Noisy], measured_steps: int, device: torch.device
 ) -> None:
