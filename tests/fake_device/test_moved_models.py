@@ -9,7 +9,10 @@ from ways_of_capture import Net, batch, half_squares
 
 from fake_device.expectations import ROWS, expectations
 from noisescale import NoiseScaleMeter
+from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.collectors.rows.step_rows import StepRows
+from noisescale.collectors.rows.window_layout import UNKNOWN
 
 
 def train(model: nn.Module, meter: NoiseScaleMeter, way: str, step: int) -> None:
@@ -64,3 +67,15 @@ def test_parameters_that_were_replaced_are_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match=r"others in place of 'first\.weight' and 6 more\. "):
         train(model, meter, "micro_batch", 0)
+
+
+def test_a_step_of_which_nothing_is_known_is_told_from_where_the_model_is() -> None:
+    """The row of it goes to a process group of that device."""
+    model = Net().to("fake:0")
+    norms = GradientNorms(list(model.named_parameters()))
+    rows = StepRows(norms, None)
+    model.to("fake:1")
+
+    rows.add(None, None, UNKNOWN, examples=3, unmeasured_examples=0, unmeasured_steps=0)
+
+    assert str(rows._waiting[0].row.device) == "fake:1"

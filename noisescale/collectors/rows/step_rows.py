@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -87,7 +88,8 @@ class StepRows:
 
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self._partition = norms.partition
-        self._norms = norms
+        self._entries = norms.entries
+        self._norms = weakref.ref(norms)  # what they are of is gone once the meter is closed
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
         self._waiting: list[_Waiting] = []
@@ -149,9 +151,10 @@ class StepRows:
     ) -> Tensor:
         examples, unmeasured_examples = counts
         if big is None:
-            device = self._norms.device
-            dtype = wide_dtype(device)
-            big = torch.full((self._norms.entries,), math.nan, dtype=dtype, device=device)
+            norms = self._norms()
+            assert norms is not None
+            dtype = wide_dtype(norms.device)
+            big = torch.full((self._entries,), math.nan, dtype=dtype, device=norms.device)
         if small is None:
             small = torch.full_like(big, math.nan)
         changed = big.new_zeros(3) if changes.sq_norms is None else changes.sq_norms.to(big)
