@@ -32,8 +32,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor, predict
-from noisescale.tuning.jobs import Training
-from noisescale.tuning.ledger import Entry, State, results_of
+from noisescale.tuning.jobs import Entry, State, Training
+from noisescale.tuning.ledger import results_of
 from noisescale.tuning.settings import Own
 from noisescale.tuning.tune.asking import suggested
 from noisescale.tuning.tune.reading import read_parameters
@@ -107,7 +107,8 @@ def searched(
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
     parameters = centered(read_parameters(SEARCH), OWN, length, {})
-    job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, trials=999, seed=seed)
+    settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggested}
+    job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf
     while spent < allowed:

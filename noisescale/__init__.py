@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
     from noisescale.large_batch.adasum.rule import adasum as adasum
     from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
-    from noisescale.large_batch.conadv.adversary import ConcurrentAdversary as ConcurrentAdversary
+    from noisescale.large_batch.conadv import ConcurrentAdversary as ConcurrentAdversary
     from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
     from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
     from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
     from noisescale.tuning.carbs.sampler import CarbsSampler as CarbsSampler
 
-__version__ = "0.2.0.dev0"
+from noisescale._version import __version__ as __version__
 
 _HOME = {
     "AdasumOptimizer": "large_batch.adasum.optimizer",
@@ -70,7 +70,7 @@ _HOME = {
     "CarbsSampler": "tuning.carbs.sampler",
     "DecentLaM": "large_batch.decentlam.optimizer",
     "DecentLaMReduction": "lightning.unaveraged.decentlam_reduction",
-    "ConcurrentAdversary": "large_batch.conadv.adversary",
+    "ConcurrentAdversary": "large_batch.conadv",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
     "LegwWarmUp": "large_batch.legw",

@@ -23,6 +23,7 @@ OF_A_METER = {
     "StepRows.add",
     "StepRows._reduce",
     "Probe.verdicts",
+    "to_device",
 }
 """What leads to a collective of a meter. It does nothing else; what it calls may fail."""
 

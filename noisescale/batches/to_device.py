@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -13,11 +14,15 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
     """Return a tensor on a device; one of the host by way of pinned memory.
 
     Without pinned memory the host waits until the device has done all that was asked of it, also
-    with `non_blocking`.
+    with `non_blocking`. Where no memory can be pinned it waits: ranks that meet in a collective
+    count on this one.
     """
-    if not tensor.is_cpu or device.type == "cpu" or not _copies_from_pinned(device.type):
-        return tensor.to(device, dtype)
-    return tensor.to(dtype=dtype or tensor.dtype).pin_memory().to(device, non_blocking=True)
+    if tensor.is_cpu and device.type != "cpu":
+        with suppress(Exception):
+            if _copies_from_pinned(device.type):
+                pinned = tensor.to(dtype=dtype or tensor.dtype).pin_memory()
+                return pinned.to(device, non_blocking=True)
+    return tensor.to(device, dtype)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from noisescale import __version__
+from noisescale._version import __version__
 from noisescale.cli import branch, compare, fit, predict, profile, sweep, tune, watch, work
 from noisescale.extras import MissingExtraError
 from noisescale.printable import printable

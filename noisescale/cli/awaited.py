@@ -16,9 +16,9 @@ from noisescale.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from noisescale.tuning.jobs import Job
+    from noisescale.tuning.jobs import Entry, Job
     from noisescale.tuning.launchers import Workers
-    from noisescale.tuning.ledger import Entry, Ledger
+    from noisescale.tuning.ledger import Ledger
 
     Shown = tuple[str, Iterable[RenderableType]]
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from noisescale.lightning.branching.planning import Branching
     from noisescale.prediction.branches import Branch, BranchedRun
     from noisescale.tuning.branch_job import BranchJob
-    from noisescale.tuning.jobs import Training
-    from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.jobs import Entry, Training
 
 
 def branched_by_workers(

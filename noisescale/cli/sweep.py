@@ -44,8 +44,7 @@ from noisescale.renamed import renamed
 if TYPE_CHECKING:
     from noisescale.cli.awaited import Shown
     from noisescale.time_to_result.comparison import Comparison
-    from noisescale.tuning.jobs import Training
-    from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.jobs import Entry, Training
     from noisescale.tuning.settings import SweepJob
 
 EXAMPLE = 'noisescale sweep train.py:make --goal "val_loss<=0.15" --batch-sizes 16..2048'

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from noisescale.printable import printable
-from noisescale.report.numbers import count, number, plural
+from noisescale.report.numbers import count, hours, number, plural
 from noisescale.report.tables import Cell, Line, Table
 
 if TYPE_CHECKING:
     from noisescale.history.metrics import Goal
-    from noisescale.tuning.jobs import Job
-    from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.jobs import Entry, Job
     from noisescale.tuning.table import SizeProgress, SweepProgress
 
 
@@ -138,11 +137,6 @@ def _worker(entry: Entry) -> str:
     worker = entry.worker
     named = f" ({worker['name']})" if worker.get("name") else ""
     return f"{worker.get('host', 'starting')}:{worker.get('process', '')}{named}"
-
-
-def hours(hours: float) -> str:
-    """Write device-hours."""
-    return f"{hours:.2g}" if hours < 10 else count(hours)
 
 
 def _span(seconds: float) -> str:

@@ -39,7 +39,7 @@ from noisescale.renamed import renamed
 
 if TYPE_CHECKING:
     from noisescale.cli.awaited import Shown
-    from noisescale.tuning.ledger import Entry
+    from noisescale.tuning.jobs import Entry
     from noisescale.tuning.tune.standing import TuneProgress
 
 EXAMPLE = (

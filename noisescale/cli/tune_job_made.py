@@ -53,6 +53,7 @@ def made_job(
     from noisescale.lightning.sweeping.trial_fit import Made, describe
     from noisescale.lightning.training import seed_all
     from noisescale.tuning.space import SEARCHABLE
+    from noisescale.tuning.tune.asking import suggested
     from noisescale.tuning.tune.parameters import FITTED
     from noisescale.tuning.tune.reading import all_parameters, read_budget
     from noisescale.tuning.tune.tune_job import Length, TuneJob, centered
@@ -111,6 +112,7 @@ def made_job(
         seed,
         known.timings,
         max_device_batch_size,
+        suggest=suggested,
     )
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from noisescale.cli.sweep_shown import hours
 from noisescale.printable import printable
-from noisescale.report.numbers import plural
+from noisescale.report.numbers import hours, plural
 from noisescale.report.tuned_tables import cost_unit, number_of
 from noisescale.tuning.tune.tune_job import own_values
 

@@ -76,8 +76,9 @@ class GradientNorms:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [p for _, p in named_parameters]
         elsewhere = (p for p in self.parameters if not p.is_cpu)
-        self._home = next(elsewhere, self.parameters[0])
-        self._device = device
+        self.home = next(elsewhere, self.parameters[0])
+        """Norms are summed up where this parameter is, unless there is a `fixed_device`."""
+        self.fixed_device = device
         self.preconditioner, self.momentum = preconditioner, momentum
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
@@ -95,7 +96,7 @@ class GradientNorms:
     @property
     def device(self) -> torch.device:
         """Where norms are summed up now: `module.to` moves parameters."""
-        return self._home.device if self._device is None else self._device
+        return self.home.device if self.fixed_device is None else self.fixed_device
 
     def restricted_to(self, indices: Sequence[int]) -> GradientNorms:
         """Return the norms of only these parameters, in the same entries; before `leave_out`."""

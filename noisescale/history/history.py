@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merged
 from noisescale.history.optimizers import OptimizerKind
-from noisescale.tradeoff.tradeoff import Tradeoff
 
 if TYPE_CHECKING:
     import pandas
@@ -243,20 +242,6 @@ class History(Mapping[str, NDArray[np.float64]]):
             del values[::2]
         for name, column in merged(earlier, later).items():
             self._columns[name] = array("d", column.tolist())
-
-    def tradeoff(self) -> Tradeoff:
-        """Return the trade-off of steps and examples to reach this run's result.
-
-        See `Tradeoff.from_run`. Each block of the run has its own noise scale, see `Segments.of`.
-        For the trade-off with bounds, use `predict`.
-
-        Raises:
-            ValueError: If the noise scale of the run is not resolved.
-        """
-        from noisescale.history.run_law import tradeoff_of
-        from noisescale.history.segments import Segments
-
-        return tradeoff_of(Segments.of(self))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         return np.array(self._columns[column], dtype=np.float64)

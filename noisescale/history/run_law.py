@@ -230,12 +230,16 @@ class RunLaw:
         return Bounded(value, low, min(value + math.sqrt(up @ up), most))
 
 
-def tradeoff_of(run: Segments) -> Tradeoff:
-    """Return the trade-off of a run by the uncalibrated theory.
+def tradeoff_of(history: History) -> Tradeoff:
+    """Return the trade-off of steps and examples to reach a run's result, by the theory alone.
+
+    See `Tradeoff.from_run`. Each block of the run has its own noise scale, see `Segments.of`. For
+    the trade-off with bounds, use `predict`.
 
     Raises:
         ValueError: If the noise scale of the run is not resolved.
     """
+    run = Segments.of(history)
     if run.as_logged:
         return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
     law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))

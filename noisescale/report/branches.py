@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisescale import __version__
+from noisescale._version import __version__
 from noisescale.bounded import Bounded
 from noisescale.history.segments import Array
 from noisescale.prediction.branches import Branch, BranchedRun

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from noisescale.bounded import Bounded
 from noisescale.report.comparison_words import few, named, time_unit, whose
 from noisescale.report.numbers import banded, bounds, count, number, plural, two_digits
-from noisescale.time_to_result.comparison import Comparison, Standing
-from noisescale.time_to_result.outcomes import Outcome
+from noisescale.time_to_result.comparison import Comparison
+from noisescale.time_to_result.outcomes import Outcome, Standing
 from noisescale.time_to_result.swept import Swept
 
 _MOST_NAMED = 3

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from noisescale.report.records import finite
-from noisescale.time_to_result.comparison import Comparison, Standing
+from noisescale.time_to_result.comparison import Comparison
 from noisescale.time_to_result.measurements import CLOCKS
-from noisescale.time_to_result.outcomes import Outcome
+from noisescale.time_to_result.outcomes import Outcome, Standing
 from noisescale.time_to_result.swept import Swept, SweptBatch
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from noisescale.report.comparison_words import named, time_unit, whose
 from noisescale.report.numbers import Duration, count, number, plural
 from noisescale.report.tables import Cell, Line, Table, cell_of
-from noisescale.time_to_result.comparison import Comparison, Standing
-from noisescale.time_to_result.outcomes import Outcome
+from noisescale.time_to_result.comparison import Comparison
+from noisescale.time_to_result.outcomes import Outcome, Standing
 from noisescale.time_to_result.profiles import PerformanceProfile
 from noisescale.time_to_result.regimes import Regimes
 from noisescale.time_to_result.swept import Swept, SweptBatch

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from noisescale.bounded import Bounded
 from noisescale.report.numbers import SECONDS, Duration, duration_for
-from noisescale.time_to_result.comparison import Comparison, Standing
+from noisescale.time_to_result.comparison import Comparison
+from noisescale.time_to_result.outcomes import Standing
 
 _MOST_NAMED = 3
 """Submissions that a list of names has, if there are many."""

@@ -17,9 +17,9 @@ from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, shown
 from noisescale.report.noise_curve import extremes
 from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
 from noisescale.report.submissions import Look, looks, standings_on
-from noisescale.time_to_result.comparison import Comparison, Standing
+from noisescale.time_to_result.comparison import Comparison
 from noisescale.time_to_result.measurements import Array
-from noisescale.time_to_result.outcomes import Outcome
+from noisescale.time_to_result.outcomes import Outcome, Standing
 
 MOST_CURVES = 60
 """Of more trials the best are drawn: others would hide them."""

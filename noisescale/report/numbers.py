@@ -177,3 +177,8 @@ def _significant(value: float) -> str:
         return "0"
     digits = 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))
     return f"{value:.{max(digits, 0)}f}"
+
+
+def hours(hours: float) -> str:
+    """Write device-hours."""
+    return f"{hours:.2g}" if hours < 10 else count(hours)

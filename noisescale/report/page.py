@@ -15,7 +15,7 @@ from string import Template
 import plotly
 from plotly.offline import get_plotlyjs
 
-from noisescale import __version__
+from noisescale._version import __version__
 from noisescale.report.colours import DARK
 from noisescale.report.figures import SETTINGS, PlacedFigure
 from noisescale.report.tables import Cell, Line, Table

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from noisescale import __version__
+from noisescale._version import __version__
 from noisescale.bounded import Bounded
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.report.answers import doubled, measuring, timed

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from noisescale.report.colours import SERIES
 from noisescale.report.comparison_words import named
 from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
-from noisescale.time_to_result.comparison import Comparison, Standing
+from noisescale.time_to_result.comparison import Comparison
+from noisescale.time_to_result.outcomes import Standing
 
 
 class Look(NamedTuple):

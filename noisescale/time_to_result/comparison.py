@@ -19,7 +19,7 @@ from noisescale.checks import check_confidence, checked_choice, refuse
 from noisescale.history.metrics import Goal
 from noisescale.time_to_result.doubts import doubts_of
 from noisescale.time_to_result.measurements import CLOCKS, Trial
-from noisescale.time_to_result.outcomes import Outcome, best_setting, middle, outcome_of
+from noisescale.time_to_result.outcomes import Outcome, Standing, best_setting, middle, outcome_of
 from noisescale.time_to_result.profiles import (
     PerformanceProfile,
     algoperf_score,
@@ -32,40 +32,6 @@ from noisescale.tradeoff.profile import STEPS_SCATTER
 
 OWN_SCATTER = 3
 """A submission with this many repetitions shows how much its times scatter."""
-
-
-@dataclass(frozen=True, eq=False)
-class Standing:
-    """One submission on one workload."""
-
-    submission: str
-    workload: str
-    outcomes: tuple[Outcome, ...]
-    """Of all its trials."""
-    counting: tuple[Outcome, ...]
-    """What its time is the middle of: the repetitions of its best setting, or if there are
-    several studies, the middle repetition of each study's best setting."""
-    best: Outcome
-    """The middle of those."""
-    speed_up: Bounded
-    """How many times as fast as the reference. Without a value it is only known from the side on
-    which one of both missed the goal; unknown if both did."""
-
-    @property
-    def settings(self) -> float:
-        """Number of settings of hyperparameters that were tried, in the mean over its studies."""
-        tried = {(outcome.trial.study, outcome.setting) for outcome in self.outcomes}
-        return len(tried) / len({study for study, _ in tried})
-
-    @property
-    def reached(self) -> int:
-        """Number of trials that reached the goal."""
-        return sum(outcome.reached is not None for outcome in self.outcomes)
-
-    @property
-    def diverged(self) -> int:
-        """Number of trials that ended without a number, or failed by their own record."""
-        return sum(outcome.trial.diverged for outcome in self.outcomes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from noisescale.time_to_result.outcomes import Outcome, is_seed
 from noisescale.time_to_result.swept import Swept
 
 if TYPE_CHECKING:
-    from noisescale.time_to_result.comparison import Standing
+    from noisescale.time_to_result.outcomes import Standing
 
 UNEQUAL_SEARCHES = 2
 """A comparison warns if a submission was searched over this many times another's settings."""

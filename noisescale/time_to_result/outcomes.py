@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.steps_to_result import Reached, first_reached, within
@@ -83,6 +84,40 @@ class Outcome:
         others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if _is_setting(k))
         # NaN is unequal to itself.
         return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """One submission on one workload."""
+
+    submission: str
+    workload: str
+    outcomes: tuple[Outcome, ...]
+    """Of all its trials."""
+    counting: tuple[Outcome, ...]
+    """What its time is the middle of: the repetitions of its best setting, or if there are
+    several studies, the middle repetition of each study's best setting."""
+    best: Outcome
+    """The middle of those."""
+    speed_up: Bounded
+    """How many times as fast as the reference. Without a value it is only known from the side on
+    which one of both missed the goal; unknown if both did."""
+
+    @property
+    def settings(self) -> float:
+        """Number of settings of hyperparameters that were tried, in the mean over its studies."""
+        tried = {(outcome.trial.study, outcome.setting) for outcome in self.outcomes}
+        return len(tried) / len({study for study, _ in tried})
+
+    @property
+    def reached(self) -> int:
+        """Number of trials that reached the goal."""
+        return sum(outcome.reached is not None for outcome in self.outcomes)
+
+    @property
+    def diverged(self) -> int:
+        """Number of trials that ended without a number, or failed by their own record."""
+        return sum(outcome.trial.diverged for outcome in self.outcomes)
 
 
 def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:

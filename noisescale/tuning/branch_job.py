@@ -6,12 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from noisescale.tuning.jobs import FAILED, NOTHING, Record, Task, Training
-
-if TYPE_CHECKING:
-    from noisescale.tuning.ledger import Entry
+from noisescale.tuning.jobs import FAILED, NOTHING, Entry, Record, Task, Training
 
 
 @dataclass(frozen=True)

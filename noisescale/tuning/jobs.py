@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from noisescale.tuning.ledger import Entry
+from typing import Any, Protocol
 
 Record = Mapping[str, Any]
 """What JSON can hold."""
@@ -49,6 +47,36 @@ class Task:
     """Unique within the job. It also names the folder of the training."""
     spec: Record
     """What the training needs to know."""
+
+
+class State(Enum):
+    """Of a task."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    GIVEN_UP = "given up"
+    FAILED = "failed"
+    """Its last attempt failed, and another one is to be added."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task in the ledger, with its latest attempt."""
+
+    key: str
+    state: State
+    trial_id: int
+    """Of the attempt."""
+    attempt: int
+    """From 1."""
+    spec: Record
+    worker: Record
+    """Host, process and name of the worker."""
+    started: float
+    """Seconds since the epoch, by the clock of the worker; NaN if it was not begun."""
+    result: Record
+    """See `Job.wanted`; empty before it is known."""
 
 
 class Job(Protocol):

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from noisescale.tuning.branch_job import BranchJob
 from noisescale.tuning.jobs import Job, Record
 from noisescale.tuning.settings import SweepJob
+from noisescale.tuning.tune.asking import suggested
 from noisescale.tuning.tune.tune_job import TuneJob
 
-_KINDS: dict[str, Any] = {kind.kind: kind for kind in (SweepJob, BranchJob, TuneJob)}
+_KINDS: dict[str, Any] = {
+    SweepJob.kind: SweepJob.from_dict,
+    BranchJob.kind: BranchJob.from_dict,
+    TuneJob.kind: partial(TuneJob.from_dict, suggest=suggested),
+}
+"""What makes each job from what its `as_dict` says."""
 
 
 def job_from(record: Record) -> Job:
@@ -22,7 +29,7 @@ def job_from(record: Record) -> Job:
     fields = dict(record)
     kind = fields.pop("kind")
     try:
-        job: Job = _KINDS[kind].from_dict(fields)
+        job: Job = _KINDS[kind](fields)
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"`storage` must have a job of this version of noisescale, got {kind!r} with other"

@@ -16,13 +16,12 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from noisescale.history.metrics import Goal
 from noisescale.printable import printable
-from noisescale.tuning.jobs import FAILED, Job, Record, Task
+from noisescale.tuning.jobs import FAILED, Entry, Job, Record, State, Task
 from noisescale.tuning.storage import StorageError, open_storage, shown
 
 if TYPE_CHECKING:
@@ -53,36 +52,6 @@ _KEY, _SPEC, _LEASE, _WORKER, _RESULT, _REASON = (
 
 class LostError(Exception):
     """The task was put back: this worker took too long to renew its lease."""
-
-
-class State(Enum):
-    """Of a task."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    GIVEN_UP = "given up"
-    FAILED = "failed"
-    """Its last attempt failed, and another one is to be added."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A task in the ledger, with its latest attempt."""
-
-    key: str
-    state: State
-    trial_id: int
-    """Of the attempt."""
-    attempt: int
-    """From 1."""
-    spec: Record
-    worker: Record
-    """Host, process and name of the worker."""
-    started: float
-    """Seconds since the epoch, by the clock of the worker; NaN if it was not begun."""
-    result: Record
-    """See `Job.wanted`; empty before it is known."""
 
 
 class Ledger:

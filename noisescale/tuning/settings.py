@@ -6,19 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.history.metrics import Goal
 from noisescale.plan import Plan, plan_for
 from noisescale.printable import printable
-from noisescale.tuning.jobs import NOTHING, Record, Task, Training
+from noisescale.tuning.jobs import NOTHING, Entry, Record, Task, Training
 from noisescale.tuning.results import TrialResult, trial_name
 from noisescale.tuning.search import Progress, Search, limit_of, progress_of
 from noisescale.tuning.space import LEARNING_RATE, Dimension
-
-if TYPE_CHECKING:
-    from noisescale.tuning.ledger import Entry
 
 AROUND = 8.0
 """The learning rate is searched between the module's own divided by this, and times this."""

@@ -13,8 +13,8 @@ from noisescale.csv_lines import write_csv
 from noisescale.time_to_result.comparison import Comparison, compare
 from noisescale.time_to_result.measurements import Trial
 from noisescale.time_to_result.outcomes import middle
-from noisescale.tuning.jobs import FAILED, Record
-from noisescale.tuning.ledger import Entry, State, results_of
+from noisescale.tuning.jobs import FAILED, Entry, Record, State
+from noisescale.tuning.ledger import results_of
 from noisescale.tuning.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
 from noisescale.tuning.settings import SweepJob, read_spec
 from noisescale.tuning.space import LEARNING_RATE

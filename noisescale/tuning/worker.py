@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from noisescale.tuning.jobs import FAILED, Job, Record
-from noisescale.tuning.ledger import Entry, Ledger, LostError, State, results_of
+from noisescale.tuning.jobs import FAILED, Entry, Job, Record, State
+from noisescale.tuning.ledger import Ledger, LostError, results_of
 from noisescale.tuning.storage import patiently
 from noisescale.tuning.trial_process import TrialProcess
 

@@ -20,8 +20,7 @@ from noisescale.lightning.sweeping.trial_fit import Made
 from noisescale.lightning.sweeping.tuned_fit import train_tuned
 from noisescale.lightning.training import seed_all
 from noisescale.tuning import launchers
-from noisescale.tuning.jobs import Training
-from noisescale.tuning.ledger import Entry, State
+from noisescale.tuning.jobs import Entry, State, Training
 from noisescale.tuning.tune.standing import tune_progress
 from noisescale.tuning.tune.tune_job import TuneJob
 

@@ -72,8 +72,7 @@ def test_parameters_that_were_replaced_are_refused_by_name() -> None:
 def test_a_step_of_which_nothing_is_known_is_told_from_where_the_model_is() -> None:
     """The row of it goes to a process group of that device."""
     model = Net().to("fake:0")
-    norms = GradientNorms(list(model.named_parameters()))
-    rows = StepRows(norms, None)
+    rows = StepRows(GradientNorms(list(model.named_parameters())), None)
     model.to("fake:1")
 
     rows.add(None, None, UNKNOWN, examples=3, unmeasured_examples=0, unmeasured_steps=0)

@@ -9,6 +9,7 @@ import torch
 from noisescale import GradientMoments, History
 from noisescale.history.history import COLUMNS
 from noisescale.history.increments import Increments
+from noisescale.history.run_law import tradeoff_of
 
 
 def filled(rows: int, most_rows: int = 4096) -> History:
@@ -37,7 +38,7 @@ def test_memory_is_bounded_and_spacing_even(most_rows: int) -> None:
 
 
 def test_a_thinned_history_keeps_the_cost_of_the_run() -> None:
-    full, thinned = filled(1000).tradeoff(), filled(1000, 128).tradeoff()
+    full, thinned = tradeoff_of(filled(1000)), tradeoff_of(filled(1000, 128))
 
     assert thinned.critical_batch_size == pytest.approx(full.critical_batch_size, rel=0.05)
     assert full.steps(32) == pytest.approx(10_000)
@@ -48,7 +49,7 @@ def test_tradeoff_uses_the_mean_batch_size_between_rows() -> None:
     history.append(step=10, examples=10 * 16, noise_scale=20.0, high=30.0, batch_size=16)
     history.append(step=20, examples=10 * 16 + 10 * 48, noise_scale=20.0, high=30.0, batch_size=999)
 
-    tradeoff = history.tradeoff()
+    tradeoff = tradeoff_of(history)
 
     assert tradeoff.min_steps == pytest.approx(10 / (1 + 20 / 16) + 10 / (1 + 20 / 48))
 
@@ -57,10 +58,10 @@ def test_rows_that_are_not_resolved_count_as_not_measured() -> None:
     history = History()
     history.append(step=10, examples=320, noise_scale=20129.0, low=11.9, high=np.inf)
     with pytest.raises(ValueError, match="`noise_scale` must have a measured value, got 1"):
-        history.tradeoff()
+        tradeoff_of(history)
     history.append(step=20, examples=640, noise_scale=20.0, low=15.0, high=30.0)
 
-    assert history.tradeoff().critical_batch_size == pytest.approx(20)
+    assert tradeoff_of(history).critical_batch_size == pytest.approx(20)
 
 
 def test_resuming_continues_every_row_also_while_thinning() -> None:

@@ -19,7 +19,7 @@ from noisescale import (
     NoiseScaleMonitor,
     RepeatedAugmentationSampler,
 )
-from noisescale.large_batch.conadv.batches import interleaved
+from noisescale.large_batch.conadv import interleaved
 
 RADIUS = 0.25
 

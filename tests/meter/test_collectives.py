@@ -33,7 +33,7 @@ WAYS_OF_TWO = {name: way for name, way in WAYS.items() if way.ranks == 2} | {
     UNAVERAGED: Way(2, "rank", "auto", alone),
 }
 
-FAULTY_STEPS = 240
+FAULTY_STEPS = 260
 """Every second of them has a fault, in another function each time."""
 
 COLLECTIVE = OF_A_METER | {

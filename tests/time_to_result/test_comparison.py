@@ -8,8 +8,9 @@ from courses import sweep, trial
 
 from noisescale.bounded import Bounded
 from noisescale.history.metrics import Goal
-from noisescale.time_to_result.comparison import Comparison, Standing, compare
+from noisescale.time_to_result.comparison import Comparison, compare
 from noisescale.time_to_result.measurements import Measurements, Trial
+from noisescale.time_to_result.outcomes import Standing
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
 GOAL = Goal.read("loss<=0.1")

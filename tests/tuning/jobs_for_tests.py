@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noisescale.tuning.jobs import NOTHING, Record, Task
-from noisescale.tuning.ledger import Entry
+from noisescale.tuning.jobs import NOTHING, Entry, Record, Task
 
 SCRIPT = """
 import json, sys, time

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tuning.jobs_for_tests import Squares
 
-from noisescale.tuning.jobs import FAILED, Task
-from noisescale.tuning.ledger import ATTEMPTS, LOSSES, LOST, Ledger, LostError, State
+from noisescale.tuning.jobs import FAILED, State, Task
+from noisescale.tuning.ledger import ATTEMPTS, LOSSES, LOST, Ledger, LostError
 from noisescale.tuning.storage import StorageError
 
 ME = {"host": "here", "process": 1, "name": ""}

@@ -10,8 +10,8 @@ from noisescale import fit_tradeoff
 from noisescale.history.metrics import Goal
 from noisescale.time_to_result.reading import read_trials
 from noisescale.tradeoff.sweep_files import read_sweeps
-from noisescale.tuning.jobs import FAILED, Training
-from noisescale.tuning.ledger import Ledger, State
+from noisescale.tuning.jobs import FAILED, State, Training
+from noisescale.tuning.ledger import Ledger
 from noisescale.tuning.search import Search
 from noisescale.tuning.settings import Own, SweepJob, read_spec
 from noisescale.tuning.table import (

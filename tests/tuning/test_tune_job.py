@@ -14,11 +14,12 @@ import pytest
 
 from noisescale.time_to_result.cost_front import CostFront
 from noisescale.tuning import trial_process, worker
-from noisescale.tuning.jobs import FAILED, Training
+from noisescale.tuning.jobs import FAILED, Entry, State, Training
 from noisescale.tuning.known_jobs import job_from
-from noisescale.tuning.ledger import Entry, Ledger, State, results_of
+from noisescale.tuning.ledger import Ledger, results_of
 from noisescale.tuning.settings import Own
 from noisescale.tuning.storage import StorageError
+from noisescale.tuning.tune.asking import suggested
 from noisescale.tuning.tune.parameters import Parameter
 from noisescale.tuning.tune.prior_cost import prior_cost
 from noisescale.tuning.tune.reading import read_parameters
@@ -50,7 +51,9 @@ def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     parameters = centered(read_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
-    return TuneJob(training, own, "val_loss", False, parameters, length, **settings)
+    return TuneJob(
+        training, own, "val_loss", False, parameters, length, suggest=suggested, **settings
+    )
 
 
 def script(tmp_path: Path, body: str = "") -> list[str]:

@@ -16,8 +16,8 @@ from tuning.jobs_for_tests import Squares, script, squares_in
 from noisescale.cli.awaited import trained_by_workers
 from noisescale.cli.workers import WorkersToStart
 from noisescale.tuning import trial_process, worker
-from noisescale.tuning.jobs import FAILED
-from noisescale.tuning.ledger import ATTEMPTS, Entry, Ledger, State
+from noisescale.tuning.jobs import FAILED, Entry, State
+from noisescale.tuning.ledger import ATTEMPTS, Ledger
 from noisescale.tuning.worker import TELLING, AllFailedError, OnlyHereError, Worker
 
 ALL = {"n=0": 0, "n=1": 1, "n=2": 4, "sum=5": 25}

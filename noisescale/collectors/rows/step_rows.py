@@ -89,7 +89,7 @@ class StepRows:
     def __init__(self, norms: GradientNorms, group: dist.ProcessGroup | None) -> None:
         self._partition = norms.partition
         self._entries = norms.entries
-        self._norms = weakref.ref(norms)  # what they are of is gone once the meter is closed
+        self._device, self._home = norms.fixed_device, weakref.ref(norms.home)
         self._group = group
         self.ranks = dist.get_world_size(group) if group is not None else 1
         self._waiting: list[_Waiting] = []
@@ -151,10 +151,9 @@ class StepRows:
     ) -> Tensor:
         examples, unmeasured_examples = counts
         if big is None:
-            norms = self._norms()
-            assert norms is not None
-            dtype = wide_dtype(norms.device)
-            big = torch.full((self._entries,), math.nan, dtype=dtype, device=norms.device)
+            home = self._home()
+            device = self._device or (torch.device("cpu") if home is None else home.device)
+            big = torch.full((self._entries,), math.nan, dtype=wide_dtype(device), device=device)
         if small is None:
             small = torch.full_like(big, math.nan)
         changed = big.new_zeros(3) if changes.sq_norms is None else changes.sq_norms.to(big)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from noisescale.tuning.jobs import Record
+from noisescale.tuning.jobs import Entry, Record
 from noisescale.tuning.tune.parameters import Value
 from noisescale.tuning.tune.prior_cost import prior_cost
 from noisescale.tuning.tune.tune_job import DONE, TuneJob
@@ -15,8 +15,6 @@ from noisescale.tuning.tune.tune_job import DONE, TuneJob
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
-
-    from noisescale.tuning.ledger import Entry
 
 COST = "cost"
 """The user attribute of a trial that has its cost."""

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import nnls
 
-from noisescale.tuning.jobs import Record
+from noisescale.tuning.jobs import Entry, Record
 from noisescale.tuning.tune.parameters import Value
 from noisescale.tuning.tune.tune_job import TuneJob
-
-if TYPE_CHECKING:
-    from noisescale.tuning.ledger import Entry
 
 
 def prior_cost(

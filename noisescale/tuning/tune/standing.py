@@ -11,8 +11,8 @@ from typing import Any
 
 from noisescale.csv_lines import write_csv
 from noisescale.time_to_result.cost_front import CostFront, Searched, TunedTrial
-from noisescale.tuning.jobs import FAILED
-from noisescale.tuning.ledger import Entry, State, results_of
+from noisescale.tuning.jobs import FAILED, Entry, State
+from noisescale.tuning.ledger import results_of
 from noisescale.tuning.tune.asking import cost_of
 from noisescale.tuning.tune.parameters import LINEAR, LOGIT, Parameter
 from noisescale.tuning.tune.tune_job import DONE, TuneJob, device_hours

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.plan import Plan
-from noisescale.tuning.jobs import NOTHING, Record, Task, Training
-from noisescale.tuning.ledger import State
+from noisescale.tuning.jobs import NOTHING, Entry, Record, State, Task, Training
 from noisescale.tuning.settings import STREAM, Own, equal_shares
 from noisescale.tuning.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
 from noisescale.tuning.tune.parameters import (
@@ -23,9 +22,6 @@ from noisescale.tuning.tune.parameters import (
     Parameter,
     Value,
 )
-
-if TYPE_CHECKING:
-    from noisescale.tuning.ledger import Entry
 
 DONE, TOO_DEAR = "done", "too dear"
 """How trainings end, besides "diverged"."""
@@ -69,6 +65,10 @@ class Length:
         return 1.0 if noise_scale is None else (1 + noise_scale / size) / (1 + noise_scale / base)
 
 
+Suggest = Callable[["TuneJob", Mapping[str, Record], Mapping[str, Entry]], dict[str, Value]]
+"""From a search, its results and its tasks to the parameters of the next training."""
+
+
 @dataclass(frozen=True)
 class TuneJob:
     """The settings of a search. All workers have the same ones.
@@ -94,6 +94,8 @@ class TuneJob:
     timings: tuple[tuple[float, int, float], ...] = ()
     """Device batch, micro-batches and seconds of steps that were timed before the search."""
     max_device_batch_size: int | None = None
+    suggest: Suggest = field(kw_only=True, compare=False, repr=False)
+    """Returns the parameters of the next training; `suggested` asks the sampler."""
 
     kind: ClassVar[str] = "tune"
     adjustable: ClassVar[tuple[str, ...]] = ("budget", "trials")
@@ -159,14 +161,16 @@ class TuneJob:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
         examples = self.own.examples if math.isfinite(self.own.examples) else None
+        settings = asdict(self)
+        del settings["suggest"]
         return {
-            **asdict(self),
+            **settings,
             "own": {**asdict(self.own), "examples": examples},
             "parameters": [each.as_dict() for each in self.parameters],
         }
 
     @classmethod
-    def from_dict(cls, read: Mapping[str, Any]) -> TuneJob:
+    def from_dict(cls, read: Mapping[str, Any], suggest: Suggest) -> TuneJob:
         """Return what `as_dict` was called on."""
         own = dict(read["own"])
         own["examples"] = math.inf if own["examples"] is None else own["examples"]
@@ -178,7 +182,7 @@ class TuneJob:
             "length": Length(**read["length"]),
             "timings": tuple(tuple(each) for each in read["timings"]),
         }
-        return cls(**{**read, **fields})
+        return cls(**{**read, **fields}, suggest=suggest)
 
     def plan(self, parameters: Mapping[str, Value]) -> Plan:
         """Return how a batch is made up."""
@@ -210,10 +214,8 @@ class TuneJob:
         waiting = [e for e in left if e.state in (State.WAITING, State.FAILED)]
         if waiting or self._is_spent(results, entries):
             return [Task(entry.key, entry.spec) for entry in waiting or left]
-        from noisescale.tuning.tune.asking import suggested
-
         number = len(entries)
-        return [Task(str(number), self.spec(number, suggested(self, results, entries)))]
+        return [Task(str(number), self.spec(number, self.suggest(self, results, entries)))]
 
     def finished(
         self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING

@@ -24,7 +24,8 @@ def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
             return work
 
         norms = mock.create_autospec(GradientNorms, instance=True)
-        norms.entries, norms.partition, norms.device = 1, 1, torch.device("cpu")
+        norms.entries, norms.partition, norms.fixed_device = 1, 1, torch.device("cpu")
+        norms.home = torch.nn.Parameter(torch.zeros(1))
         rows = StepRows(norms, dist.group.WORLD)
         one = torch.ones(1, dtype=torch.float64)
         with mock.patch.object(dist, "all_reduce", kept_track_of):

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Concurrent adversarial learning: adversarial copies of the next batch, made beside the step."""
