@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import devices
 import pytest
 from browser import browser as browser
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of torch and of NumPy
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Lightning calls what jsonargparse deprecates, when it is imported too.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
+
+# Machines that tests share are slow at times.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Every Trainer of Lightning looks through all installed packages: a third of a short fit.
 metadata.entry_points = functools.cache(metadata.entry_points)

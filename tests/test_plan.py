@@ -132,7 +132,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases)
 def test_free_micro_batches_are_full_within_ten_percent_and_the_nearest_at_a_bound(
     case: Case,
@@ -165,7 +165,6 @@ def test_free_micro_batches_are_full_within_ten_percent_and_the_nearest_at_a_bou
         assert count == min(those for sum_of_rows, those in possible if sum_of_rows == rows)
 
 
-@settings(deadline=None)
 @given(cases)
 def test_the_batch_size_of_a_plan_gives_the_same_plan(case: Case) -> None:
     assume(case.possible())

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +26,6 @@ def sgd(lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
 
 
-@settings(deadline=None)
 @given(
     accumulations=st.lists(st.integers(1, 7), min_size=1, max_size=30),
     epochs=st.lists(st.integers(1, 20), min_size=1, max_size=3),

@@ -25,7 +25,7 @@ NO_LIMIT: dict[str, Any] = {"max_batch_size": 10**6}
 SEVEN_BATCHES = (3, 2, 5, 1, 2, 4)  # several windows of epochs of seven batches are cut short
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     batches=st.integers(1, 11),
@@ -59,7 +59,7 @@ def test_every_gradient_is_the_mean_over_its_window(
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "stream"])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     batches=st.integers(1, 11),

@@ -148,7 +148,7 @@ class Watches:
 
 
 @example(lengths=[9], batches=13, epochs=3, accumulate=1, rows=32)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     batches=st.integers(1, 13),
