@@ -18,7 +18,7 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
     count on this one.
     """
     if tensor.is_cpu and device.type != "cpu":
-        with suppress(Exception):
+        with suppress(RuntimeError):
             if _copies_from_pinned(device.type):
                 pinned = tensor.to(dtype=dtype or tensor.dtype).pin_memory()
                 return pinned.to(device, non_blocking=True)

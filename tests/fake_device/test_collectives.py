@@ -135,7 +135,7 @@ def offloaded_rows() -> None:
         meter.backward(loss_of(model, step), 4)
         meter.step()
         model.zero_grad()
-    meter.noise_scale  # noqa: B018
+    _ = meter.noise_scale
 
 
 def offloaded_decisions() -> None:

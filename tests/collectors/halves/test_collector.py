@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -185,7 +185,7 @@ class ShownSeveralTimes(Noisy):
 class SameMemory(torch.autograd.Function):
     """Its gradients are in the same memory each time, as in a CUDA graph."""
 
-    memory: dict[int, Tensor] = {}  # noqa: RUF012
+    memory: ClassVar[dict[int, Tensor]] = {}
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

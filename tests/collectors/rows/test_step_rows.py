@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import weakref
+from typing import Any
 from unittest import mock
 
 import torch
@@ -11,6 +12,9 @@ from noisescale.collectors.changes import Changes
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import WindowLayout
+
+COUNTS: Any = {"examples": 8.0, "unmeasured_examples": 0.0, "unmeasured_steps": 0}
+"""What `StepRows.add` is told of the step besides norms."""
 
 
 def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
@@ -33,9 +37,7 @@ def test_a_sum_outlives_its_reading_so_that_no_thread_frees_the_row() -> None:
                 one,
                 one,
                 WindowLayout(0.125, 0.125, 1.0, 1.0),
-                examples=8.0,
-                unmeasured_examples=0.0,
-                unmeasured_steps=0,
+                **COUNTS,
             )
         assert len(list(rows.read())) == 1
         del rows
@@ -57,9 +59,7 @@ def test_the_stream_of_an_accelerator_waits_for_the_sum_at_once(device: torch.de
             one,
             one,
             WindowLayout(0.125, 0.125, 1.0, 1.0),
-            examples=8.0,
-            unmeasured_examples=0.0,
-            unmeasured_steps=0,
+            **COUNTS,
         )
         at_once = work.wait.call_count
         list(rows.read())
@@ -78,9 +78,7 @@ def test_changes_are_shares_of_the_gradient_whatever_losses_were_divided_by() ->
         big,
         big,
         WindowLayout(0.25, 0.25, 1.0, 0.5),
-        examples=8.0,
-        unmeasured_examples=0.0,
-        unmeasured_steps=0,
+        **COUNTS,
         changes=Changes(changed, gone=3, in_pieces=True),
     )
     ((_, _, _, _, changes),) = rows.read()
