@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the runs, sweeps, searches and branches that `inputs/` holds. It takes some minutes.
+
+    python tests/goldens/record.py [NAME ...]
+
+Trainings are not the same to the last bit on every machine. So what they leave is stored, and
+`make.py` makes everything else from it. Run this only for an input that is new: every file that
+`make.py` makes changes with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import nn
+
+HERE = Path(__file__).parent
+INPUTS = HERE / "inputs"
+sys.path.insert(0, str(HERE.parent))
+
+from goldens.targets import Classifier, Sentences, convolutions, digits, sentences  # noqa: E402
+
+from noisescale import AdasumReduction, BatchSizeScheduler, NoiseScaleMonitor  # noqa: E402
+from noisescale.hugging_face import NoiseScaleCallback  # noqa: E402
+
+
+def fit(
+    folder: Path,
+    module: LightningModule,
+    loaders: tuple[Any, ...],
+    *,
+    steps: int,
+    log: type[TensorBoardLogger] | type[CSVLogger] = TensorBoardLogger,
+    every: int = 5,
+    callbacks: tuple[Any, ...] = (),
+    monitor: NoiseScaleMonitor | None = None,
+    ckpt_path: str | None = None,
+    **settings: Any,
+) -> Trainer:
+    """Train, and leave the log in `folder` itself."""
+    seed_everything(1, verbose=False)
+    own = monitor or NoiseScaleMonitor()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        max_epochs=-1,
+        log_every_n_steps=every,
+        logger=log(folder.parent, name=folder.name, version=""),
+        callbacks=[own, *callbacks],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
+        num_sanity_val_steps=0,
+        **settings,
+    )
+    trainer.fit(module, *loaders, ckpt_path=ckpt_path)
+    return trainer
+
+
+def plain(folder: Path) -> None:
+    fit(folder, Classifier(), digits(32), steps=600)
+
+
+def in_csv(folder: Path) -> None:
+    fit(folder, Classifier(), digits(32), steps=400, log=CSVLogger)
+
+
+def short(folder: Path) -> None:
+    fit(folder, Classifier(), digits(64), steps=12, every=2)
+
+
+def momentum(folder: Path) -> None:
+    fit(folder, Classifier(0.05, momentum=0.9), digits(64), steps=400)
+
+
+def adamw_decayed(folder: Path) -> None:
+    fit(folder, Classifier(0.003, "AdamW", decay=500), digits(64), steps=500)
+
+
+def without_a_way(folder: Path) -> None:
+    """One process, and rows that batch normalization ties together: nothing is measured."""
+    fit(folder, Classifier(net=convolutions()), digits(64), steps=100)
+
+
+def two_ranks(folder: Path) -> None:
+    # Forked ranks leave through `os._exit`, so the log is complete when `fit` returns.
+    fit(folder, Classifier(), digits(32), steps=500, devices=2, strategy="ddp_fork")
+
+
+def accumulated(folder: Path) -> None:
+    fit(folder, Classifier(), digits(16), steps=300, accumulate_grad_batches=4, every=3)
+
+
+def grown(folder: Path) -> None:
+    scheduler = BatchSizeScheduler(policy="tradeoff", max_batch_size=512)
+    fit(folder, Classifier(), digits(8), steps=900, callbacks=(scheduler,), every=10)
+
+
+def near_full_batch(folder: Path) -> None:
+    fit(folder, Classifier(0.4), digits(700), steps=200)
+
+
+def _resumed(folder: Path, log: Any, first: int, saved: int, last: int) -> None:
+    """Killed at step `first`, resumed from step `saved`, and trained up to step `last`."""
+    with tempfile.TemporaryDirectory() as made:
+        keep = ModelCheckpoint(made, every_n_train_steps=saved, save_top_k=-1)
+        fit(folder, Classifier(), digits(32), steps=first, callbacks=(keep,), log=log)
+        file = str(next(Path(made).glob(f"*step={saved}.ckpt")))
+        kept = {each: pandas.read_csv(each) for each in folder.glob("metrics.csv")}
+        fit(folder, Classifier(), digits(32), steps=last, log=log, ckpt_path=file)
+        for each, rows in kept.items():  # a CSVLogger begins anew; other writers go on
+            pandas.concat([rows, pandas.read_csv(each)]).to_csv(each, index=False)
+
+
+def resumed(folder: Path) -> None:
+    _resumed(folder, TensorBoardLogger, 300, 300, 500)
+
+
+def resumed_earlier(folder: Path) -> None:
+    _resumed(folder, TensorBoardLogger, 400, 200, 450)
+
+
+def resumed_and_shorter(folder: Path) -> None:
+    _resumed(folder, TensorBoardLogger, 400, 150, 250)
+
+
+def resumed_in_csv(folder: Path) -> None:
+    _resumed(folder, CSVLogger, 300, 200, 400)
+
+
+def grouped(folder: Path) -> None:
+    module = Classifier()
+    groups = {"first": ["net.0.*"], "last": ["net.2.*"]}
+    fit(folder, module, digits(32), steps=300, monitor=NoiseScaleMonitor(groups=groups))
+
+
+def skipping(folder: Path) -> None:
+    fit(folder, Classifier(broken=(50, 51, 120)), digits(32), steps=300)
+
+
+def in_sequences(folder: Path) -> None:
+    monitor = NoiseScaleMonitor(unit="sequences")
+    fit(folder, Sentences(), (sentences(20),), steps=600, monitor=monitor)
+
+
+def adam_on_sentences(folder: Path) -> None:
+    fit(folder, Sentences("AdamW", 0.002), (sentences(32),), steps=600)
+
+
+def each_step(folder: Path) -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=1, small_batch="example")
+    fit(folder, Classifier(), digits(16), steps=300, monitor=monitor)
+
+
+def two_monitors(folder: Path) -> None:
+    more = NoiseScaleMonitor(name="other", window=50)
+    fit(folder, Classifier(), digits(32), steps=200, callbacks=(more,))
+
+
+def adasum(folder: Path) -> None:
+    module, reduction = Classifier(0.1), AdasumReduction()
+    fit(
+        folder,
+        module,
+        digits(32),
+        steps=200,
+        devices=2,
+        strategy="ddp_fork",
+        callbacks=(reduction,),
+    )
+
+
+def with_pictures(folder: Path) -> None:
+    from lightning.pytorch import Callback
+
+    class Pictures(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+            if trainer.global_step % 50 == 0:
+                board = trainer.logger.experiment  # type: ignore[union-attr]
+                noise = torch.rand(3, 24, 24)
+                board.add_image("noise", noise, trainer.global_step)
+                board.add_histogram("weights", noise, trainer.global_step)
+
+    fit(folder, Classifier(), digits(32), steps=300, callbacks=(Pictures(),))
+
+
+def under_way(folder: Path) -> None:
+    """Cut off within a record, as in a file that is still written to."""
+    plain(folder)
+    file = next(folder.glob("events*"))
+    file.write_bytes(file.read_bytes()[:100_003])
+
+
+def transformers(folder: Path) -> None:
+    from transformers import Trainer as HuggingFaceTrainer
+    from transformers import TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            logits = self.net(x)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder)
+    rows = [{"x": x, "labels": y} for x, y in digits(32)[0].dataset]
+    with tempfile.TemporaryDirectory() as made:
+        HuggingFaceTrainer(
+            Net(),
+            TrainingArguments(
+                made,
+                max_steps=400,
+                per_device_train_batch_size=16,
+                logging_steps=5,
+                report_to=["tensorboard"],
+                save_strategy="no",
+                use_cpu=True,
+                gradient_accumulation_steps=2,
+                disable_tqdm=True,
+                learning_rate=0.01,
+            ),
+            train_dataset=rows,
+            callbacks=[NoiseScaleCallback()],
+        ).train()
+
+
+RUNS: tuple[Callable[[Path], None], ...] = (
+    *(plain, in_csv, short, momentum, adamw_decayed, without_a_way, two_ranks, accumulated, grown),
+    *(near_full_batch, resumed, resumed_earlier, resumed_and_shorter, resumed_in_csv, grouped),
+    *(skipping, in_sequences, adam_on_sentences, each_step, two_monitors, adasum),
+    *(with_pictures, under_way, transformers),
+)
+
+
+def states(folder: Path) -> None:
+    """Checkpoints' parts of ours, as `torch.save` leaves them."""
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as made:
+        keep = ModelCheckpoint(made, every_n_train_steps=150, save_top_k=-1)
+        monitor = NoiseScaleMonitor(groups={"first": ["net.0.*"]})
+        scheduler = BatchSizeScheduler(policy="tradeoff", max_batch_size=512)
+        fit(
+            Path(made) / "run",
+            Classifier(),
+            digits(8),
+            steps=150,
+            monitor=monitor,
+            callbacks=(scheduler, keep),
+        )
+        saved = torch.load(next(Path(made).glob("*.ckpt")), weights_only=True)
+        ours = {
+            name: state
+            for name, state in saved["callbacks"].items()
+            if "Noise" in name or "Scheduler" in name
+        }
+        torch.save(ours, folder / "callbacks.pt")
+
+
+def _command(*arguments: str, cwd: Path) -> None:
+    subprocess.run([sys.executable, "-m", "noisescale", *arguments], cwd=cwd, check=True)
+
+
+TARGET = "targets.py:make"
+
+
+def _working(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    shutil.copy(HERE / "targets.py", folder)
+    return folder
+
+
+def sweep(folder: Path) -> None:
+    _command(
+        *("sweep", TARGET, "--goal", "val_loss<=0.35", "--batch-sizes", "8,32,128,512"),
+        *("--trials", "4", "--repeats", "2", "--epochs", "20", "--accelerator", "cpu"),
+        *("--search", "learning_rate=0.05..2"),
+        cwd=_working(folder),
+    )
+
+
+def tune(folder: Path) -> None:
+    _command(
+        *("tune", TARGET, "--metric", "val_loss", "--trials", "12", "--epochs", "3"),
+        *("--search", "learning_rate=0.02..2", "--search", "batch_size=16..256"),
+        *("--search", "width=8..64", "--accelerator", "cpu"),
+        cwd=_working(folder),
+    )
+
+
+def branch(folder: Path) -> None:
+    folder = _working(folder)
+    keep = ModelCheckpoint(folder / "saved", every_n_train_steps=100, save_top_k=-1)
+    fit(folder / "run", Classifier(), digits(16), steps=200, callbacks=(keep,))
+    _command(
+        *(
+            "branch",
+            "run",
+            "saved",
+            "targets.py:alone",
+            "--batch-sizes",
+            "1x,4x,16x",
+            "--orders",
+            "2",
+        ),
+        *("--loss-examples", "1400", "--accelerator", "cpu"),
+        cwd=folder,
+    )
+
+
+def profile(folder: Path) -> None:
+    _command(
+        *(
+            "profile",
+            "targets.py:alone",
+            "--device-batch-sizes",
+            "8,32,128,512",
+            "--accumulation",
+            "1,2",
+        ),
+        *("--accelerator", "cpu"),
+        cwd=_working(folder),
+    )
+
+
+def trials(folder: Path) -> None:
+    """Runs of two optimizers at three batch sizes and learning rates, for `compare`."""
+    for optimizer, rates in {"SGD": (0.05, 0.2, 0.8), "AdamW": (0.001, 0.004, 0.016)}.items():
+        for batch_size in (16, 64, 256):
+            for rate in rates:
+                name = f"{batch_size}-{rate:g}"
+                module = Classifier(rate, optimizer)
+                fit(
+                    folder / optimizer.lower() / name, module, digits(batch_size),
+                    steps=3000 // batch_size ** 0.5 // 10 * 10 // 1, log=CSVLogger, every=20,
+                    val_check_interval=5, check_val_every_n_epoch=None,
+                )  # fmt: skip
+
+
+OTHERS = (states, sweep, tune, branch, profile, trials)
+
+
+def without_names(folder: Path) -> None:
+    """Leave out what is of the machine alone: its name, and what workers printed."""
+    host = socket.gethostname()
+    for file in [*folder.rglob("events*"), *folder.rglob("*.journal")]:
+        content = file.read_bytes().replace(f'"{host}"'.encode(), b'"host"')
+        content = content.replace(f'\\"{host}\\"'.encode(), b'\\"host\\"')
+        file.unlink()
+        file.with_name(re.sub(rf"\.{host}\.\d+\.(\d+)$", r".host.\1", file.name)).write_bytes(
+            content
+        )
+    for copy in folder.glob("targets.py"):
+        copy.unlink()
+    for made in [*folder.rglob("workers"), *folder.rglob("trials"), *folder.rglob("__pycache__")]:
+        shutil.rmtree(made)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    known = {each.__name__: each for each in (*RUNS, *OTHERS)}
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*known, []])
+    names = parser.parse_args().names or list(known)
+    warnings.simplefilter("ignore")
+    for name in names:
+        folder = INPUTS / name
+        shutil.rmtree(folder, ignore_errors=True)
+        known[name](folder)
+        without_names(folder)
+        print(name, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
