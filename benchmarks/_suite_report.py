@@ -64,7 +64,7 @@ def report(rows: Sequence[Row], size: Size) -> list[Row]:
 
 def write_page(rows: Sequence[Row], size: Size, path: Path) -> None:
     """Write the report of `noisescale compare` on external tuning."""
-    from noisescale.report.comparison_html import write_comparison
+    from noisescale.lab.compare.comparison_html import write_comparison
 
     names = [name for name in size.externals if name != CARBS]
     workloads = trained_on(rows, names, size)

@@ -26,9 +26,9 @@ from scipy.special import stdtrit
 
 from noisescale import algoperf_score
 from noisescale.history.metrics import Goal
-from noisescale.time_to_result import Comparison, Measurements, Trial, compare
-from noisescale.time_to_result.algoperf import Ruleset, TrialTime, times_to_result
-from noisescale.time_to_result.profiles import speed_up
+from noisescale.lab.compare import Comparison, Measurements, Trial, compare
+from noisescale.lab.compare.algoperf import Ruleset, TrialTime, times_to_result
+from noisescale.lab.compare.profiles import speed_up
 
 Times = dict[str, dict[str, float]]
 

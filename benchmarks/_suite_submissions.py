@@ -19,8 +19,8 @@ from typing import Any
 from _suite_trials import CLOCK, DEVICES, MOST, Method, Row, Task, step_seconds
 from _suite_workloads import PROBLEMS
 
-from noisescale.time_to_result.algoperf import RULESETS
-from noisescale.tuning.space import Dimension, points
+from noisescale.lab.compare.algoperf import RULESETS
+from noisescale.lab.sweep.space import Dimension, points
 
 EXTERNAL, SELF = RULESETS["external_tuning_v06"], RULESETS["self_tuning_v06"]
 TARGET_TRIALS, RERUNS = 8, 5

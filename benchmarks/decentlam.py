@@ -31,9 +31,9 @@ from rich.table import Table
 from torch import _dynamo
 
 from noisescale import DecentLaM
-from noisescale.large_batch.across_ranks.peers import Peers
-from noisescale.large_batch.decentlam.mixing import Rooms, add_differences_, neighbours_of
-from noisescale.large_batch.decentlam.topology import topology_of
+from noisescale.methods.across_ranks.peers import Peers
+from noisescale.methods.decentlam.mixing import Rooms, add_differences_, neighbours_of
+from noisescale.methods.decentlam.topology import topology_of
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
 import ranks as processes

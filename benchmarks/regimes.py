@@ -28,8 +28,8 @@ import numpy as np
 from _results import saved_rows, write_results
 from numpy.typing import NDArray
 
-from noisescale.time_to_result.regimes import OVERHEAD, find_regimes
 from noisescale.tradeoff.profile import profiled_critical_batch_size
+from noisescale.tradeoff.regimes import OVERHEAD, find_regimes
 
 Array = NDArray[np.float64]
 

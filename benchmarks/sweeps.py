@@ -120,7 +120,7 @@ def kill_some(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
     while True:
         time.sleep(0.5)
         below = psutil.Process(process.pid).children(recursive=True)
-        trials = [each for each in below if "noisescale.cli.trial" in each.cmdline()]
+        trials = [each for each in below if "noisescale.lab.jobs.trial" in each.cmdline()]
         if len(list((folder / "trials").glob("*/result.json"))) >= 3 and trials:
             break
     worker = trials[0].parent()
@@ -137,8 +137,8 @@ def kill_some(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
 
 def idle(at: Path, swept: str) -> dict[str, Any]:
     """What a worker costs while there is nothing to train: its one task is taken by another."""
-    from noisescale.tuning.known_jobs import job_from
-    from noisescale.tuning.ledger import Ledger
+    from noisescale.lab.jobs.known_jobs import job_from
+    from noisescale.lab.jobs.ledger import Ledger
 
     place = at / swept / "sweep.journal"
     done = Ledger.open(str(place))

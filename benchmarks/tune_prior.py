@@ -32,13 +32,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor, predict
-from noisescale.tuning.jobs import Entry, State, Training
-from noisescale.tuning.ledger import results_of
-from noisescale.tuning.settings import Own
-from noisescale.tuning.tune.asking import suggested
-from noisescale.tuning.tune.reading import read_parameters
-from noisescale.tuning.tune.standing import front_of
-from noisescale.tuning.tune.tune_job import Length, TuneJob, centered
+from noisescale.lab.jobs.jobs import Entry, State, Training
+from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.sweep.settings import Own
+from noisescale.lab.tune.asking import suggested
+from noisescale.lab.tune.reading import read_parameters
+from noisescale.lab.tune.standing import front_of
+from noisescale.lab.tune.tune_job import Length, TuneJob, centered
 
 SEARCH = ("learning_rate=0.003..3", "batch_size=8..512", "epochs=1..20")
 OWN = Own(1400, 32, 0.05)

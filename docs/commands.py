@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent / "api/commands.md"
 
 def page() -> str:
     """Return what typer documents, with examples as code."""
-    words = ["-m", "typer", "noisescale.cli", "utils", "docs", "--name", "noisescale"]
+    words = ["-m", "typer", "noisescale.cli.app", "utils", "docs", "--name", "noisescale"]
     done = subprocess.run(
         [sys.executable, *words, "--title", "Commands"], capture_output=True, text=True, check=True
     )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from noisescale._moved import install
-
 if TYPE_CHECKING:
     from noisescale.collectors.own_pass import measuring as measuring
     from noisescale.estimation.estimator import NoiseScaleEstimator as NoiseScaleEstimator
@@ -19,85 +17,83 @@ if TYPE_CHECKING:
     from noisescale.estimation.moments import gradient_moments as gradient_moments
     from noisescale.estimation.noise_scale import NoiseScale as NoiseScale
     from noisescale.history.history import History as History
-    from noisescale.large_batch.adasum.all_reduce import (
-        adasum_all_reduce_ as adasum_all_reduce_,
-    )
-    from noisescale.large_batch.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
-    from noisescale.large_batch.adasum.rule import adasum as adasum
-    from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
-    from noisescale.large_batch.conadv import ConcurrentAdversary as ConcurrentAdversary
-    from noisescale.large_batch.decentlam.optimizer import DecentLaM as DecentLaM
-    from noisescale.large_batch.decentlam.topology import metropolis_weights as metropolis_weights
-    from noisescale.large_batch.legw import LegwWarmUp as LegwWarmUp
-    from noisescale.large_batch.repeated_augmentation import (
-        RepeatedAugmentationSampler as RepeatedAugmentationSampler,
-    )
+    from noisescale.lab.compare.profiles import algoperf_score as algoperf_score
+    from noisescale.lab.compare.profiles import performance_profile as performance_profile
+    from noisescale.lab.compare.steps_to_result import steps_to_result as steps_to_result
+    from noisescale.lab.tune.carbs.sampler import CarbsSampler as CarbsSampler
     from noisescale.lightning.monitor.noise_scale_monitor import (
         NoiseScaleMonitor as NoiseScaleMonitor,
     )
     from noisescale.lightning.scheduler.batch_size_scheduler import (
         BatchSizeScheduler as BatchSizeScheduler,
     )
-    from noisescale.lightning.unaveraged.adasum_reduction import (
+    from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
+    from noisescale.methods.adasum.all_reduce import (
+        adasum_all_reduce_ as adasum_all_reduce_,
+    )
+    from noisescale.methods.adasum.optimizer import AdasumOptimizer as AdasumOptimizer
+    from noisescale.methods.adasum.reduction import (
         AdasumReduction as AdasumReduction,
     )
-    from noisescale.lightning.unaveraged.decentlam_reduction import (
+    from noisescale.methods.adasum.rule import adasum as adasum
+    from noisescale.methods.autowu.auto_warm_up import AutoWarmUp as AutoWarmUp
+    from noisescale.methods.conadv import ConcurrentAdversary as ConcurrentAdversary
+    from noisescale.methods.decentlam.optimizer import DecentLaM as DecentLaM
+    from noisescale.methods.decentlam.reduction import (
         DecentLaMReduction as DecentLaMReduction,
     )
-    from noisescale.meter.meter import NoiseScaleMeter as NoiseScaleMeter
+    from noisescale.methods.decentlam.topology import metropolis_weights as metropolis_weights
+    from noisescale.methods.legw import LegwWarmUp as LegwWarmUp
+    from noisescale.methods.repeated_augmentation import (
+        RepeatedAugmentationSampler as RepeatedAugmentationSampler,
+    )
     from noisescale.plan import Plan as Plan
     from noisescale.prediction import Calibration as Calibration
     from noisescale.predictor import Prediction as Prediction
     from noisescale.predictor import predict as predict
     from noisescale.scheduling.controller import BatchSizeController as BatchSizeController
-    from noisescale.time_to_result.profiles import algoperf_score as algoperf_score
-    from noisescale.time_to_result.profiles import performance_profile as performance_profile
-    from noisescale.time_to_result.steps_to_result import steps_to_result as steps_to_result
     from noisescale.tradeoff.fit import TradeoffFit as TradeoffFit
     from noisescale.tradeoff.fit import fit_tradeoff as fit_tradeoff
     from noisescale.tradeoff.tradeoff import Tradeoff as Tradeoff
-    from noisescale.tuning.carbs.sampler import CarbsSampler as CarbsSampler
 
 from noisescale._version import __version__ as __version__
 
 _HOME = {
-    "AdasumOptimizer": "large_batch.adasum.optimizer",
-    "AdasumReduction": "lightning.unaveraged.adasum_reduction",
-    "AutoWarmUp": "large_batch.autowu.auto_warm_up",
+    "AdasumOptimizer": "methods.adasum.optimizer",
+    "AdasumReduction": "methods.adasum.reduction",
+    "AutoWarmUp": "methods.autowu.auto_warm_up",
     "BatchSizeController": "scheduling.controller",
     "BatchSizeScheduler": "lightning.scheduler.batch_size_scheduler",
     "Calibration": "prediction",
-    "CarbsSampler": "tuning.carbs.sampler",
-    "DecentLaM": "large_batch.decentlam.optimizer",
-    "DecentLaMReduction": "lightning.unaveraged.decentlam_reduction",
-    "ConcurrentAdversary": "large_batch.conadv",
+    "CarbsSampler": "lab.tune.carbs.sampler",
+    "DecentLaM": "methods.decentlam.optimizer",
+    "DecentLaMReduction": "methods.decentlam.reduction",
+    "ConcurrentAdversary": "methods.conadv",
     "GradientMoments": "estimation.moments",
     "History": "history.history",
-    "LegwWarmUp": "large_batch.legw",
+    "LegwWarmUp": "methods.legw",
     "NoiseScale": "estimation.noise_scale",
     "NoiseScaleEstimator": "estimation.estimator",
     "NoiseScaleMeter": "meter.meter",
     "NoiseScaleMonitor": "lightning.monitor.noise_scale_monitor",
     "Plan": "plan",
     "Prediction": "predictor",
-    "RepeatedAugmentationSampler": "large_batch.repeated_augmentation",
+    "RepeatedAugmentationSampler": "methods.repeated_augmentation",
     "Tradeoff": "tradeoff.tradeoff",
     "TradeoffFit": "tradeoff.fit",
-    "adasum": "large_batch.adasum.rule",
-    "adasum_all_reduce_": "large_batch.adasum.all_reduce",
-    "algoperf_score": "time_to_result.profiles",
+    "adasum": "methods.adasum.rule",
+    "adasum_all_reduce_": "methods.adasum.all_reduce",
+    "algoperf_score": "lab.compare.profiles",
     "fit_tradeoff": "tradeoff.fit",
     "gradient_moments": "estimation.moments",
     "measuring": "collectors.own_pass",
-    "metropolis_weights": "large_batch.decentlam.topology",
-    "performance_profile": "time_to_result.profiles",
+    "metropolis_weights": "methods.decentlam.topology",
+    "performance_profile": "lab.compare.profiles",
     "predict": "predictor",
-    "steps_to_result": "time_to_result.steps_to_result",
+    "steps_to_result": "lab.compare.steps_to_result",
 }
 
 __all__ = [*_HOME]
-
-install()
 
 
 def __getattr__(name: str) -> Any:

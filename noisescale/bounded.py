@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from noisescale._moved import former_names
-
 
 @dataclass(frozen=True)
 class Bounded:
@@ -39,6 +37,3 @@ class Bounded:
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
 """Of what was not measured at all."""
-
-
-__getattr__ = former_names(__name__, {"Band": "noisescale.bounded.Bounded"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from noisescale.time_to_result.measurements import Measurements, Trial
+from noisescale.lab.compare.measurements import Measurements, Trial
 
 EVERY = 10
 """Steps between two evaluations."""

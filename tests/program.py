@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from noisescale.cli import main
+from noisescale.cli.app import main
 
 
 def ended(*arguments: Any) -> tuple[int, str, str]:

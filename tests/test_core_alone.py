@@ -16,7 +16,7 @@ from scripts import ROOT, run
 
 import noisescale
 from noisescale.extras import MissingExtraError
-from noisescale.tuning.launchers import launch
+from noisescale.lab.jobs.launchers import launch
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

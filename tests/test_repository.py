@@ -302,7 +302,7 @@ def test_the_arithmetic_needs_no_torch() -> None:
         "-c",
         "import sys; from noisescale import NoiseScaleEstimator, Tradeoff, History;"
         "from noisescale import steps_to_result, performance_profile;"
-        "import noisescale.time_to_result;"
+        "import noisescale.lab.compare;"
         "print({'torch', 'lightning', 'pytorch_lightning'} & sys.modules.keys())",
     )
 

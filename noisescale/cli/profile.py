@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisescale.cli.targets import is_first, module_and_data, told_in_a_line
 from noisescale.cli.training import (
     Accelerator,
     Data,
@@ -24,6 +23,7 @@ from noisescale.cli.training import (
     check_output,
 )
 from noisescale.cli.values import flags_of, numbers
+from noisescale.made.targets import is_first, module_and_data, told_in_a_line
 from noisescale.printable import printable, printable_json
 from noisescale.renamed import renamed
 

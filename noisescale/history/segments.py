@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from noisescale._moved import former_names
 from noisescale.bounded import Bounded
 from noisescale.history.blocks import Blocks, quantile_of
 from noisescale.history.rows import Rows
@@ -20,8 +19,6 @@ Array = NDArray[np.float64]
 
 LARGEST_ROUNDING = 0.01
 """A total in float32 is not used if its rounding exceeds this share of the examples of a row."""
-
-__getattr__ = former_names(__name__, {"Stretches": "noisescale.history.segments.Segments"})
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
+from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
-from noisescale.lightning.unaveraged.averaging_off import callback_that_does_not_average
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

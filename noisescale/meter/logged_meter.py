@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from noisescale._moved import former_names
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, WarnOnce
 from noisescale.history.history import History
@@ -321,6 +320,3 @@ def _current(estimate: NoiseScale, in_force: bool) -> NoiseScale:
         return estimate
     nan = math.nan
     return replace(estimate, value=nan, low=nan, high=nan, grad_sq_norm=nan, noise_trace=nan)
-
-
-__getattr__ = former_names(__name__, {"Measurement": "noisescale.meter.logged_meter.LoggedMeter"})

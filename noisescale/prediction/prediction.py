@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from noisescale._moved import former_names
 from noisescale.bounded import Bounded
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
@@ -89,6 +88,3 @@ class PredictionRecord:
                 f" one of {', '.join(map(str, known))}."
             )
         return fastest_row(rows, self.law)
-
-
-__getattr__ = former_names(__name__, {"Prediction": "noisescale.Prediction"})

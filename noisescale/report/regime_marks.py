@@ -13,8 +13,7 @@ from noisescale.bounded import Bounded
 from noisescale.report.colours import SHADES
 from noisescale.report.drawing import DOTTED
 from noisescale.report.numbers import banded, number
-from noisescale.time_to_result.regimes import Regimes
-from noisescale.time_to_result.swept import Swept
+from noisescale.tradeoff.regimes import Regimes
 
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 NOT_RESOLVED = "not resolved"
@@ -123,21 +122,19 @@ def is_seen(border: Bounded) -> bool:
     return border.known and (border.low > 0 or border.high < math.inf)
 
 
-def is_within(border: Bounded, each: Swept) -> bool:
-    """Whether the value of a border is one that the sweep shows."""
-    return is_seen(border) and each.batches[0].batch_size <= border.value <= (
-        each.batches[-1].batch_size
-    )
+def is_within(border: Bounded, swept: tuple[float, float]) -> bool:
+    """Whether the value of a border is one that a sweep from one batch size to another shows."""
+    return is_seen(border) and swept[0] <= border.value <= swept[1]
 
 
-def border_text(border: Bounded, each: Swept) -> str:
-    """Write a border as far as the sweep shows it, such as "235 (at least 115)"."""
+def border_text(border: Bounded, swept: tuple[float, float]) -> str:
+    """Write a border as far as a sweep shows it, such as "235 (at least 115)"."""
     if border.low > 0 and border.high < math.inf:
         return banded(border)
     known = (
         f"at most {number(border.high)}" if border.low == 0 else f"at least {number(border.low)}"
     )
-    return f"{number(border.value)} ({known})" if is_within(border, each) else known
+    return f"{number(border.value)} ({known})" if is_within(border, swept) else known
 
 
 def draw_border(

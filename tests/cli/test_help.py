@@ -15,7 +15,7 @@ import typer.main
 from program import ended, run
 
 import noisescale
-from noisescale.cli import app
+from noisescale.cli.app import app
 
 needs_short_help = pytest.mark.skipif(
     tuple(map(int, typer.__version__.split(".")[:2])) < (0, 20),

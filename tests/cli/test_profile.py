@@ -140,7 +140,7 @@ def test_runs_add_up_in_one_file() -> None:
 
 
 def test_two_devices_are_timed_by_the_command_that_lightning_starts_again(folder: Path) -> None:
-    (folder / "command.py").write_text("from noisescale.cli import main\nmain()\n")
+    (folder / "command.py").write_text("from noisescale.cli.app import main\nmain()\n")
     options = (
         "--device-batch-sizes 2 --accumulation 1 --devices 2 --strategy ddp --steps 5"
         " --accelerator cpu"
@@ -246,7 +246,7 @@ def test_another_file_is_not_overwritten(folder: Path) -> None:
 
 def test_help_is_light() -> None:
     code = (
-        "import sys; from noisescale.cli import app\n"
+        "import sys; from noisescale.cli.app import app\n"
         "try: app(['profile', '--help'])\n"
         "except SystemExit: pass\n"
         "print({'torch', 'numpy', 'pytorch_lightning'} & sys.modules.keys())"

@@ -69,7 +69,7 @@ class Terminal:
 
     def __init__(self, *arguments: object) -> None:
         self.drawn = self.shown = ""
-        words = [sys.executable, "-c", "from noisescale.cli import main; main()"]
+        words = [sys.executable, "-c", "from noisescale.cli.app import main; main()"]
         self.pid, self._screen = pty.fork()
         if not self.pid:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background ignores it

@@ -23,9 +23,9 @@ from fake_device.streams import Clocks, Operation, Streams
 from noisescale import NoiseScaleMeter
 from noisescale.batches.shared_examples import BATCHES, SharedExamples
 from noisescale.collectors.rows import step_rows
-from noisescale.large_batch.across_ranks.alike import on_any_rank
-from noisescale.large_batch.autowu.epoch_losses import EpochLosses
-from noisescale.lightning.sweeping.timed_run import TimedRun
+from noisescale.lab.sweep.timed_run import TimedRun
+from noisescale.methods.across_ranks.alike import on_any_rank
+from noisescale.methods.autowu.epoch_losses import EpochLosses
 from noisescale.plan import Plan
 from noisescale.scheduling import agreement
 from noisescale.scheduling.agreement import Agreement

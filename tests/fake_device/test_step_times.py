@@ -12,7 +12,7 @@ from torch import nn
 from fake_device.streams import SYNC_DEVICE, Streams
 from noisescale import NoiseScaleMeter
 from noisescale.collectors import devices
-from noisescale.lightning.sweeping.timed_run import TimedRun
+from noisescale.lab.sweep.timed_run import TimedRun
 from noisescale.meter.logged_meter import LoggedMeter, Metrics
 
 DEVICE = torch.device("fake:1")

@@ -18,10 +18,10 @@ from noisescale.collectors import squared_norms
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.squared_norms import sums_of, sums_of_squares, wide_dtype
 from noisescale.estimation.noise_scale import NoiseScale
-from noisescale.large_batch.across_ranks.mean_weights import MeanWeights
-from noisescale.large_batch.adasum.optimizer import AdasumOptimizer
 from noisescale.lightning.scheduler.scheduled_fit import _mean_over_ranks
-from noisescale.lightning.unaveraged.mean_states import mean_of_states_
+from noisescale.methods.across_ranks.mean_states import mean_of_states_
+from noisescale.methods.across_ranks.mean_weights import MeanWeights
+from noisescale.methods.adasum.optimizer import AdasumOptimizer
 from noisescale.scheduling.agreement import Agreement
 
 DEVICE = torch.device("fake:0")

@@ -168,8 +168,8 @@ def of_sweep(name: str) -> Made:
 
 def tasks(journal: str) -> str:
     """What the search wanted at each number of results: its tasks, as workers get them."""
-    from noisescale.tuning.known_jobs import job_from
-    from noisescale.tuning.ledger import Ledger, results_of
+    from noisescale.lab.jobs.known_jobs import job_from
+    from noisescale.lab.jobs.ledger import Ledger, results_of
 
     ledger = Ledger.open(journal, None)
     job, results = job_from(ledger.job), results_of(ledger.entries())

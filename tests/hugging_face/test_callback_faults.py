@@ -26,7 +26,7 @@ def spared(module: str, name: str) -> bool:
         or name in {"_on_gradient", "BackwardStart.on_gradient", "_register_hook"}
         or name in {"tensors_in", "MeasuringCallback._leaving_step_out"}
         or name.startswith("_show_calls.<locals>.")
-        or module in {"guard.py", "_moved.py"}
+        or module == "guard.py"
     )
 
 

@@ -42,7 +42,7 @@ def spared(module: str, name: str) -> bool:
         or name == "MeasuringCallback._leaving_step_out"
         or name == "_show_forward_passes.<locals>.on_forward"
         or name.startswith("_show_calls.<locals>.")
-        or module in {"guard.py", "_moved.py"}
+        or module == "guard.py"
     )
 
 

@@ -12,15 +12,15 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisescale.cli.targets import module_and_data
 from noisescale.history.metrics import Goal
+from noisescale.lab.jobs.jobs import Record, Training
+from noisescale.lab.sweep.search import Search
+from noisescale.lab.sweep.settings import SweepJob
+from noisescale.lab.sweep.space import Dimension
+from noisescale.lab.sweep.trial_fit import Made, describe, train_task
 from noisescale.lightning.own_loaders import data_of, makes_loaders
 from noisescale.lightning.resized_loaders import held_examples
-from noisescale.lightning.sweeping.trial_fit import Made, describe, train_task
-from noisescale.tuning.jobs import Record, Training
-from noisescale.tuning.search import Search
-from noisescale.tuning.settings import SweepJob
-from noisescale.tuning.space import Dimension
+from noisescale.made.targets import module_and_data
 
 CPU = Training("train.py:make", accelerator="cpu")
 GOAL = Goal.read("val_loss<=0.01")

@@ -30,7 +30,6 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard, beside_training
 from noisescale.history.history import History
 from noisescale.history.metric_names import check_monitor_name, prefix_of
-from noisescale.large_batch.repeated_augmentation import repeated_by
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.meters import ids_of_trained, meters_for, with_assigned_groups
 from noisescale.lightning.monitor.reporting import report_run, warn_if_text_alone
@@ -371,8 +370,9 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if sampler := repeated_by(trainer_access.first_loader(trainer)):
-            self._fit.count_distinct = sampler.distinct_in
+        batches = getattr(trainer_access.first_loader(trainer), "batch_sampler", None)
+        # A sampler that repeats examples has this method: methods/repeated_augmentation.py.
+        self._fit.count_distinct = getattr(getattr(batches, "sampler", None), "distinct_in", None)
         self._publish(trainer)
         if self._measuring and trainer.is_global_zero:
             for logger in trainer.loggers:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR
 
-from noisescale._moved import former_names
 from noisescale.lightning import trainer_access
 from noisescale.scheduling.controller import BatchSizeController
 
@@ -246,8 +245,3 @@ def _is_over(schedule: Any) -> bool:
             return False  # the next one begins
         return _is_over(combined[bisect_right(schedule._milestones, following)])
     return any(map(_is_over, combined))
-
-
-__getattr__ = former_names(
-    __name__, {"Progress": "noisescale.lightning.scheduler.schedules.ProgressBy"}
-)

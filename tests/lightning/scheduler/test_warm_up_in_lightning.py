@@ -10,8 +10,8 @@ import torch
 from fits import classifier, fit, loader, loss_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from noisescale.large_batch.autowu.auto_warm_up import AutoWarmUp
-from noisescale.large_batch.legw import LegwWarmUp
+from noisescale.methods.autowu.auto_warm_up import AutoWarmUp
+from noisescale.methods.legw import LegwWarmUp
 
 STEPS = 7 * 30  # 100 examples in batches of 8 on each of two ranks, for 30 epochs
 

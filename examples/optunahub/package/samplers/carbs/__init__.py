@@ -2,8 +2,8 @@
 """CARBS as a package of OptunaHub: the sampler of noisescale."""
 
 from noisescale import CarbsSampler
-from noisescale.tuning.carbs.pareto import pareto_front
-from noisescale.tuning.carbs.spaces import LinearSpace, LogitSpace, LogSpace, PowerOfTwoSpace
+from noisescale.lab.tune.carbs.pareto import pareto_front
+from noisescale.lab.tune.carbs.spaces import LinearSpace, LogitSpace, LogSpace, PowerOfTwoSpace
 
 __all__ = [
     "CarbsSampler",

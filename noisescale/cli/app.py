@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `noisescale predict`, `watch`, `compare`, `sweep`, `tune`, `branch`, ...
+
+A bad option, argument or file ends with one line that names it and its remedy, and exit code 2.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from noisescale._version import __version__
+from noisescale.cli import fit, predict, profile, watch
+from noisescale.extras import MissingExtraError
+from noisescale.lab.branch import command as branch
+from noisescale.lab.compare import command as compare
+from noisescale.lab.jobs import work
+from noisescale.lab.sweep import command as sweep
+from noisescale.lab.tune import command as tune
+from noisescale.printable import printable
+
+app = typer.Typer(
+    name="noisescale",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Example: noisescale predict lightning_logs/version_0",
+)
+for name, command, example in (
+    ("predict", predict.predict_run, predict.EXAMPLE),
+    ("watch", watch.watch_run, watch.EXAMPLE),
+    ("compare", compare.compare_runs, compare.EXAMPLE),
+    ("sweep", sweep.sweep_batch_sizes, sweep.EXAMPLE),
+    ("tune", tune.tune_parameters, tune.EXAMPLE),
+    ("work", work.work_on, work.EXAMPLE),
+    ("status", work.show_status, work.STATUS_EXAMPLE),
+    ("branch", branch.branch_run, branch.EXAMPLE),
+    ("profile", profile.profile_steps, profile.EXAMPLE),
+    ("fit", fit.fit_sweep, fit.EXAMPLE),
+):
+    app.command(name, epilog=f"Example: {example}")(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"noisescale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Find the batch size to use, how certain it is, and what more devices would gain."""
+
+
+_UsageError: Any = typer.BadParameter.__base__
+"""Of click, which newer versions of typer have a copy of and do not export."""
+
+
+def main() -> None:
+    """Run the command line. An error about an option, value or file is one line and code 2."""
+    try:
+        code = app(prog_name=app.info.name, standalone_mode=False)
+    except _UsageError as error:
+        if not sys.argv[1:]:
+            error.show()  # the help
+            sys.exit(2)
+        command = error.ctx.command_path if error.ctx else app.info.name
+        _refuse(f"{error.format_message().rstrip()} See `{command} --help`.")
+    except (ValueError, OSError, MissingExtraError) as error:
+        _refuse(str(error))
+    except typer.Abort:
+        _refuse("Aborted.", code=1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str, code: int = 2) -> None:
+    """Exit with one line. Line breaks in errors and in names of files are removed."""
+    line = re.sub(r"\s*\n\s*", " ", message)
+    print(f"noisescale: {printable(line)}", file=sys.stderr)
+    sys.exit(code)

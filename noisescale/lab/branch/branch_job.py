@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The branches of a run as a job: one task for each branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from noisescale.lab.jobs.jobs import FAILED, NOTHING, Entry, Record, Task, Training
+
+
+@dataclass(frozen=True)
+class BranchJob:
+    """The branches that `noisescale branch` trains.
+
+    The first branch of a batch size also finds the factor on its learning rate. The others begin
+    with this factor, so they wait for it.
+    """
+
+    training: Training
+    planned: Mapping[str, Any]
+    """The arguments of `plan_branches`, and where the run and its monitor are."""
+    begun: Mapping[str, Any]
+    """The record of the run without branches, from `BranchedRun`."""
+    sizes: tuple[float, ...]
+    orders: int
+    loss_examples: int
+
+    kind: ClassVar[str] = "branch"
+    adjustable: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices of each training."""
+        return self.training.devices
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, read: Mapping[str, Any]) -> BranchJob:
+        """Return what `as_dict` was called on."""
+        fields = {**read, "training": Training(**read["training"])}
+        return cls(**{**fields, "sizes": tuple(fields["sizes"])})
+
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
+        """Return the branches that can be trained now, see `Job`."""
+        tasks = []
+        for order in range(self.orders):
+            for number, size in enumerate(self.sizes):
+                first = results.get(branch_name(size, 0))
+                key = branch_name(size, order)
+                if key in results or (order > 0 and first is None):
+                    continue
+                known = first if order > 0 and first is not None and FAILED not in first else None
+                tasks.append(Task(key, self._spec(number, order, known)))
+        return tasks
+
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        """Return whether nothing is left to train."""
+        return not self.wanted(results)
+
+    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+        """Branches end by themselves."""
+        return math.inf
+
+    def _spec(self, number: int, order: int, known: Record | None) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "training": asdict(self.training),
+            "planned": dict(self.planned),
+            "begun": dict(self.begun),
+            "loss_examples": self.loss_examples,
+            "plan": number,
+            "order": order,
+            "known": None if known is None else dict(known["branch"]),
+        }
+
+
+def branch_name(size: float, order: int) -> str:
+    """Return the name of a branch, which its folder has too.
+
+    Examples:
+        >>> branch_name(64.0, 1)
+        'batch_size=64,order=1'
+    """
+    return f"batch_size={size:.10g},order={order}"

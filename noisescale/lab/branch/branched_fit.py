@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fit of a copy of a module, from a checkpoint until it reaches a given loss."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from noisescale.history.metrics import Goal
+from noisescale.lab.branch.checkpoints import Checkpoint
+from noisescale.lab.branch.planning import BEYOND, look_after
+from noisescale.lightning.resized_loaders import batches_of
+from noisescale.lightning.trainer_access import Callback, takes_batch_idx
+from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+PATIENCE = 3
+"""A branch is stopped after this many high losses in a row."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The module, the data and the settings that all branches of a run share."""
+
+    module: pl.LightningModule
+    data: Any
+    held: DataLoader[Any]
+    """The examples on which losses are evaluated."""
+    trainer_options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of a branch: its steps, from step 0, and its losses."""
+
+    steps: tuple[float, ...]
+    losses: tuple[float, ...]
+    seconds: float
+    diverged: bool
+
+
+def losses_at(ground: Ground, checkpoints: Iterable[Checkpoint]) -> list[float]:
+    """Return the loss on the held examples for the weights of each checkpoint."""
+    losses: list[float] = []
+
+    class Evaluate(Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            for checkpoint in checkpoints:
+                load_weights(pl_module, checkpoint)
+                losses.append(_loss(trainer, pl_module, ground.held))
+            trainer.should_stop = True
+
+    _fit(ground, Evaluate(), device_batch_size=1, accumulation=1, steps=1)
+    return losses
+
+
+def branched_fit(
+    ground: Ground,
+    checkpoint: Checkpoint,
+    *,
+    device_batch_size: int,
+    accumulation: int,
+    steps: int,
+    seed: int,
+    goal: float,
+    first_look: int,
+    settle: Callable[[torch.optim.Optimizer], None],
+    learning_rate: Callable[[int], float],
+) -> Course:
+    """Train from a checkpoint until the loss is below the goal, and then some more steps.
+
+    Learning-rate schedules and learning rates that the module sets are ignored.
+
+    Args:
+        ground: The module and the data.
+        checkpoint: A checkpoint with the optimizer's state.
+        device_batch_size: Examples in a micro-batch.
+        accumulation: Micro-batches in each step.
+        steps: The most steps to take.
+        seed: Seed of the order of the data, and of randomness in the module.
+        goal: The loss to reach on the held examples.
+        first_look: The first step after which the loss is evaluated.
+        settle: A function that changes the optimizer's settings from the checkpoint.
+        learning_rate: A function from the branch's steps so far to a factor on the learning rate.
+    """
+    look = _Look(ground, checkpoint, goal, first_look, steps, settle, learning_rate)
+    seed_all(seed)
+    started = time.perf_counter()
+    _fit(
+        ground,
+        look,
+        device_batch_size=device_batch_size,
+        accumulation=accumulation,
+        steps=steps,
+    )
+    seconds = time.perf_counter() - started
+    return Course(tuple(look.steps), tuple(look.losses), seconds, look.diverged)
+
+
+class _Look(Callback):
+    """Load the checkpoint, set the learning rate, and evaluate the loss from time to time."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        checkpoint: Checkpoint,
+        goal: float,
+        first_look: int,
+        most: int,
+        settle: Callable[[torch.optim.Optimizer], None],
+        learning_rate: Callable[[int], float],
+    ) -> None:
+        self._ground, self._checkpoint, self._goal = ground, checkpoint, goal
+        self._settle, self._learning_rate = settle, learning_rate
+        self._next, self._last, self._most = first_look, math.inf, most
+        self._high = 0
+        self._steps_before_epoch = 0
+        self.steps: list[float] = []
+        self.losses: list[float] = []
+        self.diverged = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        load_weights(pl_module, self._checkpoint)
+        if len(trainer.optimizers) != len(self._checkpoint.optimizers):
+            raise ValueError(
+                f"`checkpoint` must be of this module, got {len(self._checkpoint.optimizers)}"
+                f" optimizers in the checkpoint and {len(trainer.optimizers)} in the module. Name a"
+                " checkpoint of the same module."
+            )
+        for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
+            _load_state(optimizer, state, self._checkpoint)
+            self._settle(optimizer)
+        trainer.strategy.lr_scheduler_configs = []  # they go by batches of another size
+        trainer.fit_loop.max_epochs = -1  # a stream that ends begins anew
+        self._set: list[list[float]] = [
+            [float(group["lr"]) for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
+        self.steps.append(0.0)
+        self.losses.append(_loss(trainer, pl_module, self._ground.held))
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        factor = self._learning_rate(trainer.global_step)
+        for optimizer, set_to in zip(trainer.optimizers, self._set, strict=True):
+            for group, lr in zip(optimizer.param_groups, set_to, strict=True):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr * factor)
+                else:
+                    group["lr"] = lr * factor
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == self._steps_before_epoch:
+            raise ValueError(
+                "`data` must have at least one batch of examples, got a stream that ended before"
+                " its first batch. Give more data."
+            )
+        self._steps_before_epoch = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        step = trainer.global_step
+        if step >= self._most:
+            trainer.should_stop = True
+            self._next = min(self._next, step)
+        if step < self._next or step == self.steps[-1]:
+            return
+        self._next = look_after(step)
+        loss = _loss(trainer, pl_module, self._ground.held)
+        self.steps.append(float(step))
+        self.losses.append(loss)
+        if loss <= self._goal and math.isinf(self._last):
+            self._last = BEYOND * step
+        drop = abs(self.losses[0] - self._goal)
+        high = not loss < self.losses[0] + max(abs(self.losses[0]), drop)
+        self._high = self._high + 1 if high else 0
+        self.diverged = not math.isfinite(loss) or self._high >= PATIENCE
+        if self.diverged:
+            trainer.should_stop = True
+        elif step >= self._last:
+            # Below the goal on the average, too, not by a single low value.
+            course = np.array(self.steps), np.array(self.losses)
+            trainer.should_stop = Goal("loss", self._goal).reached_at(*course) is not None
+            self._last = math.inf
+
+
+def _load_state(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], checkpoint: Checkpoint
+) -> None:
+    """Load an optimizer's state. Raise a ValueError if the optimizer is of another kind."""
+    settings = {key for group in optimizer.param_groups for key in group} - {"initial_lr"}
+    saved = {key for group in state["param_groups"] for key in group} - {"initial_lr"}
+    if settings != saved:
+        raise ValueError(
+            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path}. Its optimizer"
+            f" differs from {type(optimizer).__name__} in the settings"
+            f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same module."
+        )
+    optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
+
+
+def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint into a module.
+
+    Raises:
+        ValueError: If the weights are of another module.
+    """
+    try:
+        module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"`checkpoint` must be of this module, got {checkpoint.path}. Its weights do not fit:"
+            f" {reason[:300]}. Name a checkpoint of the same module."
+        ) from error
+
+
+def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]) -> float:
+    """Return the mean training loss over the held examples, with the module in evaluation mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    log, log_dict = module.log, module.log_dict
+    module.log = module.log_dict = _nothing  # type: ignore[method-assign]  # until `finally`
+    module.eval()
+    total, counted, left = 0.0, 0, len(held.dataset)  # type: ignore[arg-type]  # never a stream
+    try:
+        with torch.random.fork_rng(devices=[]), trainer.precision_plugin.val_step_context():
+            for index, batch in enumerate(held):
+                batch = trainer.strategy.batch_to_device(batch)
+                arguments = (batch, index) if takes_batch_idx(module) else (batch,)
+                loss = _loss_in(_output(module, arguments))
+                many, left = min(left, held.batch_size or 1), left - (held.batch_size or 1)
+                if loss is not None:
+                    total, counted = total + many * float(loss.detach()), counted + many
+    finally:
+        module.log, module.log_dict = log, log_dict  # type: ignore[method-assign]  # as before
+        for part, training in modes:
+            part.training = training
+    if not counted:
+        raise ValueError(
+            "`training_step` must return a loss for branches, got none on any batch. Return the"
+            " loss."
+        )
+    return float(trainer.strategy.broadcast(total / counted))
+
+
+def _output(module: pl.LightningModule, arguments: tuple[Any, ...]) -> Any:
+    """Call `training_step`, without a graph unless the step computes gradients itself."""
+    try:
+        with torch.no_grad():
+            return module.training_step(*arguments)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        return module.training_step(*arguments)
+
+
+def _loss_in(output: Any) -> Tensor | None:
+    """Return the loss in the result of `training_step`; None if the step skips the batch."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not (loss is None or isinstance(loss, Tensor)):
+        raise ValueError(
+            f"`training_step` must return a loss for branches, got {type(output).__name__}."
+            " Return the loss, or a dict with the key `loss`. Manual optimization cannot be"
+            " branched."
+        )
+    return loss
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Replaces `self.log` while nothing is to be logged."""
+
+
+def _fit(
+    ground: Ground, callback: Any, *, device_batch_size: int, accumulation: int, steps: int
+) -> None:
+    trained = copy_to_train(ground.module)
+    batches = steps * accumulation
+    options = {
+        "limit_train_batches": batches,
+        "accumulate_grad_batches": accumulation,
+        "callbacks": [callback],
+        **ground.trainer_options,
+    }
+    trainer = plain_trainer(trained, options)
+    with batches_of(ground.data, device_batch_size, batches, shuffled=True) as loaders:
+        trainer.fit(trained, **loaders)

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branch a run at larger batch sizes, until each branch reaches the run's own later loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_only
+from torch.optim import Optimizer
+
+from noisescale.history.reading import read_run
+from noisescale.history.segments import Segments
+from noisescale.lab.branch.branched_fit import (
+    Ground,
+    branched_fit,
+    losses_at,
+)
+from noisescale.lab.branch.checkpoints import Checkpoint
+from noisescale.lab.branch.planning import Branching, plan_branches
+from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.trial_process import RESULT
+from noisescale.lightning.profiling.timed_fit import quiet
+from noisescale.lightning.resized_loaders import held_examples, is_stream
+from noisescale.lightning.trainer_access import isolate_rng
+from noisescale.lightning.training import plain_trainer, seed_all
+from noisescale.plan import Plan
+from noisescale.prediction.branches import Branch, BranchedRun
+from noisescale.prediction.costing import largest_device_batch
+from noisescale.printable import printable
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+MOST_STEPS = 1.5
+"""A branch at a larger batch size is stopped after this many times the steps of the run."""
+
+MOST_STEPS_ALIKE = 3.0
+"""`MOST_STEPS` for branches at the run's own batch size. Their steps scatter most."""
+
+
+def train_branches(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    output: Path,
+    *,
+    loss_examples: int = 2048,
+    on_course: Callable[[BranchedRun], None] = lambda _: None,
+    on_start: Callable[[Plan, int], None] = lambda *_: None,
+    on_branch: Callable[[Branch], None] = lambda _: None,
+    **trainer_options: Any,
+) -> BranchedRun:
+    """Train the branches that are missing, and save each branch in a file when it ends.
+
+    Args:
+        branching: The plan from `plan_branches`.
+        module: The LightningModule of the run, newly made. A copy of it is trained.
+        data: The training data, see `profile_step_times`.
+        output: A JSON file. Branches in this file are not trained again.
+        loss_examples: Number of examples on which losses are evaluated. They are always the same.
+        on_course: Called when the losses of the run's checkpoints are known.
+        on_start: Called with the plan and the order of a branch when it begins.
+        on_branch: Called with a branch when it ends.
+        trainer_options: Arguments of the Trainer.
+
+    Raises:
+        ValueError: If the file has branches with other settings, the checkpoints are of another
+            module, or the run's loss did not fall.
+    """
+    _check(module, loss_examples, trainer_options)
+    with quiet(), isolate_rng():
+        ground = _ground(branching, module, data, loss_examples, trainer_options)
+        branched = _known_or_new(branching, ground, output, loss_examples)
+        on_course(branched)
+        done = {(branch.batch_size, branch.order) for branch in branched.branches}
+        for order in range(branching.orders):
+            for plan in branching.plans:
+                if (float(plan.batch_size), order) in done:
+                    continue
+                on_start(plan, order)
+                known = [b for b in branched.branches if b.batch_size == float(plan.batch_size)]
+                branch = _branch(branching, ground, plan, order, branched.goal, known)
+                branched = replace(branched, branches=(*branched.branches, branch))
+                _keep(branched, output)
+                on_branch(branch)
+    return branched
+
+
+def begin_branches(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    output: Path,
+    *,
+    loss_examples: int = 2048,
+    **trainer_options: Any,
+) -> BranchedRun:
+    """Return the branches that the file has, or measure the losses of the run's checkpoints.
+
+    The arguments are those of `train_branches`. Nothing is trained.
+    """
+    _check(module, loss_examples, trainer_options)
+    with quiet(), isolate_rng():
+        ground = _ground(branching, module, data, loss_examples, trainer_options)
+        return _known_or_new(branching, ground, output, loss_examples)
+
+
+def train_branch_task(
+    module: pl.LightningModule, data: Any, spec: Mapping[str, Any], folder: Path
+) -> None:
+    """Train one branch for a worker, and write it into its folder.
+
+    Args:
+        module: The LightningModule of the run, newly made.
+        data: The training data.
+        spec: From `BranchJob.wanted`.
+        folder: Of the task.
+    """
+    planned = dict(spec["planned"])
+    history = read_run(planned.pop("run"), monitor=planned.pop("monitor"))
+    until = planned.pop("until")
+    branching = plan_branches(
+        history,
+        Path(planned.pop("checkpoint")),
+        until=None if until is None else Path(until),
+        **planned,
+    )
+    options = Training(**spec["training"]).trainer_options
+    known = [] if spec["known"] is None else [Branch.from_record(spec["known"])]
+    begun = BranchedRun.from_record(spec["begun"])
+    with quiet(), isolate_rng():
+        ground = _ground(branching, module, data, spec["loss_examples"], options)
+        plan = branching.plans[spec["plan"]]
+        branch = _branch(branching, ground, plan, spec["order"], begun.goal, known)
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        written = folder / f"{RESULT}.part"
+        written.write_text(json.dumps({"branch": asdict(branch)}))
+        written.replace(folder / RESULT)
+
+
+def _check(
+    module: pl.LightningModule, loss_examples: int, trainer_options: Mapping[str, Any]
+) -> None:
+    if not module.automatic_optimization:
+        raise ValueError(
+            "`module` must use automatic optimization for branches, got manual optimization."
+            " Compare two whole runs instead: `noisescale predict --second-run`."
+        )
+    if loss_examples < 1:
+        raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
+    if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
+        raise ValueError(
+            "`strategy` must start the whole command again for each device, got"
+            f" {trainer_options['strategy']!r}, which starts only a function. Give ddp."
+        )
+
+
+def _ground(
+    branching: Branching,
+    module: pl.LightningModule,
+    data: Any,
+    loss_examples: int,
+    trainer_options: dict[str, Any],
+) -> Ground:
+    history = branching.history
+    own = max(1, round(largest_device_batch(history, Segments.of(history))))  # of a device
+    seed_all(0)  # the same examples whenever the command is called
+    with _with_trainer(data, module, trainer_options):
+        held = held_examples(data, loss_examples, own)
+    return Ground(module, data, held, trainer_options)
+
+
+@contextmanager
+def _with_trainer(
+    data: Any, module: pl.LightningModule, trainer_options: dict[str, Any]
+) -> Iterator[None]:
+    """Give a data module a trainer, as its `setup` may need one."""
+    if getattr(data, "trainer", True) is not None:
+        yield
+        return
+    data.trainer = plain_trainer(module, trainer_options)
+    try:
+        yield
+    finally:
+        data.trainer = None
+
+
+def _keep(branched: BranchedRun, output: Path) -> None:
+    """Write the file on one rank."""
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        branched.to_file(output)
+
+
+def _branch(
+    branching: Branching,
+    ground: Ground,
+    plan: Plan,
+    order: int,
+    goal: float,
+    known: Sequence[Branch],
+) -> Branch:
+    """Train one branch. The first branch of a batch size also tries smaller learning rates.
+
+    The law holds for batch sizes at their own best learning rates, and a rule is only a first
+    guess. So the first branch tries smaller powers of the rule's factor, as long as each reaches
+    the goal sooner. Later orders start with the factor that was found, and try smaller ones if they
+    diverge.
+    """
+    factors = branching.factors(plan.batch_size)
+    if known:
+        factors = [factor for factor in factors if factor <= known[0].learning_rate_factor]
+    best, diverged, slower = None, [], []
+    for factor in factors:
+        branch = _trained(branching, ground, plan, order, goal, factor)
+        if branch.diverged and best is None:
+            diverged.append(factor)
+            last = branch
+            continue
+        if best is not None and not _sooner(branch, best, goal):
+            slower.append(factor)
+            break
+        if best is not None:
+            slower.append(best.learning_rate_factor)
+        best = branch
+        if known:
+            break
+    return replace(best or last, diverged_at=tuple(diverged), slower_at=tuple(slower))
+
+
+def _sooner(branch: Branch, other: Branch, goal: float) -> bool:
+    """Whether a branch reached the goal in fewer steps, or came nearer to it."""
+    steps, others = branch.steps_to(goal), other.steps_to(goal)
+    if steps is None:
+        return others is None and not branch.diverged and branch.losses[-1] < other.losses[-1]
+    return others is None or steps < others
+
+
+def _trained(
+    branching: Branching, ground: Ground, plan: Plan, order: int, goal: float, factor: float
+) -> Branch:
+    size, ratio = float(plan.batch_size), plan.batch_size / branching.batch_size
+    expected = branching.steps_at(size)
+    clock = branching.steps / expected.value
+    most = MOST_STEPS if ratio > 1.5 else MOST_STEPS_ALIKE
+
+    def settle(optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+            if "betas" in group and len(group["betas"]) == 2:
+                beta1, beta2 = group["betas"]
+                # The same half-life in examples (Marek et al. 2025).
+                group["betas"] = (beta1, beta2**ratio)
+
+    course = branched_fit(
+        ground,
+        branching.checkpoint,
+        device_batch_size=int(plan.device_batch_size),
+        accumulation=plan.accumulation,
+        steps=math.ceil(most * branching.steps * max(1.0, 1 / ratio)),
+        seed=1 + order,
+        goal=goal,
+        first_look=branching.first_look(size),
+        settle=settle,
+        learning_rate=lambda steps: branching.learning_rate_at(clock * steps),
+    )
+    seconds = round(course.seconds, 2)
+    return Branch(size, order, factor, course.steps, course.losses, seconds, course.diverged)
+
+
+def _known_or_new(
+    branching: Branching, ground: Ground, output: Path, loss_examples: int
+) -> BranchedRun:
+    """Return the branches in the file, or a new record with the losses of the checkpoints."""
+    if output.exists():
+        known = BranchedRun.from_file(output)
+        now = (branching.checkpoint.step, branching.end, branching.rule, loss_examples)
+        then = (int(known.start), int(known.until), known.rule, known.loss_examples)
+        if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
+            raise ValueError(
+                f"`output` must have branches with the same settings, got {printable(output)} with"
+                f" steps {then[0]} to {then[1]}, rule {then[2]!r} and {then[3]} examples. The"
+                f" settings now are steps {now[0]} to {now[1]}, rule {now[2]!r} and {now[3]}"
+                " examples. Name another file."
+            )
+        return known
+    checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
+    losses = losses_at(ground, checkpoints)
+    course = tuple((float(c.step), loss) for c, loss in zip(checkpoints, losses, strict=True))
+    parameters = branching.history.parameters
+    branched = BranchedRun(
+        branching.batch_size,
+        course,
+        loss_examples,
+        branching.rule,
+        parameters=None if math.isnan(parameters) else parameters,
+        learning_rate_change=branching.learning_rate_at(branching.steps),
+        of_a_stream=is_stream(ground.held),
+    )
+    if not branched.falls:
+        raise ValueError(
+            f"`until` must have a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
+            f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, on"
+            f" {loss_examples} examples. Choose checkpoints that are farther apart."
+        )
+    _keep(branched, output)
+    return branched

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan the branches, and refuse bad arguments, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from noisescale.bounded import Bounded
+from noisescale.history.history import History
+from noisescale.history.optimizers import OptimizerKind, has_decayed
+from noisescale.history.run_law import RunLaw
+from noisescale.history.segments import Array, Segments
+from noisescale.lab.branch.checkpoints import Checkpoint, steps_in
+from noisescale.plan import Plan
+from noisescale.prediction.costing import largest_device_batch
+from noisescale.prediction.theory import theory_band
+from noisescale.printable import printable
+from noisescale.scheduling.learning_rate import factors_for
+
+MOST_CHECKPOINTS = 8
+"""The most checkpoints, between the first and the last, whose losses are evaluated."""
+
+SAME_SIZE = 1.1
+"""The batch size counts as constant if the largest is at most this multiple of the smallest."""
+
+MORE_STEPS = 1.05
+"""From one evaluation of a branch's loss to the next, the steps grow by this factor."""
+
+BEYOND = 1.15
+"""A branch ends after this multiple of the steps at which its loss was first below the goal."""
+
+FORWARD = 1 / 3
+"""The cost of an example without its gradient: the backward pass costs twice the forward pass."""
+
+POWERS = (1.0, 0.5, 0.25, 0.0)
+"""The powers of a rule's factor on the learning rate. They are tried in this order."""
+
+ALIKE = 1.1
+"""Two factors on the learning rate count as the same if their ratio is below this."""
+
+RULES = ("auto", "linear", "sqrt", "adascale", "capped_sqrt", "none")
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A plan of branches, from `plan_branches`."""
+
+    history: History
+    checkpoint: Checkpoint
+    course: tuple[Path, ...]
+    """Later checkpoints of the run whose losses are evaluated. The last one is at step `end`."""
+    end: int
+    learning_rates: tuple[Array, Array]
+    """Steps of the run, and its learning rates divided by the checkpoint's learning rate."""
+    batch_size: float
+    plans: tuple[Plan, ...]
+    orders: int
+    rule: str
+    by_noise_scale: Bounded
+    """B_crit from the checkpoint to the end, by the noise scale."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run from the checkpoint to the end."""
+        return self.end - self.checkpoint.step
+
+    def learning_rate_at(self, steps: float) -> float:
+        """Return the run's learning rate after some steps, divided by the checkpoint's."""
+        at = self.checkpoint.step + min(steps, self.steps)
+        return float(np.interp(at, *self.learning_rates))
+
+    def factors(self, batch_size: float) -> list[float]:
+        """Return the factors on the run's learning rate to try. The first is the rule's own."""
+        found = [self.factor(batch_size)]
+        for power in POWERS[1:]:
+            factor = found[0] ** power
+            if max(factor, found[-1]) > ALIKE * min(factor, found[-1]):
+                found.append(factor)
+        return found
+
+    def factor(self, batch_size: float) -> float:
+        """Return the rule's factor on the run's learning rate."""
+        found = self.by_noise_scale
+        return factors_for(
+            self.rule,  # type: ignore[arg-type]  # one of RULES
+            batch_size=batch_size,
+            base_batch_size=self.batch_size,
+            noise_scale=found.value if math.isfinite(found.value) else found.low,
+        ).learning_rate
+
+    def steps_at(self, batch_size: float) -> Bounded:
+        """Return the expected steps of a branch, with bounds from the errors of the theory."""
+        band = theory_band(
+            self.history.optimizer or OptimizerKind.OTHER, decayed=has_decayed(self.history)
+        ).factor
+        found = self.by_noise_scale
+        if not math.isfinite(found.value):
+            ends = float(self.steps), self.steps * self.batch_size / batch_size
+            return Bounded(math.sqrt(math.prod(ends)), min(ends), max(ends))
+        high = found.high if math.isfinite(found.high) else found.value
+        ends = band.low * found.low, band.high * high
+
+        def steps(critical: float) -> float:
+            return self.steps * (1 + critical / batch_size) / (1 + critical / self.batch_size)
+
+        several = sorted(map(steps, (*ends, found.value)))
+        return Bounded(steps(found.value), several[0], several[-1])
+
+    def first_look(self, batch_size: float) -> int:
+        """Return the step of a branch after which its loss is first evaluated."""
+        soonest = self.steps * self.batch_size / batch_size
+        return max(1, math.floor(min(self.steps_at(batch_size).low, soonest) / 3))
+
+    def device_hours(self, loss_examples: int) -> Bounded:
+        """Return the device-hours of all branches at the run's speed; NaN if it is not known.
+
+        Args:
+            loss_examples: Examples in each evaluation of the loss.
+        """
+        seconds, steps = self.history["seconds_per_step"], Segments.of(self.history).steps
+        timed = seconds > 0
+        if not timed.any():
+            return Bounded(math.nan, math.nan, math.nan)
+        devices = self.history["devices"]
+        used = float(devices[-1]) if math.isfinite(devices[-1]) else 1.0
+        step = float((seconds * steps)[timed].sum() / steps[timed].sum()) * used / 3600
+        example = step / self.batch_size
+        of_the_run = FORWARD * loss_examples * (1 + len(self.course))
+        ends = []
+        for end in ("value", "low", "high"):
+            examples = of_the_run
+            for plan in self.plans:
+                last = BEYOND * getattr(self.steps_at(plan.batch_size), end)
+                looks = 1 + sum(1 for _ in looks_from(self.first_look(plan.batch_size), last))
+                searched = 1 if len(self.factors(plan.batch_size)) > 1 else 0
+                one = last * plan.batch_size + FORWARD * looks * loss_examples
+                examples += (self.orders + searched) * one
+            ends.append(examples * example)
+        return Bounded(*ends)
+
+
+def looks_from(first: int, last: float) -> Iterator[int]:
+    """Yield the steps of a branch after which its loss is evaluated."""
+    step = first
+    while step <= last:
+        yield step
+        step = look_after(step)
+
+
+def look_after(step: int) -> int:
+    """Return the step of the next evaluation of the loss."""
+    return max(step + 1, math.ceil(step * MORE_STEPS))
+
+
+def plan_branches(
+    history: Mapping[str, Array],
+    checkpoint: Path,
+    *,
+    until: Path | None = None,
+    batch_sizes: Sequence[str | float] = ("1x", "4x", "16x"),
+    orders: int = 3,
+    rule: str = "auto",
+    devices: int = 1,
+    max_device_batch_size: int | None = None,
+) -> Branching:
+    """Check the arguments and plan the branches, before anything is trained.
+
+    Args:
+        history: The history of the run.
+        checkpoint: A file that ModelCheckpoint wrote, with the optimizer's state. In a folder of
+            such files, the checkpoint nearest to the middle of the run is used.
+        until: A later checkpoint. Branches train until they reach its loss. Default: the latest
+            checkpoint in the folder of `checkpoint`.
+        batch_sizes: Batch sizes of the branches. "4x" is four times the run's; a number counts
+            examples. A branch at the run's own batch size checks that branches train like the run.
+        orders: Number of branches at each batch size. Each has its own order of the data.
+        rule: Rule for the learning rate, see `factors_for`. "auto" is the square root for Adam and
+            its variants. For SGD it is the gain of a step, (1 + b/B0)/(1 + b/B). Far below the
+            noise scale b this is B/B0. If the noise scale is not resolved, it is B/B0.
+        devices: Number of devices on which branches are trained.
+        max_device_batch_size: The most examples on a device at once. Default: as in the run.
+
+    Raises:
+        ValueError: If an argument is wrong, or does not fit the run.
+        OSError: If a checkpoint cannot be read.
+    """
+    if not isinstance(history, History):
+        history = History.from_columns(dict(history))
+    last = float(history["step"][-1])
+    if rule not in RULES:
+        raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Give auto.")
+    for name, given, usual in (("orders", orders, "3"), ("devices", devices, "1")):
+        if given < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {given}. Give {usual}.")
+    if max_device_batch_size is not None and max_device_batch_size < 1:
+        raise ValueError(
+            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}. Leave it"
+            " out to use the run's own."
+        )
+    if checkpoint.is_dir():
+        checkpoint = _middle(checkpoint, last)
+    first = Checkpoint.read(checkpoint, to_train=True)
+    ends = {path: step for path, step in steps_in(checkpoint.parent).items() if path != checkpoint}
+    if until is None:
+        within = [path for path, step in ends.items() if first.step < step <= last]
+        if not within:
+            raise ValueError(
+                "`until` must be a later checkpoint of the run, got no checkpoint beside"
+                f" {first.path.name} (step {first.step}) up to step {last:,.0f}. Name a later"
+                " checkpoint, or an earlier one to start from."
+            )
+        until = max(within, key=lambda path: ends[path])
+    last_one = Checkpoint.read(until, name="until")
+    end = last_one.step
+    if not first.step < end <= last:
+        raise ValueError(
+            f"`until` must be a checkpoint after `checkpoint` (step {first.step}) and within the"
+            f" run ({last:,.0f} steps), got step {end}. Name another checkpoint."
+        )
+    between = sorted(
+        (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
+    )
+    if len(between) > MOST_CHECKPOINTS:
+        chosen = np.linspace(0, len(between) - 1, MOST_CHECKPOINTS).round().astype(int)
+        between = [between[k] for k in chosen]
+    span = Segments.of(history.between(first.step, end))
+    if span.batch_size.max() > SAME_SIZE * span.batch_size.min():
+        raise ValueError(
+            "`run` must have one batch size from `checkpoint` to `until`, got"
+            f" {span.batch_size.min():,.4g} to {span.batch_size.max():,.4g}. Name checkpoints"
+            " between which the batch size did not change."
+        )
+    size = float((span.steps * span.batch_size).sum() / span.steps.sum())
+    learning_rates = _learning_rates(history, first, last_one)
+    kind = history.optimizer
+    most = max_device_batch_size or round(largest_device_batch(history, Segments.of(history)))
+    wanted = [_batch_size(given, size) for given in batch_sizes]
+    plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
+    if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
+        raise ValueError(
+            "`batch_sizes` must have a batch size that differs from the run's own,"
+            f" {size:.4g}, got {', '.join(map(str, batch_sizes))}. Give 4x,16x."
+        )
+    by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
+    if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
+        rule = "adascale" if math.isfinite(by_noise_scale.value) else "linear"
+    elif rule == "auto":
+        rule = "sqrt"
+    course = (*between, until)
+    return Branching(
+        history, first, course, end, learning_rates, size, plans, orders, rule, by_noise_scale
+    )
+
+
+def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tuple[Array, Array]:
+    """Return the steps and learning rates from one checkpoint to the other. The first rate is 1."""
+    start, end = first.learning_rate, last.learning_rate
+    if not start > 0:
+        raise ValueError(
+            f"`checkpoint` must be at a positive learning rate, got {start:g} in"
+            f" {printable(first.path)}. Name a later checkpoint."
+        )
+    within = (history["step"] > first.step) & (history["step"] < last.step)
+    recorded = history["learning_rate"]
+    within &= np.isfinite(recorded)
+    if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
+        raise ValueError(
+            "`run` must have recorded its learning rate, got a log of an older version without it."
+            f" The rate changed from {start:g} to {end:g} between the checkpoints. Train the run"
+            " again."
+        )
+    steps = [float(first.step), *history["step"][within], float(last.step)]
+    rates = [start, *recorded[within], end]
+    if math.isnan(end):
+        steps, rates = steps[:-1], rates[:-1]
+    return np.array(steps), np.array(rates) / start
+
+
+def _batch_size(given: str | float, own: float) -> float:
+    """Return a batch size in examples. "4x" is four times the run's own."""
+    text = str(given).strip()
+    try:
+        size = float(text[:-1]) * own if text.endswith("x") else float(text)
+    except ValueError:
+        size = math.nan
+    if not 1 <= size < math.inf:
+        raise ValueError(
+            "`batch_sizes` must be numbers of examples, or multiples of the run's own, got"
+            f" {given!r}. Write, for example, 4x,16x."
+        )
+    return size
+
+
+def _plan(size: float, devices: int, most: int) -> Plan:
+    """Return a plan with equal micro-batches, as large as fit on the device."""
+    accumulation = max(1, math.ceil(size / (devices * most) / 1.0001))
+    return Plan(max(1, round(size / (devices * accumulation))), accumulation, devices)
+
+
+def _middle(folder: Path, last: float) -> Path:
+    """Return the checkpoint nearest to the middle of a run."""
+    found = {path: step for path, step in steps_in(folder).items() if 0 < step < last}
+    if not found:
+        raise ValueError(
+            "`checkpoint` must be a checkpoint within the run, or a folder of such checkpoints, got"
+            f" {printable(folder)} without any. Save them with"
+            " `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`."
+        )
+    return min(found, key=lambda path: abs(found[path] - last / 2))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a comparison, in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import plotly.graph_objects as go
+
+from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.curves_of_trials import curves_figure
+from noisescale.lab.compare.learning_rates import learning_rates_figure
+from noisescale.lab.compare.profile_of_workloads import profile_figure
+from noisescale.lab.compare.steps_against_batch import steps_figure
+from noisescale.lab.compare.useful_batch_sizes import useful_batch_sizes_figure
+from noisescale.report.figures import PlacedFigure, placed
+
+_EACH_WORKLOAD = (
+    ("curves", "{metric} along the runs", curves_figure),
+    ("steps", "Steps to the goal against batch size", steps_figure),
+    ("learning-rates", "The best learning rate of each batch size", learning_rates_figure),
+)
+
+
+def comparison_figures(c: Comparison) -> list[PlacedFigure]:
+    """Return the figures that have something to show: of all workloads, then of each."""
+    return [placed(name, heading, drawn) for name, heading, drawn in _drawn(c) if drawn is not None]
+
+
+def _drawn(c: Comparison) -> Iterator[tuple[str, str, go.Figure | None]]:
+    yield "profile", "All workloads together", profile_figure(c)
+    for k, workload in enumerate(c.workloads):
+        for name, heading, draw in _EACH_WORKLOAD:
+            said = heading.format(metric=c.goals[workload].metric)
+            whole = f"{said}: {workload}" if workload else said
+            yield (f"{name}-{k}" if k else name), whole, draw(c, workload)
+    yield "useful-batch-sizes", "How large a batch is useful", useful_batch_sizes_figure(c)

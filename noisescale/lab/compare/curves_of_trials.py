@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metric along all trials of a workload, and where each submission reached the goal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from noisescale.bounded import Bounded
+from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison_words import few, named, time_unit
+from noisescale.lab.compare.measurements import Array
+from noisescale.lab.compare.outcomes import Outcome, Standing
+from noisescale.lab.compare.submissions import Look, looks, standings_on
+from noisescale.report.colours import BLACK
+from noisescale.report.drawing import LEVEL, figure, log_axis, shown_name, shown_text, with_legend
+from noisescale.report.noise_curve import extremes
+from noisescale.report.numbers import SECONDS, Duration, duration_for, number, plural
+
+MOST_CURVES = 60
+"""Of more trials the best are drawn: others would hide them."""
+
+MOST_POINTS = 500
+"""Of a longer curve, its ends and the extremes of its parts are drawn."""
+
+_WIDE = 10.0
+"""A falling metric whose values differ by this factor has a logarithmic axis, as have times."""
+
+_BEFORE = 30.0
+"""A logarithmic axis of times begins at most this factor before the goal was reached."""
+
+_FARTHEST = 1e300
+"""Where an axis ends at most: the length of a longer one might not be finite."""
+
+_BEST, _COUNTING, _OTHER = range(3)
+"""A trial is the submission's time, or one of those that its time is the middle of, or neither."""
+
+
+class _Curve(NamedTuple):
+    outcome: Outcome
+    look: Look
+    x: Array
+    y: Array
+    rank: int
+
+
+class _Clock(NamedTuple):
+    """What the curves are drawn against."""
+
+    name: str
+    """One of `CLOCKS`."""
+    unit: Duration
+    """Of seconds."""
+
+    @property
+    def factor(self) -> float:
+        return self.unit.each_hour / 3600 if self.name == "seconds" else 1.0
+
+    @property
+    def title(self) -> str:
+        titles = {
+            "steps": "optimizer steps",
+            "examples": "examples processed",
+            "epochs": "epochs",
+            "seconds": f"time ({self.unit.name})",
+        }
+        return titles[self.name]
+
+    @property
+    def hover(self) -> str:
+        """For templates of plotly."""
+        if self.name == "seconds":
+            return f"%{{x:,.3~r}} {self.unit.name}"
+        return f"%{{x:,.6~r}} {self.name}"
+
+    def when(self, at: float) -> str:
+        """Return a time in words, such as "1,200 steps"."""
+        if self.name == "seconds":
+            return f"{self.unit(at / 3600)} {self.unit.name}"
+        return plural(at, self.name.removesuffix("s"))
+
+
+def curves_figure(c: Comparison, workload: str) -> go.Figure | None:
+    """Draw the metric of every trial against the clock that counts; None if none is known."""
+    standings, goal = standings_on(c, workload), c.goals[workload]
+    # Where no goal was reached, a clock may count that is not known of any trial.
+    every, name = _curves(c, standings, c.clock), c.clock
+    if not every:
+        every, name = _curves(c, standings, "steps"), "steps"
+    if not every:
+        return None
+    clock = _Clock(name, _unit(c, every))
+    curves = sorted(every, key=lambda curve: _order(curve, name))[:MOST_CURVES]
+    x_axis = _x_axis(curves, clock)
+    drawn = figure(
+        _finding(standings, clock),
+        _caption(standings, clock, curves, len(every)),
+        x_axis,
+        _y_axis(curves, goal.value, falls=goal.side == "<"),
+    )
+    for place, curve in reversed([*enumerate(curves)]):  # the best on top, and first in the legend
+        _draw_curve(drawn, curve, clock, place)
+    drawn.add_scatter(
+        x=[
+            10 ** x_axis["range"][0] if "range" in x_axis else 0.0,
+            clock.factor * max(float(curve.x[-1]) for curve in curves),
+        ],
+        y=[goal.value, goal.value],
+        name=f"goal: {shown_text(str(goal))}",
+        mode="lines",
+        line={"color": BLACK, "width": 1.5, "dash": "dash"},
+        hoverinfo="skip",
+    )
+    for curve in curves:
+        if curve.rank == _BEST and curve.outcome.reached is not None:
+            _draw_reached(drawn, curve, clock)
+    _draw_diverged(drawn, [curve for curve in curves if curve.outcome.trial.diverged], clock)
+    return with_legend(drawn)
+
+
+def _curves(c: Comparison, standings: Sequence[Standing], name: str) -> list[_Curve]:
+    """Return the trials whose metric and clock are known at some evaluation."""
+    of, found = looks(c), []
+    for standing in standings:
+        for outcome in standing.outcomes:
+            clock = outcome.trial.measurements.clock(name)
+            values = outcome.trial.measurements.values
+            known = np.isfinite(values) & np.isfinite(math.nan if clock is None else clock)
+            if clock is None or not known.any():
+                continue
+            rank = _COUNTING if outcome in standing.counting else _OTHER
+            rank = _BEST if outcome is standing.best else rank
+            look = of[standing.submission]
+            found.append(_Curve(outcome, look, clock[known], values[known], rank))
+    return found
+
+
+def _order(curve: _Curve, clock: str) -> tuple[float, ...]:
+    """Order by what counts, then by when the goal was reached, then by how near it was."""
+    outcome = curve.outcome
+    sign = 1 if outcome.goal.side == "<" else -1
+    nearest = math.inf if math.isnan(outcome.best) else sign * outcome.best
+    return curve.rank, outcome.at(clock), nearest
+
+
+def _unit(c: Comparison, curves: Sequence[_Curve]) -> Duration:
+    """Return the unit of the tables; if no goal was reached, one that suits the trials."""
+    if c.clock != "seconds":
+        return SECONDS
+    if c.reached:
+        return time_unit(c)
+    hours = [float(curve.x[-1]) / 3600 for curve in curves]
+    return duration_for(Bounded(each, each, each) for each in hours)
+
+
+def _x_axis(curves: Sequence[_Curve], clock: _Clock) -> dict[str, Any]:
+    """Return an axis from 0, or a logarithmic one where the fastest would be lost on it."""
+    times = [curve.outcome.at(clock.name) for curve in curves]
+    near = min([at for at in times if at < math.inf], default=math.inf)
+    far = max(float(curve.x[-1]) for curve in curves)
+    if not 0 < _WIDE * near <= far:
+        return {"title": {"text": clock.title}, "rangemode": "tozero"}
+    first = min(float(curve.x[curve.x > 0][0]) for curve in curves if curve.x[-1] > 0)
+    low = max(first, near / _BEFORE)
+    return LEVEL | log_axis(clock.title, clock.factor * low / 1.1, clock.factor * far * 1.1)
+
+
+def _y_axis(curves: Sequence[_Curve], goal: float, *, falls: bool) -> dict[str, Any]:
+    """Return an axis from the best value of all to the worst of the trials that count.
+
+    A trial that diverged may leave it.
+    """
+    whole = [curve for curve in curves if not curve.outcome.trial.diverged] or curves
+    least = min(curve.rank for curve in whole)
+    ends = [goal]
+    for curve in curves:
+        ends.append(float(curve.y.min() if falls else curve.y.max()))
+    for curve in whole:
+        if curve.rank == least:
+            ends.append(float(curve.y.max() if falls else curve.y.min()))
+    low, high = np.clip([min(ends), max(ends)], -_FARTHEST, _FARTHEST).tolist()
+    title = shown_text(curves[0].outcome.goal.metric)
+    if falls and low > 0 and high >= _WIDE * low:
+        around = (high / low) ** 0.05
+        return log_axis(title, low / around, high * around)
+    around = 0.05 * ((high - low) or abs(high) or 1.0)
+    return {"title": {"text": title}, "range": [low - around, high + around]}
+
+
+def _draw_curve(drawn: go.Figure, curve: _Curve, clock: _Clock, place: int) -> None:
+    rows = extremes(curve.y, np.ones(len(curve.y), dtype=bool), MOST_POINTS - 2)
+    rows = np.union1d(rows, [0, len(curve.y) - 1])
+    look, reached = curve.look, curve.outcome.reached
+    when = "not reached" if reached is None else clock.when(curve.outcome.at(clock.name))
+    drawn.add_scatter(
+        x=(clock.factor * curve.x[rows]).tolist(),
+        y=curve.y[rows].tolist(),
+        name=f"{look.shown}: {when}",
+        legendgroup=look.name,
+        legendrank=place + 1,
+        showlegend=curve.rank == _BEST,
+        mode="lines" if len(rows) > 1 else "markers",
+        opacity=(1.0, 0.75, 0.3)[curve.rank],
+        line={"color": look.colour, "width": (2.5, 1.5, 1)[curve.rank], "dash": look.dash},
+        marker={"color": look.colour},
+        text=shown_name(curve.outcome.trial.name),
+        hovertemplate=f"%{{fullData.text}}<br>{clock.hover}: %{{y:,.4~r}}<extra></extra>",
+    )
+
+
+def _draw_reached(drawn: go.Figure, curve: _Curve, clock: _Clock) -> None:
+    outcome, look = curve.outcome, curve.look
+    at = outcome.at(clock.name)
+    value = math.nan if outcome.reached is None else outcome.reached.value
+    drawn.add_scatter(
+        x=[clock.factor * at],
+        y=[value],
+        name=look.shown,
+        legendgroup=look.name,
+        showlegend=False,
+        mode="markers",
+        marker={
+            "symbol": look.symbol,
+            "size": 11,
+            "color": look.colour,
+            "line": {"width": 1.5, "color": BLACK},
+        },
+        hovertext=[f"{look.shown}<br>reached the goal: {clock.when(at)}, {number(value)}"],
+        hoverinfo="text",
+    )
+
+
+def _draw_diverged(drawn: go.Figure, curves: Sequence[_Curve], clock: _Clock) -> None:
+    """A cross where a trial ended; at the edge of the figure if it ended beyond."""
+    if not curves:
+        return
+    axis = drawn.layout.yaxis
+    ends = [10**end if axis.type == "log" else end for end in axis.range]
+    drawn.add_scatter(
+        x=[clock.factor * float(curve.x[-1]) for curve in curves],
+        y=[float(np.clip(curve.y[-1], *ends)) for curve in curves],
+        name="diverged or failed",
+        mode="markers",
+        cliponaxis=False,
+        marker={"symbol": "x-thin-open", "size": 7, "color": BLACK, "line": {"width": 1.5}},
+        hovertext=[
+            f"{shown_name(curve.outcome.trial.name)}<br>diverged or failed; the last number is"
+            f" {number(float(curve.y[-1]))}"
+            for curve in curves
+        ],
+        hoverinfo="text",
+    )
+
+
+def _finding(standings: Sequence[Standing], clock: _Clock) -> str:
+    goal = shown_text(str(standings[0].best.goal))
+    reached = [standing for standing in standings if standing.best.reached is not None]
+    if not reached:
+        return f"No submission reaches {goal}" if len(standings) > 1 else f"{goal} is not reached"
+    when = [clock.when(standing.best.at(clock.name)) for standing in reached]
+    if len(standings) == 1:
+        return f"{goal} is reached after {when[0]}"
+    names = [shown_name(named(standing)) for standing in reached]
+    first = [name for name, at in zip(names, when, strict=True) if at == when[0]]
+    said = f"{few(first)} {'reach' if len(first) > 1 else 'reaches'} {goal} after {when[0]}"
+    rest = len(first)
+    return f"{said}, {names[rest]} after {when[rest]}" if rest < len(reached) else said
+
+
+def _caption(
+    standings: Sequence[Standing], clock: _Clock, curves: Sequence[_Curve], known: int
+) -> str:
+    every = sum(len(standing.outcomes) for standing in standings)
+    said = []
+    if len({curve.rank for curve in curves}) > 1:
+        said.append("Thick: the run that stands for its submission. Thin: the other runs.")
+    if any(standing.best.reached is not None for standing in standings):
+        said.append("Large symbols: where the goal was reached.")
+    if known > len(curves):
+        said.append(f"Drawn are the best {len(curves)} of {plural(known, 'run')}.")
+    if every > known:
+        what = "the metric" if clock.name == "steps" else f"the metric or its {clock.name}"
+        said.append(f"{plural(every - known, 'run is', 'runs are')} left out: {what} is not known.")
+    return " ".join(said) or "One line for each run."

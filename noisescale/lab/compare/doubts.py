@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be wrong with a comparison, in sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from noisescale.lab.compare.outcomes import Outcome, is_seed
+from noisescale.lab.compare.swept import Swept
+
+if TYPE_CHECKING:
+    from noisescale.lab.compare.outcomes import Standing
+
+UNEQUAL_SEARCHES = 2
+"""A comparison warns if a submission was searched over this many times another's settings."""
+
+UNLIKE = 1.5
+"""Batch sizes, or the examples of an epoch, differ if one is this many times another."""
+
+GAP = 3
+"""A log may be the rest of another run if it begins this many of its usual gaps after step 0."""
+
+NAMED = 3
+"""Submissions that a sentence names at the most."""
+
+SWEEPS = 6
+"""Sweeps over batch sizes whose doubts are told."""
+
+_CLOCK_DOUBTS = {
+    "steps": " are calls of wandb.log. They are optimizer steps only if each step was logged once."
+    " Export trainer/global_step, or compare by time.",
+    "seconds": " are those of the logs, with validations and checkpoints. NoiseScaleMonitor logs"
+    " the time of training alone.",
+}
+
+
+def doubts_of(
+    outcomes: Sequence[Outcome],
+    standings: Sequence[Standing],
+    sweeps: Sequence[Swept],
+    clock: str,
+) -> Iterator[str]:
+    """Yield what may be wrong, the worst first."""
+    yield from _unequal_searches(standings)
+    yield from _not_told_apart(standings)
+    yield from _not_run(standings)
+    yield from _unmeasured(outcomes)
+    yield from _clocks(outcomes, clock)
+    yield from _batch_sizes(standings, clock)
+    yield from _epochs(outcomes)
+    yield from _begun_elsewhere(outcomes)
+    reached = [outcome.reached for outcome in outcomes if outcome.reached is not None]
+    if back := sum(not each.for_good for each in reached):
+        yield (
+            f"In {back} of {len(reached)} runs that reached the goal a later measurement was short"
+            " of it. If the metric is noisy, the first measurement that reaches the goal is a"
+            " lucky one: choose a goal that runs pass clearly, or a metric over more examples."
+        )
+    if first := sum(each.evaluation == 0 for each in reached):
+        yield (
+            f"{first} of {len(reached)} runs reached the goal at their first measurement. When they"
+            " reached it is not known. Choose a goal that is farther away, or measure more often."
+        )
+    yield from _drawn(outcomes, sweeps)
+    yield from _of_sweeps([each for each in sweeps if each.warnings])
+
+
+def _of_sweeps(sweeps: Sequence[Swept]) -> Iterator[str]:
+    for each in sweeps[:SWEEPS]:
+        whose = " on ".join(filter(None, (each.submission, each.workload)))
+        yield from (f"{whose}: {text}" if whose else text for text in each.warnings)
+    if len(sweeps) > SWEEPS:
+        further = [
+            f"{each.submission} on {each.workload}".removesuffix(" on ")
+            for each in sweeps[SWEEPS:][:NAMED]
+        ]
+        others = ", ..." if len(sweeps) > SWEEPS + NAMED else ""
+        yield (
+            f"{len(sweeps) - SWEEPS} further sweeps over batch sizes have such doubts:"
+            f" {', '.join(further)}{others}. `noisescale compare --json` has them all."
+        )
+
+
+def _drawn(outcomes: Sequence[Outcome], sweeps: Sequence[Swept]) -> Iterator[str]:
+    """Say where batch sizes are no sweep, as they were drawn along with other settings."""
+    of: dict[tuple[str, str], set[float]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.trial.batch_size > 0:
+            of[outcome.trial.submission, outcome.trial.workload].add(outcome.trial.batch_size)
+    known = {(each.submission, each.workload) for each in sweeps}
+    drawn = [of_both for of_both, sizes in of.items() if len(sizes) > 1 and of_both not in known]
+    if drawn:
+        names = dict.fromkeys(submission for submission, _ in drawn if submission)
+        others = " and others" if len(names) > NAMED else ""
+        whose = f" of {', '.join([*names][:NAMED])}{others}" if names else ""
+        yield (
+            f"The batch sizes{whose} are no sweep: none has several learning rates, and these"
+            " rise and fall as if both were drawn. Such runs say nothing of the critical batch"
+            " size. Search the learning rate at each batch size (`noisescale sweep`). If each rate"
+            " is the best of a search, give the other runs of that search, too."
+        )
+
+
+def _unequal_searches(standings: Sequence[Standing]) -> Iterator[str]:
+    """Say where one submission was searched over many more settings than another."""
+    for workload in _workloads(standings):
+        tried = {each.submission: each.settings for each in standings if each.workload == workload}
+        most, least = max(tried, key=tried.__getitem__), min(tried, key=tried.__getitem__)
+        if tried[most] >= UNEQUAL_SEARCHES * tried[least]:
+            yield (
+                f"The searches differ{_on(workload)}: {most} was trained with {tried[most]:g}"
+                f" settings of hyperparameters, {least} with {tried[least]:g}. The best of more"
+                " settings is faster. The bounds of speed-ups leave that out: search equally far."
+            )
+
+
+def _not_told_apart(standings: Sequence[Standing]) -> Iterator[str]:
+    """Say which runs count as repetitions though no different seeds are known of them."""
+    alike: list[list[Outcome]] = []
+    for standing in standings:
+        settings: dict[tuple[object, ...], list[Outcome]] = defaultdict(list)
+        for outcome in standing.outcomes:
+            settings[(outcome.trial.study, *outcome.setting)].append(outcome)
+        for repeated in settings.values():
+            seeds = {_seeds(outcome) for outcome in repeated}
+            if len(repeated) > 1 and (len(seeds) < len(repeated) or () in seeds):
+                alike.append(repeated)
+    if alike:
+        first, second, *_ = (outcome.trial.name for outcome in alike[0])
+        yield (
+            f"{sum(map(len, alike))} runs have the same hyperparameters as others and no different"
+            f" seeds in their logs, for example {first} and {second}. They count as repetitions of"
+            " a setting. If they differ in something else, log that as a hyperparameter."
+        )
+
+
+def _seeds(outcome: Outcome) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted((n, v) for n, v in outcome.trial.hyperparameters.items() if is_seed(n)))
+
+
+def _not_run(standings: Sequence[Standing]) -> Iterator[str]:
+    """Say which submissions were not run on which workloads."""
+    ran = {(each.submission, each.workload) for each in standings}
+    submissions = dict.fromkeys(each.submission for each in standings)
+    missing = [
+        f"{submission} on {workload}"
+        for workload in _workloads(standings)
+        for submission in submissions
+        if (submission, workload) not in ran
+    ]
+    if missing:
+        yield f"Not run: {', '.join(missing)}. In profiles and scores that counts as missed."
+
+
+def _unmeasured(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say of how many runs the metric is not known: they may have reached the goal."""
+    without = [each for each in outcomes if not len(each.trial.measurements)]
+    if without and len(without) < len(outcomes):
+        metrics = " or ".join(dict.fromkeys(each.goal.metric for each in without))
+        yield (
+            f"{len(without)} of {len(outcomes)} runs did not log {metrics}, for example"
+            f" {without[0].trial.name}. They count as runs that missed the goal. Leave"
+            " them out, or log the metric in all runs."
+        )
+
+
+def _clocks(outcomes: Sequence[Outcome], clock: str) -> Iterator[str]:
+    """Say what the clock that counts is, where it is not quite what its name says."""
+    name = "steps" if clock == "examples" else clock
+    doubtful = sum(name in each.trial.doubtful_clocks for each in outcomes)
+    if doubtful and name in _CLOCK_DOUBTS:
+        of = f"of {doubtful} of {len(outcomes)} runs" if doubtful < len(outcomes) else "of all runs"
+        yield f"The {name} {of}{_CLOCK_DOUBTS[name]}"
+
+
+def _batch_sizes(standings: Sequence[Standing], clock: str) -> Iterator[str]:
+    """Say where steps are compared of batches of different sizes."""
+    if clock != "steps":
+        return
+    for workload in _workloads(standings):
+        sizes = {
+            each.submission: each.best.trial.batch_size
+            for each in standings
+            if each.workload == workload and each.best.trial.batch_size > 0
+        }
+        if not sizes:
+            continue
+        most, least = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+        if sizes[most] >= UNLIKE * sizes[least]:
+            yield (
+                f"Steps of different batch sizes are compared{_on(workload)}: {most} has"
+                f" {sizes[most]:,.6g} examples in a step, {least} {sizes[least]:,.6g}. A larger"
+                " batch takes fewer steps. Compare by examples or time too, or at the same batch"
+                " size."
+            )
+
+
+def _epochs(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say where the examples of an epoch differ: some batch size is then not the global one."""
+    for workload in dict.fromkeys(each.trial.workload for each in outcomes):
+        of_epoch: dict[float, str] = {}
+        for trial in (each.trial for each in outcomes if each.trial.workload == workload):
+            examples, epochs = trial.measurements.examples, trial.measurements.epochs
+            if examples is None or epochs is None:
+                continue
+            known = np.isfinite(examples) & (examples > 0) & (epochs >= 1) & np.isfinite(epochs)
+            if known.any():
+                of_epoch[float(examples[known][-1] / epochs[known][-1])] = trial.name
+        if of_epoch and max(of_epoch) >= UNLIKE * min(of_epoch):
+            many, few = max(of_epoch), min(of_epoch)
+            yield (
+                f"By batch size times steps, an epoch has {many:,.0f} examples in"
+                f" {of_epoch[many]} and {few:,.0f} in {of_epoch[few]}. If both have the same data,"
+                " a logged batch size is of one device or one micro-batch, and examples are wrong."
+            )
+
+
+def _begun_elsewhere(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say which logs seem to be the rest of a run that was resumed into another folder."""
+    for outcome in outcomes:
+        steps = outcome.trial.measurements.steps
+        if len(steps) < 3:
+            continue
+        gap = float(np.diff(steps).max())
+        if steps[0] > GAP * gap:
+            yield (
+                f"{outcome.trial.name} was first measured at step {steps[0]:,.0f}, and then at"
+                f" least every {gap:,.0f} steps. If it goes on from another run's checkpoint, it"
+                " may have reached the goal there, and its seconds begin late: put the event files"
+                " of both into one folder."
+            )
+
+
+def _workloads(standings: Sequence[Standing]) -> list[str]:
+    return list(dict.fromkeys(standing.workload for standing in standings))
+
+
+def _on(workload: str) -> str:
+    return f" on {workload}" if workload else ""

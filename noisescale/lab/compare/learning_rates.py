@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best learning rate of each batch size, beside the square root rule and the linear rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.outcomes import Outcome
+from noisescale.lab.compare.submissions import Look, looks, standings_on
+from noisescale.lab.compare.swept import Swept, SweptBatch
+from noisescale.report.colours import GREY
+from noisescale.report.drawing import (
+    FAILED_MARKER,
+    coordinates,
+    figure,
+    log_axis,
+    size_axis,
+    with_legend,
+)
+from noisescale.report.numbers import count, plural
+
+_RULES = (("linear rule: power 1", 1.0, "dash"), ("square root rule: power 0.5", 0.5, "dot"))
+
+_NAMED = 3
+"""Submissions that the finding names."""
+
+_APART = 1.05
+"""Factor on the batch size between submissions, which would hide each other."""
+
+
+class _Searched(NamedTuple):
+    """The learning rates of a submission."""
+
+    swept: Swept
+    outcomes: Sequence[Outcome]
+    look: Look
+    aside: float
+    """Factor on the batch sizes, for the eye alone."""
+
+    @property
+    def best(self) -> list[SweptBatch]:
+        """Batch sizes that reached the goal, with a learning rate that is known."""
+        known = [batch for batch in self.swept.batches if batch.steps]
+        return [batch for batch in known if batch.best.trial.learning_rate > 0]
+
+    @property
+    def found(self) -> list[SweptBatch]:
+        """Batch sizes whose best learning rate lies between others."""
+        return [b for b in self.best if b.counts and len(b.learning_rates) > 1]
+
+
+def learning_rates_figure(c: Comparison, workload: str) -> go.Figure | None:
+    """Draw the best learning rate against the batch size; None where no goal was reached.
+
+    It is also None if no batch size has several learning rates: a rule that was used is no finding.
+    """
+    searched = _searched(c, workload)
+    if not searched:
+        return None
+    sizes = [batch.batch_size for each in searched for batch in each.swept.batches]
+    tried = [rate for each in searched for b in each.swept.batches for rate in b.learning_rates]
+    around = max((max(sizes) / min(sizes)) ** 0.07, 1.2)
+    left, right = min(sizes) / around, max(sizes) * around
+    margin = max((max(tried) / min(tried)) ** 0.06, 1.3)
+    drawn = figure(
+        _finding(searched),
+        _caption(searched),
+        size_axis("batch size (examples)", sizes, left, right),
+        log_axis("learning rate", min(tried) / margin, max(tried) * margin),
+    )
+    _draw_rules(drawn, searched, left, right)
+    for each in searched:
+        _draw_tried(drawn, each)
+    for each in searched:
+        _draw_best(drawn, each, alone=len(searched) == 1)
+    _draw_diverged(drawn, searched)
+    return with_legend(drawn)
+
+
+def _searched(c: Comparison, workload: str) -> list[_Searched]:
+    of = looks(c)
+    outcomes = {each.submission: each.outcomes for each in standings_on(c, workload)}
+    found = [
+        _Searched(each, outcomes[each.submission], of[each.submission], 1.0)
+        for each in c.sweeps
+        if each.workload == workload
+    ]
+    found = [
+        each
+        for each in found
+        if each.best and any(len(batch.learning_rates) > 1 for batch in each.swept.batches)
+    ]
+    middle = (len(found) - 1) / 2
+    return [each._replace(aside=_APART ** (k - middle)) for k, each in enumerate(found)]
+
+
+def _draw_rules(drawn: go.Figure, searched: Sequence[_Searched], left: float, right: float) -> None:
+    """From the first point that was searched."""
+    first = _first(searched[0])
+    rate = first.best.trial.learning_rate
+    for name, power, dash in _RULES:
+        drawn.add_scatter(
+            x=[left, right],
+            y=[rate * (size / first.batch_size) ** power for size in (left, right)],
+            name=name,
+            mode="lines",
+            line={"color": GREY, "width": 1.5, "dash": dash},
+            hoverinfo="skip",
+        )
+
+
+def _first(each: _Searched) -> SweptBatch:
+    return (each.found or each.best)[0]
+
+
+def _draw_tried(drawn: go.Figure, each: _Searched) -> None:
+    """A vertical line over the learning rates of each batch size, with a tick at each."""
+    batches = [batch for batch in each.swept.batches if batch.learning_rates]
+    drawn.add_scatter(
+        **coordinates(
+            point
+            for batch in batches
+            for point in (
+                *((batch.batch_size * each.aside, rate) for rate in batch.learning_rates),
+                (None, None),
+            )
+        ),
+        name=each.look.shown,
+        legendgroup=each.look.name,
+        showlegend=False,
+        mode="lines+markers",
+        opacity=0.5,
+        line={"color": each.look.colour, "width": 1},
+        marker={"symbol": "line-ew-open", "size": 6, "color": each.look.colour},
+        hoverinfo="skip",
+    )
+
+
+def _draw_best(drawn: go.Figure, each: _Searched, *, alone: bool) -> None:
+    look, found = each.look, {batch.batch_size for batch in each.found}
+    drawn.add_scatter(
+        x=[batch.batch_size * each.aside for batch in each.best],
+        y=[batch.best.trial.learning_rate for batch in each.best],
+        name="best learning rate" if alone else look.shown,
+        legendgroup=look.name,
+        mode="lines+markers",
+        line={"color": look.colour, "width": 1.5},
+        marker={
+            "symbol": [
+                look.symbol if b.batch_size in found else f"{look.symbol}-open" for b in each.best
+            ],
+            "size": 10,
+            "color": look.colour,
+            "line": {"width": 1.5, "color": look.colour},
+        },
+        hovertext=[_about(batch, look) for batch in each.best],
+        hoverinfo="text",
+    )
+
+
+def _draw_diverged(drawn: go.Figure, searched: Sequence[_Searched]) -> None:
+    points = {
+        (outcome.trial.batch_size * each.aside, outcome.trial.learning_rate)
+        for each in searched
+        for outcome in each.outcomes
+        if outcome.trial.diverged and outcome.trial.batch_size > 0
+        if outcome.trial.learning_rate > 0
+    }
+    if not points:
+        return
+    drawn.add_scatter(
+        **coordinates(sorted(points)),
+        name="diverged or failed",
+        mode="markers",
+        marker=FAILED_MARKER,
+        hovertemplate="diverged or failed<br>learning rate %{y:.3~g}<extra></extra>",
+    )
+
+
+def _about(batch: SweptBatch, look: Look) -> str:
+    rates = batch.learning_rates
+    said = [f"<b>batch size {count(batch.batch_size)}</b>"]
+    if look.name:
+        said.insert(0, look.shown)
+    rate = f"{batch.best.trial.learning_rate:.3g}"
+    said.append(f"best learning rate {rate}" if len(rates) > 1 else f"learning rate {rate} alone")
+    if len(rates) > 1:
+        edge = {"low": ": the lowest is the best", "high": ": the highest is the best"}
+        said.append(
+            f"{len(rates)} tried, from {rates[0]:.3g} to {rates[-1]:.3g}{edge.get(batch.edge, '')}"
+        )
+    said.append(plural(batch.best.at("steps"), "step"))
+    return "<br>".join(said)
+
+
+def _finding(searched: Sequence[_Searched]) -> str:
+    powers = [(each.look.shown, power) for each in searched if (power := _power(each)) is not None]
+    if not powers:
+        found = next((each.found[0] for each in searched if each.found), None)
+        if found is None:
+            return "At no batch size is the best learning rate known"
+        rate = found.best.trial.learning_rate
+        return f"At batch size {count(found.batch_size)} the best learning rate is {rate:.3g}"
+    if len(searched) == 1:
+        first, last = searched[0].found[0], searched[0].found[-1]
+        rates = [batch.best.trial.learning_rate for batch in (first, last)]
+        return (
+            f"From batch size {count(first.batch_size)} to {count(last.batch_size)} the best"
+            f" learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}: power {powers[0][1]:.2f}"
+        )
+    said = ", ".join(f"{power:.2f} ({name})" for name, power in powers[:_NAMED])
+    return f"The best learning rate goes with the batch size to the power {said}"
+
+
+def _power(each: _Searched) -> float | None:
+    """Return the slope of the line that fits best on logarithmic axes."""
+    if len(each.found) < 2:
+        return None
+    sizes = np.log([batch.batch_size for batch in each.found])
+    rates = np.log([batch.best.trial.learning_rate for batch in each.found])
+    return round(float(np.polyfit(sizes, rates, 1)[0]), 2) + 0.0  # none is -0.00
+
+
+def _caption(searched: Sequence[_Searched]) -> str:
+    batches = [batch for each in searched for batch in each.swept.batches]
+    said = []
+    if any(len(batch.learning_rates) > 1 for batch in batches):
+        said.append("Thin vertical lines: the learning rates that were tried.")
+    if any(batch.edge for batch in batches):
+        said.append("Hollow: the best one is the lowest or the highest of them.")
+    if any(len(batch.learning_rates) == 1 for each in searched for batch in each.best):
+        said.append("Hollow: only one is known.")
+    whose = f" of {searched[0].look.shown}" if len(searched) > 1 else ""
+    first = "first filled point" if searched[0].found else "first point"
+    said.append(f"The rules begin at the {first}{whose}.")
+    return " ".join(said)

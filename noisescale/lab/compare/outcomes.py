@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of trials: when each reached its goal, and which of several counts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from noisescale.bounded import Bounded
+from noisescale.history.metrics import Goal
+from noisescale.lab.compare.measurements import Trial
+from noisescale.lab.compare.steps_to_result import Reached, first_reached, within
+
+_IDS = ("id", "rank", "pid", "version", "timestamp", "date", "port")
+"""Last words of names that tell runs apart, and not trainings."""
+
+
+def is_seed(name: str) -> bool:
+    """Whether a hyperparameter is a seed, in which repetitions of a training differ.
+
+    Examples:
+        >>> [is_seed(name) for name in ("seed", "train/manual_seed", "seed_everything", "seeded")]
+        [True, True, True, False]
+    """
+    return "seed" in _words(name)
+
+
+def _is_setting(name: str) -> bool:
+    """Whether trainings with different values of a hyperparameter are different trainings."""
+    return not is_seed(name) and _words(name)[-1] not in _IDS
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, without the names that it is nested in."""
+    return re.split(r"[/.]", name.lower())[-1].replace("-", "_").split("_")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trial, and when it reached its goal."""
+
+    trial: Trial
+    goal: Goal
+    reached: Reached | None
+    best: float
+    """The value of the metric that was nearest to the goal, or farthest beyond it, within the
+    budget; NaN if there was none."""
+    best_step: float
+    trained: int
+    """Number of measurements within the budget."""
+
+    def at(self, clock: str) -> float:
+        """Return when the goal was reached, in one of `CLOCKS`.
+
+        It is infinite if the goal was missed, and NaN if the clock is not known.
+        """
+        return math.inf if self.reached is None else float(getattr(self.reached, clock))
+
+    def after(self, clock: str) -> float:
+        """Return the last measurement at which the goal was not reached, in one of `CLOCKS`.
+
+        The goal was reached somewhere between it and `at`; or beyond it, if the goal was missed
+        within the budget. It is 0 if there is none, or the clock is not known.
+        """
+        before = self.trained if self.reached is None else self.reached.evaluation
+        known = self.trial.measurements.clock(clock)
+        known = np.empty(0) if known is None else known[:before]
+        known = known[np.isfinite(known)]
+        return float(known[-1]) if len(known) else 0.0
+
+    def rank(self, clock: str) -> tuple[float, float]:
+        """Return what orders outcomes: when the goal was reached, or else how near they came."""
+        sign = 1.0 if self.goal.side == "<" else -1.0
+        return self.at(clock), math.inf if math.isnan(self.best) else sign * self.best
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """What was set: repetitions of a training have it in common."""
+        trial = self.trial
+        others = sorted((k, str(v)) for k, v in trial.hyperparameters.items() if _is_setting(k))
+        # NaN is unequal to itself.
+        return (trial.optimizer, str(trial.batch_size), str(trial.learning_rate), *others)
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """One submission on one workload."""
+
+    submission: str
+    workload: str
+    outcomes: tuple[Outcome, ...]
+    """Of all its trials."""
+    counting: tuple[Outcome, ...]
+    """What its time is the middle of: the repetitions of its best setting, or if there are
+    several studies, the middle repetition of each study's best setting."""
+    best: Outcome
+    """The middle of those."""
+    speed_up: Bounded
+    """How many times as fast as the reference. Without a value it is only known from the side on
+    which one of both missed the goal; unknown if both did."""
+
+    @property
+    def settings(self) -> float:
+        """Number of settings of hyperparameters that were tried, in the mean over its studies."""
+        tried = {(outcome.trial.study, outcome.setting) for outcome in self.outcomes}
+        return len(tried) / len({study for study, _ in tried})
+
+    @property
+    def reached(self) -> int:
+        """Number of trials that reached the goal."""
+        return sum(outcome.reached is not None for outcome in self.outcomes)
+
+    @property
+    def diverged(self) -> int:
+        """Number of trials that ended without a number, or failed by their own record."""
+        return sum(outcome.trial.diverged for outcome in self.outcomes)
+
+
+def outcome_of(trial: Trial, goal: Goal, budget: Mapping[str, float] | None = None) -> Outcome:
+    """Return when a trial reached a goal within a budget, see `first_reached`."""
+    measured = trial.measurements
+    in_budget = within(measured, budget)
+    trained = int(in_budget.sum())
+    inside = in_budget & np.isfinite(measured.values)
+    if not inside.any():
+        return Outcome(trial, goal, None, math.nan, math.nan, trained)
+    sign = 1.0 if goal.side == "<" else -1.0
+    where = int(np.argmin(np.where(inside, sign * measured.values, math.inf)))
+    return Outcome(
+        trial,
+        goal,
+        first_reached(measured, goal, budget),
+        float(measured.values[where]),
+        float(measured.steps[where]),
+        trained,
+    )
+
+
+def middle(outcomes: Iterable[Outcome], clock: str) -> Outcome:
+    """Return the outcome in the middle: of an even number the slower one of both."""
+    ordered = sorted(outcomes, key=lambda outcome: outcome.rank(clock))
+    return ordered[len(ordered) // 2]
+
+
+def best_setting(outcomes: Sequence[Outcome], clock: str) -> list[Outcome]:
+    """Return all repetitions of the setting that was fastest, by its middle repetition.
+
+    The fastest repetition of all would be the luckiest.
+    """
+    settings: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        settings.setdefault(outcome.setting, []).append(outcome)
+    return min(settings.values(), key=lambda repeated: middle(repeated, clock).rank(clock))

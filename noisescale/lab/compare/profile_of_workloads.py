@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The performance profiles of submissions over several workloads."""
+
+from __future__ import annotations
+
+import math
+
+import plotly.graph_objects as go
+
+from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison_words import few, named
+from noisescale.lab.compare.profiles import MAX_RATIO, PerformanceProfile
+from noisescale.lab.compare.submissions import looks
+from noisescale.report.drawing import DASHES, figure, shown_name, with_legend
+from noisescale.report.numbers import plural
+
+
+def profile_figure(c: Comparison) -> go.Figure | None:
+    """Draw on which share of workloads a submission is within a ratio of the fastest.
+
+    References:
+        Dolan and Moré 2002; Dahl et al. 2023, arXiv:2306.07179, section 4.3.
+    """
+    if c.profile is None or c.scores is None:
+        return None
+    of, scores = looks(c), c.scores
+    drawn = figure(
+        _finding(c),
+        _caption(c, c.profile),
+        {
+            "title": {"text": "time over the time of the fastest"},
+            "range": [1 - 0.03, MAX_RATIO],
+            "tickvals": [1, 1.5, 2, 2.5, 3, 3.5, 4],
+        },
+        {"title": {"text": "share of workloads"}, "range": [-3, 104], "ticksuffix": " %"},
+    )
+    ranked = sorted(c.profile.submissions, key=lambda name: -scores[name])
+    for place, submission in reversed([*enumerate(ranked)]):
+        look = of[submission]
+        x, y = _course(c.profile, submission)
+        drawn.add_scatter(
+            x=x,
+            y=y,
+            name=f"{look.shown}: score {scores[submission]:.4f}",
+            legendgroup=look.name,
+            legendrank=place + 1,
+            mode="lines",
+            line={
+                "color": look.colour,
+                "width": 2.5,
+                "shape": "hv",
+                "dash": DASHES[c.submissions.index(submission) % len(DASHES)],
+            },
+            text=look.shown,
+            hovertemplate="%{fullData.text}<br>within %{x:.3~r} times: %{y:.3~r} %<extra></extra>",
+        )
+    return with_legend(drawn)
+
+
+def _course(profile: PerformanceProfile, submission: str) -> tuple[list[float], list[float]]:
+    """Return the corners of a profile from 1 to the largest ratio, in percent."""
+    rises, shares = profile.curve(submission)
+    inside = rises <= MAX_RATIO
+    heights = [0.0, *(100 * shares[inside]).tolist()]
+    return [1.0, *rises[inside].tolist(), MAX_RATIO], [*heights, heights[-1]]
+
+
+def _finding(c: Comparison) -> str:
+    scores, profile = c.scores or {}, c.profile
+    names = {standing.submission: shown_name(named(standing)) for standing in c.standings}
+    best = max(scores.values(), default=math.nan)
+    if profile is None or not best > 0:
+        return "No submission reaches the goal of a workload that counts"
+    first = [name for name, score in scores.items() if score == best]
+    verb = "have" if len(first) > 1 else "has"
+    said = f"{few([names[name] for name in first])} {verb} the highest score, {best:.4f}"
+    if len(first) > 1:
+        return said
+    won = round(profile.at(1.0)[first[0]] * len(profile.workloads))
+    return f"{said}: the fastest on {won} of {plural(len(profile.workloads), 'workload')}"
+
+
+def _caption(c: Comparison, profile: PerformanceProfile) -> str:
+    clock = "time" if c.clock == "seconds" else c.clock
+    return (
+        f"Height at 2: the share of workloads on which a submission needs at most twice the {clock}"
+        " of the fastest. The score is the mean height from 1 to 4."
+    )

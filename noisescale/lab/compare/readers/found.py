@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the readers of all formats share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from noisescale.csv_lines import csv_lines
+from noisescale.lab.compare.measurements import Measurements, Trial
+from noisescale.printable import printable
+
+
+@dataclass(frozen=True)
+class Found:
+    """The trials of one path."""
+
+    trials: list[Trial]
+    metrics: Callable[[], Iterable[str]]
+    """Names the metrics that there are. Finding these names may take longer than the trials."""
+
+
+def table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the names of a CSV file's columns, and its lines with their numbers.
+
+    Raises:
+        ValueError: If the file is empty or damaged.
+        OSError: If the file cannot be read.
+    """
+    (_, names), *lines = list(csv_lines(path)) or [(0, [])]
+    if not names:
+        raise ValueError(
+            f"`{printable(path)}` must have a line of column names, got an empty file."
+            " Name another file."
+        )
+    return names, lines
+
+
+def number(text: str, path: Path, line: int, column: str) -> float:
+    """Return the number in a cell. "nan" and "inf" are numbers.
+
+    Raises:
+        ValueError: If the cell has something else.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"`{printable(column)}` must be a number, got {text!r} in line {line} of"
+            f" {printable(path)}. Correct this cell, or remove the line."
+        ) from None
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell has a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def measured(
+    where: str,
+    steps: ArrayLike,
+    values: ArrayLike,
+    *,
+    batch_size: float = math.nan,
+    examples: ArrayLike | None = None,
+    epochs: ArrayLike | None = None,
+    seconds: ArrayLike | None = None,
+) -> Measurements:
+    """Return the evaluations of a trial. The batch size gives the examples, if these are not known.
+
+    Raises:
+        ValueError: If the batch size is not positive, or see `Measurements`. The message says where
+            the evaluations are from.
+    """
+    if batch_size <= 0 or math.isinf(batch_size):
+        raise ValueError(
+            f"`batch_size` must be positive and finite, got {batch_size:g} for {printable(where)}."
+            " Correct it, or leave it out."
+        )
+    if examples is None and math.isfinite(batch_size):
+        examples = batch_size * np.asarray(steps, np.float64)
+    try:
+        return Measurements(steps, values, examples, epochs, seconds)
+    except ValueError as error:
+        raise ValueError(f"{error} The evaluations are those of {printable(where)}.") from error
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts version_2 before version_10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def named(path: Path, below: Path) -> str:
+    """Return the name of a run: its path below the given one, or the name of the path itself."""
+    if path != below:
+        return path.relative_to(below).as_posix()
+    path = path.resolve()
+    if path.name == "metrics.csv" or is_event_file(path.name):
+        path = path.parent
+    return path.name if path.is_dir() else path.stem
+
+
+def is_event_file(name: str) -> bool:
+    """Whether a file's name is that of an event file of TensorBoard."""
+    return name.startswith("events.out.tfevents.")

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trials in a CSV file with one line for each evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from noisescale.history.reading import refuse_metric
+from noisescale.lab.compare.measurements import Trial
+from noisescale.lab.compare.readers.found import Found, is_number, measured, number, table
+from noisescale.lab.compare.readers.hyperparameters import LEARNING_RATES
+from noisescale.printable import printable
+
+STEPS = ("step", "steps", "global_step")
+TRIALS = ("trial", "run", "seed")
+SEED = {"seed"}
+"""Of those, what is a hyperparameter too."""
+EPOCHS = ("epoch", "epochs")
+GROUPS = ("submission", "workload", "study")
+"""Columns of text that say where a trial belongs."""
+
+
+class _Line(NamedTuple):
+    number: int
+    cells: Mapping[str, str]
+
+
+def read_long_csv(path: Path, metric: str, submission: str | None) -> Found:
+    """Read a CSV file with one line for each evaluation, in any order.
+
+    | column | meaning |
+    |---|---|
+    | `step`, `steps` or `global_step` | the optimizer step; needed |
+    | the metric | needed; lines in which its cell is empty are no evaluations |
+    | `submission`, `workload`, `study` | see `Trial` |
+    | `optimizer` | its name; the submission, if there is no other |
+    | `trial`, `run` or `seed` | the name or number of the trial |
+    | `batch_size` | global, in examples |
+    | `learning_rate`, `lr` or `initial_learning_rate` | the peak learning rate |
+    | `examples`, `epoch` or `epochs`, `seconds` | what had passed until the evaluation |
+
+    Of several names the first that is there counts. Lines with the same submission, workload,
+    study, optimizer, trial, batch size and learning rate are one trial. Other columns of numbers
+    are hyperparameters if each is constant within every trial.
+
+    If several lines of a trial still have the same step, other columns tell trials apart, for
+    example `momentum`: those with different values at one step, in which every value occurs at two
+    steps or more. In a file with a column for the trial, steps that repeat after this are those of
+    a resumed training: the last line counts.
+
+    Args:
+        path: The file.
+        metric: The name of a column.
+        submission: The submission of trials without a cell in a column `submission`; None for the
+            column `optimizer`, if there is one.
+
+    Raises:
+        ValueError: If a column is missing, a cell that is needed has no number, or trials cannot be
+            told apart.
+        OSError: If the file cannot be read.
+    """
+    return _Evaluations(path, metric).found(submission)
+
+
+class _Evaluations:
+    """The lines of one file, and what its columns mean."""
+
+    def __init__(self, path: Path, metric: str) -> None:
+        names, rows = table(path)
+        self.path, self.metric = path, metric
+        self.lines = [_Line(at, dict(zip(names, cells, strict=True))) for at, cells in rows]
+        names = [name for name in names if name]  # an index of pandas has none
+        self.step, self.epoch, self.trial, self.rate = (
+            _first(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
+        )
+        if not self.step:
+            raise ValueError(
+                f"`{printable(path)}` must have a column `step`, got {printable(', '.join(names))}."
+                " Rename the column of the optimizer step."
+            )
+        key = (*GROUPS, "optimizer", self.trial, "batch_size", self.rate)
+        self.key = [name for name in key if name in names]
+        """Columns of which each trial has one value."""
+        clocks = {"examples": "examples", "epochs": self.epoch, "seconds": "seconds"}
+        self.clocks = {clock: name for clock, name in clocks.items() if name in names}
+        known = (*self.key, self.step, metric, *self.clocks.values())
+        self.others = [name for name in names if name not in known]
+        if metric not in names:
+            refuse_metric(path, metric, _numeric(self.lines, self.others))
+
+    def found(self, submission: str | None) -> Found:
+        """Return the trials of the file."""
+        self._refuse_schedules()
+        groups = self._grouped()
+        if any(map(self._repeated, groups)):
+            groups = self._told_apart(groups)
+        hyperparameters = [
+            name
+            for name in _numeric(self.lines, [*self.others, *SEED.intersection([self.trial])])
+            if all(len(_values(group, name)) <= 1 for group in groups)
+        ]
+        varying = [n for n in self.key if len({line.cells[n] for line in self.lines}) > 1]
+        trials = []
+        for group in groups:
+            cells = group[0].cells
+            given = cells.get("optimizer", "") if submission is None else submission
+            evaluated = [line for line in group if line.cells[self.metric]]
+            name = "/".join(_part(n, cells[n]) for n in varying) or self.path.stem
+            batch_size = self._number(group[0], "batch_size")
+            clocks = {of: [self._number(e, n) for e in evaluated] for of, n in self.clocks.items()}
+            shared = {name: _values(group, name) for name in hyperparameters}
+            trials.append(
+                Trial(
+                    name,
+                    measured(
+                        f"{name} in {self.path}",
+                        [self._number(line, self.step) for line in evaluated],
+                        [self._number(line, self.metric) for line in evaluated],
+                        batch_size=batch_size,
+                        **clocks,
+                    ),
+                    submission=cells.get("submission") or given,
+                    workload=cells.get("workload", ""),
+                    study=cells.get("study", ""),
+                    batch_size=batch_size,
+                    learning_rate=self._number(group[0], self.rate),
+                    hyperparameters=MappingProxyType({n: v.pop() for n, v in shared.items() if v}),
+                    optimizer=cells.get("optimizer", ""),
+                )
+            )
+        return Found(trials, lambda: _numeric(self.lines, [*self.others, self.metric]))
+
+    def _number(self, line: _Line, name: str) -> float:
+        """Return the number in a cell; NaN if the cell is empty, or there is no such column."""
+        text = line.cells.get(name, "") if name else ""
+        return number(text, self.path, line.number, name) if text else math.nan
+
+    def _grouped(self, without: str = "") -> list[list[_Line]]:
+        groups: dict[tuple[str, ...], list[_Line]] = {}
+        for line in self.lines:
+            cells = (
+                str(self._number(line, name))  # 0.1 and 0.10 are one
+                if name in ("batch_size", self.rate)
+                else line.cells[name]
+                for name in self.key
+                if name != without
+            )
+            groups.setdefault(tuple(cells), []).append(line)
+        return list(groups.values())
+
+    def _told_apart(self, groups: Sequence[Sequence[_Line]]) -> list[list[_Line]]:
+        """Return the trials of groups in which steps repeat, by other columns."""
+        self.key += [
+            name
+            for name in self.others
+            if all(self._is_setting(group, name) for group in groups)
+            and any(self._tells_apart(group, name) for group in groups)
+        ]
+        trials = self._grouped()
+        if self.trial:
+            return trials  # which may have been resumed
+        for first, again in filter(None, map(self._repeated, trials)):
+            raise ValueError(
+                f"`{printable(self.path)}` must have one line for each step of a trial, got the"
+                f" step {first.cells[self.step]} in lines {first.number} and {again.number}. Add a"
+                " column `trial` with the name or number of each line's trial."
+            )
+        return trials
+
+    def _repeated(self, group: Sequence[_Line]) -> tuple[_Line, _Line] | None:
+        """Return two evaluations of one step, if there are any."""
+        seen: dict[str, _Line] = {}
+        for line in group:
+            if line.cells[self.metric]:
+                before = seen.setdefault(line.cells[self.step], line)
+                if before is not line:
+                    return before, line
+        return None
+
+    def _is_setting(self, group: Sequence[_Line], name: str) -> bool:
+        """Whether each value occurs at several steps, as no metric's does."""
+        steps = _by(group, name, self.step)
+        return len(steps) == 1 or all(len(at) > 1 for at in steps.values())
+
+    def _tells_apart(self, group: Sequence[_Line], name: str) -> bool:
+        """Whether lines of one step have several values."""
+        return any(len(values) > 1 for values in _by(group, self.step, name).values())
+
+    def _refuse_schedules(self) -> None:
+        """Refuse learning rates that change along a trial: each would make a trial of its own."""
+        for group in self._grouped(without=self.rate) if self.rate else ():
+            rates = {self._number(line, self.rate) for line in group} - {math.nan}
+            if len(rates) > 1 and not self._repeated(group):
+                raise ValueError(
+                    f"`{self.rate}` must be one number for each trial, got {len(rates)} numbers"
+                    f" from {min(rates):g} to {max(rates):g} at different steps of what may be one"
+                    f" trial, in line {group[0].number} of {printable(self.path)} and others."
+                    " Write the peak learning rate into each line of a trial. If these are several"
+                    " trials, give each its own name in a column `trial`."
+                )
+
+
+def _first(names: Sequence[str], wanted: Iterable[str]) -> str:
+    return next((name for name in wanted if name in names), "")
+
+
+def _numeric(lines: Sequence[_Line], names: Iterable[str]) -> list[str]:
+    """Return the columns that have numbers alone."""
+    cells = {name: [line.cells[name] for line in lines if line.cells[name]] for name in names}
+    return [name for name, texts in cells.items() if texts and all(map(is_number, texts))]
+
+
+def _by(group: Sequence[_Line], name: str, of: str) -> dict[str, set[str]]:
+    """Return, for each value of a column, the values of another beside it."""
+    found: dict[str, set[str]] = {}
+    for line in group:
+        found.setdefault(line.cells[name], set()).add(line.cells[of])
+    return found
+
+
+def _values(group: Sequence[_Line], name: str) -> set[float]:
+    return {float(line.cells[name]) for line in group if line.cells[name]}
+
+
+def _part(name: str, text: str) -> str:
+    return text if name in GROUPS else f"{name}={text}"

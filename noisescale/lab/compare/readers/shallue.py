@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trials of Shallue et al., in the layout in which they were published."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from noisescale.lab.compare.measurements import Trial
+from noisescale.lab.compare.readers.found import Found, measured, named, natural, number, table
+from noisescale.lab.compare.readers.hyperparameters import hyperparameters
+from noisescale.printable import printable
+
+MEASUREMENTS = "measurements.csv"
+"""The file that makes a folder a trial."""
+
+_PARAMETERS = ("parameters", "hparams", "hyperparameters")
+_ABOUT_TRIAL = ("trial_id", "_internal_trial_id", "steps", "step", "seconds")
+_FAILED = ("infeasible", "failed", "diverged")
+
+
+def read_shallue(path: Path, folders: Iterable[Path], metric: str) -> Found:
+    """Read trials from folders dataset/model/optimizer/batch_size/trial.
+
+    The optimizer is the submission, dataset/model the workload. Folders above the dataset, such as
+    "solution_quality", belong to the workload if they are below the given path. The batch size is
+    `batch_size` in the study.json of its folder, else the name of this folder.
+
+    A trial's measurements.csv has a column `step` and columns of metrics. Lines without the metric
+    are left out. Its metadata.json, which may be missing, has
+
+    - the hyperparameters under "parameters", "hparams" or "hyperparameters", else beside
+      "status": all numbers, the learning rate as "learning_rate", "lr" or
+      "initial_learning_rate";
+    - "status": a trial is infeasible if its status is "INFEASIBLE", "FAILED" or "DIVERGED". Trials
+      with the status "INCOMPLETE" are left out, as in the analysis by Shallue et al.
+
+    Args:
+        path: The given path.
+        folders: The folders with a measurements.csv at this path or below it.
+        metric: The name of a column, for example "val/classification_error".
+
+    Raises:
+        ValueError: If a batch size is not known, or a file is damaged.
+
+    References:
+        Shallue et al. 2019, arXiv:1811.03600; batch_science in google-research on GitHub.
+    """
+    names: dict[str, None] = {}
+    sizes: dict[Path, float] = {}
+    trials = []
+    for folder in sorted(folders, key=natural):
+        metadata = _read_json(folder / "metadata.json")
+        status = str(metadata.get("status", "")).lower()
+        if status == "incomplete":
+            continue
+        study = folder.parent
+        if study not in sizes:
+            sizes[study] = _batch_size_of(study)
+        steps, values = _evaluations(folder / MEASUREMENTS, metric, names)
+        found = hyperparameters(_parameters(metadata))
+        whole = ("",) * 5 + folder.resolve().parts
+        above = folder.relative_to(path).parts[:-5]
+        trials.append(
+            Trial(
+                named(folder, path),
+                measured(str(folder), steps, values, batch_size=sizes[study]),
+                submission=whole[-3],
+                optimizer=whole[-3],
+                workload="/".join((*above, *whole[-5:-3])),
+                batch_size=sizes[study],
+                learning_rate=found.learning_rate,
+                hyperparameters=MappingProxyType(dict(found.others)),
+                feasible=not any(word in status for word in _FAILED),
+            )
+        )
+    return Found(trials, lambda: names)
+
+
+def _evaluations(file: Path, metric: str, seen: dict[str, None]) -> tuple[list[float], list[float]]:
+    names, lines = table(file)
+    seen.update(dict.fromkeys(names))
+    if "step" not in names:
+        raise ValueError(
+            f"`{printable(file)}` must have a column `step`, got {printable(', '.join(names))}."
+            " Add this column."
+        )
+    if metric not in names:
+        return [], []
+    at, of = names.index("step"), names.index(metric)
+    cells = [(line, row[at], row[of]) for line, row in lines if row[of]]
+    steps = [number(step, file, line, "step") for line, step, _ in cells]
+    return steps, [number(value, file, line, metric) for line, _, value in cells]
+
+
+def _batch_size_of(study: Path) -> float:
+    said = _read_json(study / "study.json").get("batch_size", study.resolve().name)
+    try:
+        size = float(said)
+    except (TypeError, ValueError):
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise ValueError(
+            f"`{printable(study)}` must be named by the batch size of its trials, got"
+            f" {printable(said)!r}."
+            " Arrange the folders as dataset/model/optimizer/batch_size/trial."
+        )
+    return size
+
+
+def _parameters(metadata: dict[str, Any]) -> dict[str, Any]:
+    known = (metadata[key] for key in _PARAMETERS if isinstance(metadata.get(key), dict))
+    at_top = {name: each for name, each in metadata.items() if name not in _ABOUT_TRIAL}
+    return next(known, at_top)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"`{printable(file)}` must be JSON, got {error}. Correct or remove the file."
+        ) from error
+    return found if isinstance(found, dict) else {}

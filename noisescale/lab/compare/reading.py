@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read trials from the files that loggers, trackers and published studies leave."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+from noisescale.csv_lines import csv_lines
+from noisescale.history.reading import refuse_metric
+from noisescale.history.trackers import refuse_tracker
+from noisescale.lab.compare.measurements import Trial
+from noisescale.lab.compare.readers.csv_run import is_csv_run, read_csv_run
+from noisescale.lab.compare.readers.event_run import read_event_run
+from noisescale.lab.compare.readers.found import Found, is_event_file, natural
+from noisescale.lab.compare.readers.long_csv import read_long_csv
+from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
+from noisescale.lab.compare.readers.wandb_chart import is_chart, read_chart
+from noisescale.printable import printable
+
+FORMATS = (
+    "event files of TensorBoard, a metrics.csv of CSVLogger, a CSV export of W&B or MLflow,"
+    " a CSV file with a line for each evaluation,"
+    f" or folders dataset/model/optimizer/batch_size/trial with a {MEASUREMENTS}"
+)
+
+
+def read_trials(
+    path: str | PathLike[str], metric: str, *, submission: str | None = None
+) -> list[Trial]:
+    """Read all trials at a path, whatever their format.
+
+    | path | trials | see |
+    |---|---|---|
+    | a folder with event files of TensorBoard, or an event file | one | `readers/event_run.py` |
+    | a folder with a CSVLogger's metrics.csv, or this file | one | `readers/csv_run.py` |
+    | a CSV file with the whole history of a run of W&B or MLflow | one | `readers/csv_run.py` |
+    | a CSV file of a chart on W&B's page | one for each run | `readers/wandb_chart.py` |
+    | another CSV file, with a line for each evaluation | many | `readers/long_csv.py` |
+    | a folder above folders dataset/model/optimizer/batch_size/trial | many | \
+      `readers/shallue.py` |
+    | a folder above folders with event files or metrics.csv | one for each folder | |
+
+    Folders within the folder of a run belong to this run. They are no trials of their own.
+
+    Args:
+        path: A folder or a file.
+        metric: The name of the metric in the files.
+        submission: What the trials are trials of, if their format does not have a submission.
+            By default it is the optimizer that was logged as a hyperparameter, if there is one.
+
+    Returns:
+        The trials. Each is named by its path below `path`, or by what tells it apart in its file,
+        so that names are unique within one path. A trial in which the metric was not logged has no
+        evaluations.
+
+    Raises:
+        ValueError: If there are no trials, a file is damaged, or no trial has the metric. The
+            message then lists metrics that there are, of the first 20 runs.
+        OSError: If the path cannot be read.
+        MissingExtraError: If there are event files, and TensorBoard is not installed.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> sweep = Path(folder.name, "sweep.csv")
+        >>> _ = sweep.write_text("step,batch_size,val_loss\\n90,32,0.2\\n90,64,0.1\\n")
+        >>> [(trial.name, trial.batch_size) for trial in read_trials(sweep, "val_loss")]
+        [('batch_size=32', 32.0), ('batch_size=64', 64.0)]
+        >>> folder.cleanup()
+    """
+    path = Path(path)
+    found = [*_found_in(path, metric, submission)]
+    trials = [trial for each in found for trial in each.trials]
+    if not found:
+        refuse_tracker(path)
+        raise ValueError(
+            f"`{printable(path)}` must contain trials, got none. Name a file or folder of one of"
+            f" these formats: {FORMATS}."
+        )
+    if not any(len(trial.measurements) for trial in trials):
+        refuse_metric(path, metric, {name for each in found[:20] for name in each.metrics()})
+    return trials
+
+
+def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
+    if path.is_file():
+        yield from _found_in_file(path, metric, submission)
+        return
+    if not path.exists():
+        raise FileNotFoundError(
+            f"`{printable(path)}` must be a folder or a file, got a path that does not exist."
+            " Check it."
+        )
+    runs, trials = [], []
+    for folder, below, files in os.walk(path):
+        if any(map(is_event_file, files)) or "metrics.csv" in files:
+            runs.append(Path(folder))
+        elif MEASUREMENTS in files:
+            trials.append(Path(folder))
+        else:
+            continue
+        below.clear()
+    for run in sorted(runs, key=natural):
+        of_events = any(is_event_file(file.name) for file in run.iterdir())
+        read = read_event_run if of_events else read_csv_run
+        yield read(run, path, metric, submission)
+    if trials:
+        yield read_shallue(path, trials, metric)
+
+
+def _found_in_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
+    if is_event_file(path.name):
+        yield read_event_run(path, path, metric, submission)
+    elif path.name == MEASUREMENTS and (path.parent / "metadata.json").is_file():
+        yield read_shallue(path.parent, [path.parent], metric)
+    elif path.suffix == ".csv":
+        _, names = next(csv_lines(path), (0, []))
+        if is_chart(names):
+            yield read_chart(path, metric, submission)
+        elif is_csv_run(path, names):
+            yield read_csv_run(path, path, metric, submission)
+        else:
+            yield read_long_csv(path, metric, submission)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the figures of a comparison show its submissions: each in one colour everywhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from noisescale.lab.compare.comparison import Comparison
+from noisescale.lab.compare.comparison_words import named
+from noisescale.lab.compare.outcomes import Standing
+from noisescale.report.colours import SERIES
+from noisescale.report.drawing import DASHES, SYMBOLS, shown_name
+
+
+class Look(NamedTuple):
+    """How a submission is drawn."""
+
+    name: str
+    """As it was given."""
+    colour: str
+    dash: str
+    """Another one where the colours begin anew."""
+    symbol: str
+
+    @property
+    def shown(self) -> str:
+        """The name as plotly shows it."""
+        return shown_name(self.name)
+
+
+def looks(c: Comparison) -> dict[str, Look]:
+    """Return the look of each submission."""
+    names = {standing.submission: named(standing) for standing in c.standings}
+    return {submission: _look(names[submission], k) for k, submission in enumerate(c.submissions)}
+
+
+def standings_on(c: Comparison, workload: str) -> list[Standing]:
+    """Return the standings on a workload, the fastest first."""
+    return [standing for standing in c.standings if standing.workload == workload]
+
+
+def _look(name: str, k: int) -> Look:
+    again, at = divmod(k, len(SERIES))
+    return Look(name, SERIES[at], DASHES[again % len(DASHES)], SYMBOLS[k % len(SYMBOLS)])

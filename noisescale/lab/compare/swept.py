@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to result against batch size: the best trial at each, the law, the regimes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from noisescale.bounded import UNKNOWN, Bounded
+from noisescale.lab.compare.outcomes import Outcome, best_setting, middle
+from noisescale.tradeoff.regimes import Regimes, find_regimes
+
+DRAWN = 4
+"""A learning rate has to rise, or to fall, more than so many times to tell of chance."""
+
+SOME = 0.1
+"""Batch sizes seem drawn along with learning rates if so many pairs rise, and as many fall."""
+
+RULED = 4
+"""So many single learning rates tell a rule.
+
+If they were drawn from a range, fewer than 1 in 24 would rise all along; from a list of three, 6 %.
+"""
+
+ROUNDING = 0.05
+"""A rate that a rule gave may be rounded by this share."""
+
+
+class SweptBatch(NamedTuple):
+    """What was found at one batch size."""
+
+    batch_size: float
+    steps: tuple[float, ...]
+    """To the goal, of each repetition of the best setting that reached it after step 0."""
+    best: Outcome
+    """The middle repetition of the best setting."""
+    learning_rates: tuple[float, ...]
+    """All that were tried, in rising order."""
+    tried: int
+    """Number of trials."""
+    reached: int
+    diverged: int
+    edge: str
+    """"low" or "high" if no lower, or no higher, learning rate was tried than the best; else ""."""
+    unsearched: bool = False
+    """Whether the goal was reached, and at most one learning rate is known, which nothing says to
+    be the best one: see `swept`."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the goal was reached after step 0, by a learning rate that was searched.
+
+        That is one between others, or the only one, by a rule or from a search elsewhere.
+        """
+        return bool(self.steps) and not self.edge and not self.unsearched
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """One submission on one workload, over its batch sizes."""
+
+    submission: str
+    workload: str
+    batches: tuple[SweptBatch, ...]
+    """By rising batch size."""
+    regimes: Regimes | None
+    """None if the goal was reached at fewer than two batch sizes that count."""
+    warnings: tuple[str, ...]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest batch size."""
+        return self.batches[0].batch_size, self.batches[-1].batch_size
+
+    @property
+    def largest_useful_batch_size(self) -> Bounded:
+        """Beyond it larger batches save at most a sixth of the steps."""
+        return UNKNOWN if self.regimes is None else self.regimes.maximal_from
+
+
+def swept(
+    submission: str, workload: str, outcomes: Sequence[Outcome], confidence: float = 0.95
+) -> Swept | None:
+    """Return what several batch sizes did; None if fewer than two are known.
+
+    A batch size whose best learning rate is at the edge of those that were tried does not count
+    for the law, as Shallue et al. ask: a better one may lie beyond. Neither does one with a single
+    rate, or an unknown one, where two batch sizes or more have several: it was not searched. But a
+    single rate counts if a rule gave it: four such rates or more, together with the best ones of
+    the searches, never fall, and rise at most as the batch size does.
+
+    Where at most one batch size has several rates, the others may have theirs from searches
+    elsewhere, and count. Rates that go up and down more than fourfold, in a tenth of the pairs of
+    batch sizes each, seem drawn along with the batch sizes, and do not count. Then, if no batch
+    size has several, there is no sweep.
+
+    References:
+        Shallue et al. 2019, arXiv:1811.03600, sections 3.2 and 4.
+    """
+    known = {outcome.trial.batch_size for outcome in outcomes}
+    sizes = sorted(size for size in known if not math.isnan(size))
+    if len(sizes) < 2:
+        return None
+    batches = tuple(
+        _batch(size, [outcome for outcome in outcomes if outcome.trial.batch_size == size])
+        for size in sizes
+    )
+    several = sum(len(batch.learning_rates) > 1 for batch in batches)
+    by_chance = not _follow_a_rule(batches) if several > 1 else _were_drawn(batches)
+    if by_chance and not several:
+        return None
+    fewest = 2 if by_chance else 1 if several > 1 else 0
+    batches = tuple(
+        b._replace(unsearched=bool(b.steps) and len(b.learning_rates) < fewest) for b in batches
+    )
+    counting = [batch for batch in batches if batch.counts]
+    points = [(batch.batch_size, steps) for batch in counting for steps in batch.steps]
+    regimes = None
+    if len(counting) > 1:
+        regimes = find_regimes(*zip(*points, strict=True), confidence=confidence)
+    return Swept(submission, workload, batches, regimes, _warnings(batches, regimes))
+
+
+def _were_drawn(batches: Sequence[SweptBatch]) -> bool:
+    """Whether the best learning rates go up and down, so that no rule gave them.
+
+    Neither a rule nor a search at each batch size has them both rise and fall so far.
+    """
+    rates = [b.best.trial.learning_rate for b in batches if b.learning_rates]
+    pairs = [(low, high) for k, low in enumerate(rates) for high in rates[k + 1 :]]
+    rising = sum(high > DRAWN * low for low, high in pairs)
+    falling = sum(low > DRAWN * high for low, high in pairs)
+    return min(rising, falling) >= max(SOME * len(pairs), 1)
+
+
+def _follow_a_rule(batches: Sequence[SweptBatch]) -> bool:
+    """Whether learning rates that never fall, and rise at most as the batch size does, fit all.
+
+    A rule has to hit single rates but for rounding, and lie nearer to the best rate of a search
+    than to any other that was tried there.
+    """
+    known = [batch for batch in batches if batch.steps and batch.learning_rates]
+    if sum(len(batch.learning_rates) == 1 for batch in known) < RULED:
+        return False
+    lowest, highest, before = 0.0, math.inf, known[0].batch_size
+    for batch in known:
+        low, high = _around_best(batch)
+        lowest = max(lowest, low)
+        highest = min(highest * batch.batch_size / before, high)
+        before = batch.batch_size
+        if lowest > highest:
+            return False
+    return True
+
+
+def _around_best(batch: SweptBatch) -> tuple[float, float]:
+    """The learning rates that are nearest to the best one of a batch size, on logarithmic axes."""
+    rates, best = batch.learning_rates, batch.best.trial.learning_rate
+    if len(rates) == 1:
+        return best / (1 + ROUNDING), best * (1 + ROUNDING)
+    below, above = ([r for r in rates if r < best], [r for r in rates if r > best])
+    return (
+        math.sqrt(best * below[-1]) if below else 0.0,
+        math.sqrt(best * above[0]) if above else math.inf,
+    )
+
+
+def _batch(size: float, outcomes: Sequence[Outcome]) -> SweptBatch:
+    repeated = best_setting(outcomes, "steps")
+    best = middle(repeated, "steps")
+    rates = sorted({o.trial.learning_rate for o in outcomes if o.trial.learning_rate > 0})
+    edge = ""
+    if len(rates) > 1 and best.reached is not None:
+        edge = {rates[0]: "low", rates[-1]: "high"}.get(best.trial.learning_rate, "")
+    return SweptBatch(
+        size,
+        tuple(steps for o in repeated if 0 < (steps := o.at("steps")) < math.inf)
+        if 0 < best.at("steps") < math.inf
+        else (),
+        best,
+        tuple(rates),
+        len(outcomes),
+        sum(outcome.reached is not None for outcome in outcomes),
+        sum(outcome.trial.diverged for outcome in outcomes),
+        edge,
+    )
+
+
+def _warnings(batches: Sequence[SweptBatch], regimes: Regimes | None) -> tuple[str, ...]:
+    found = []
+    at_edge = [batch for batch in batches if batch.edge]
+    if at_edge:
+        named = ", ".join(f"{batch.batch_size:,.6g}" for batch in at_edge)
+        found.append(
+            f"At batch size {named} the best learning rate is at the edge of those that were"
+            " tried, so the law leaves it out. Search beyond the edge."
+        )
+    if unsearched := sum(batch.unsearched for batch in batches):
+        found.append(
+            f"At {unsearched} of {len(batches)} batch sizes at most one learning rate is known, so"
+            " the law leaves them out. Search the learning rate at each batch size, and log it."
+        )
+    single = [b for b in batches if len(b.learning_rates) < 2 and b.steps and not b.unsearched]
+    if single and regimes is not None:
+        found.append(
+            f"At {len(single)} of {len(batches)} batch sizes the learning rate was not searched."
+            " A batch size with too low or too high a learning rate needs more steps: the critical"
+            " batch size may then read too low or too high."
+        )
+    missed = [batch for batch in batches if not batch.reached]
+    if missed:
+        named = ", ".join(f"{batch.batch_size:,.6g}" for batch in missed)
+        found.append(f"No run reached the goal at batch size {named}.")
+    return tuple(found)

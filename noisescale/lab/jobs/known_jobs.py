@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kinds of jobs, by their names."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from noisescale.lab.branch.branch_job import BranchJob
+from noisescale.lab.jobs.jobs import Job, Record
+from noisescale.lab.sweep.settings import SweepJob
+from noisescale.lab.tune.asking import suggested
+from noisescale.lab.tune.tune_job import TuneJob
+
+_KINDS: dict[str, Any] = {
+    SweepJob.kind: SweepJob.from_dict,
+    BranchJob.kind: BranchJob.from_dict,
+    TuneJob.kind: partial(TuneJob.from_dict, suggest=suggested),
+}
+"""What makes each job from what its `as_dict` says."""
+
+
+def job_from(record: Record) -> Job:
+    """Return the job whose record a ledger has.
+
+    Raises:
+        ValueError: If the record is of a newer version of the package.
+    """
+    fields = dict(record)
+    kind = fields.pop("kind")
+    try:
+        job: Job = _KINDS[kind](fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"`storage` must have a job of this version of noisescale, got {kind!r} with other"
+            f" settings ({error}). Use the same version on all machines."
+        ) from error
+    return job

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m noisescale.lab.jobs.trial FOLDER`: one training of a job, as a worker starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from noisescale.extras import MissingExtraError
+from noisescale.lab.jobs.workers import TOO_LARGE
+from noisescale.made.targets import module_and_data, told_in_a_line
+from noisescale.printable import printable
+
+
+def train_trial(folder: Path) -> None:
+    """Train the task in a folder, and write its result there."""
+    from noisescale.lab.jobs.trial_process import SPEC, end_with_stdin
+
+    end_with_stdin()
+    spec = json.loads((folder / SPEC).read_text())
+    from noisescale.lightning.training import seed_all
+
+    target, data = spec["training"]["target"], spec["training"]["data"]
+    if spec["kind"] == "branch":
+        from noisescale.lab.branch.branching import train_branch_task
+
+        module, examples = module_and_data(target, data)
+        with told_in_a_line(TOO_LARGE):
+            train_branch_task(module, examples, spec, folder)
+        return
+    from noisescale.lab.sweep.trial_fit import Made, train_task
+    from noisescale.lab.tune.tuned_fit import train_tuned
+
+    seed_all(spec["seed"])  # also what the user's function draws: the weights
+    module, examples = module_and_data(target, data, spec.get("arguments"))
+    # The function may have set a seed of its own, the same for all repetitions.
+    seed_all(spec["seed"])
+    os.environ["PL_GLOBAL_SEED"] = str(spec["seed"])  # of Lightning's shuffling over ranks
+    with told_in_a_line(TOO_LARGE):
+        train = train_tuned if spec["kind"] == "tune" else train_task
+        train(Made(module, examples), spec, folder)
+
+
+def main() -> None:
+    """Train. An error about an option, value or file is one line and code 2, as for commands."""
+    try:
+        train_trial(Path(sys.argv[1]))
+    except (ValueError, OSError, MissingExtraError) as error:
+        print(f"noisescale: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training as a command of its own: one process, or one for each device."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from noisescale.lab.jobs.jobs import Record
+from noisescale.printable import printable
+
+SPEC, RESULT, LIMIT, PRINTED = "task.json", "result.json", "limit", "output.txt"
+"""The files of a training's folder."""
+
+WATCHED = "NOISESCALE_ENDS_WITH_STDIN"
+"""The environment variable that makes a process end when its standard input does."""
+
+PATIENCE = 10.0
+"""Seconds that a process has to end by itself."""
+
+
+class TrialProcess:
+    """A running training.
+
+    The process ends when this one ends, also if this one is killed: its standard input is a pipe,
+    and it watches for the end of the pipe.
+
+    Args:
+        folder: Of the training. Its files are replaced.
+        spec: What is trained.
+        devices: Number of processes; several are started by torchrun.
+    """
+
+    def __init__(self, folder: Path, spec: Record, devices: int) -> None:
+        self.folder, self._devices = folder, devices
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RESULT, LIMIT):
+            (folder / name).unlink(missing_ok=True)
+        (folder / SPEC).write_text(json.dumps(dict(spec), indent=1))
+        self._started = time.monotonic()
+        with (folder / PRINTED).open("wb") as printed:
+            self._process = subprocess.Popen(
+                command_of(folder, devices),
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {WATCHED: "1"},
+            )
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for some seconds, and return whether the process has ended."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def set_limit(self, steps: float) -> None:
+        """Have the training stop at a number of steps."""
+        written = self.folder / f"{LIMIT}.part"
+        written.write_text(str(steps))
+        written.replace(self.folder / LIMIT)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return what the training has found; None if it failed."""
+        path = self.folder / RESULT
+        if not path.exists():  # it is written last: a crash at the exit of a process does no harm
+            return None
+        found: dict[str, Any] = json.loads(path.read_text())
+        spent = self._devices * (time.monotonic() - self._started)
+        return {**found, "devices": self._devices, "device_seconds": round(spent, 3)}
+
+    def reason(self) -> str:
+        """Return why the training failed: its own last line, or the signal that ended it."""
+        return reason_in(self.folder, self._process.returncode)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if not self.ended(PATIENCE):
+            self._process.kill()
+            self._process.wait()
+
+
+def command_of(folder: Path, devices: int) -> list[str]:
+    """Return the command that trains the task in a folder."""
+    command = [sys.executable, "-m"]
+    if devices > 1:
+        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={devices}", "-m"]
+    return [*command, "noisescale.lab.jobs.trial", str(folder)]
+
+
+def reason_in(folder: Path, code: int) -> str:
+    """Return why a training failed, from what it printed."""
+    text = (folder / PRINTED).read_text(errors="replace")
+    who = "it"
+    if first := _RANK.search(text):  # torchrun has only its own code and error
+        text, code, rank = text[: first.start()], int(first[1]), first[2]
+        who = f"rank {rank}"
+        lines = [line for line in text.splitlines() if "torch/distributed/elastic" not in line]
+        own = [line for line in lines if line.startswith(f"[rank{rank}]:")]
+        text = "\n".join(own or lines)
+    lines = [_OF_A_RANK.sub("", line.strip()) for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if _is_error(line)]
+    said = printable((errors or lines or ["it printed nothing"])[-1])[:300]
+    by = f"signal {-code}" if code < 0 else f"code {code}"
+    return f"{said} ({who} ended with {by}; see {printable(folder / PRINTED)})"
+
+
+_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+"""What torchrun prints of the rank that failed first."""
+
+_OF_A_RANK = re.compile(r"^\[rank\d+\]:\s*")
+"""What torch puts before the lines of a traceback."""
+
+
+def _is_error(line: str) -> bool:
+    name = line.split(":")[0].split(".")[-1]
+    ours = line.startswith("noisescale: ")
+    return ours or (name.endswith(("Error", "Exception", "Interrupt")) and " " not in name)
+
+
+def end_with_stdin(*, gently: bool = False) -> None:
+    """End this process when its standard input ends, if its parent asked for that.
+
+    Args:
+        gently: Whether a signal ends it, so that it can put things in order.
+    """
+    if not os.environ.pop(WATCHED, ""):
+        return
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        if not gently:
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

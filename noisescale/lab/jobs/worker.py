@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker: asks for a task, has it trained by a command, tells the result."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
+from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
+from noisescale.lab.jobs.storage import patiently
+from noisescale.lab.jobs.trial_process import TrialProcess
+
+IDLE = 2.0
+"""Seconds between two looks for a task."""
+
+RENEWALS = 4
+"""A lease is renewed this many times before it runs out."""
+
+LOOK = 0.2
+"""Seconds between two looks at a running training, at first. Long trainings are looked at less."""
+
+
+TELLING = 3
+"""Tasks that have failed, and none that has not, after which a worker stops.
+
+One may fail for its own reasons: a module may refuse a loss that is no number.
+"""
+
+
+class AllFailedError(ValueError):
+    """Every training of the job has failed."""
+
+
+class OnlyHereError(ValueError):
+    """Trainings fail on this worker, and not on others."""
+
+
+class Worker:
+    """Train tasks of a job until there are none.
+
+    Args:
+        ledger: Of the job.
+        job: The job.
+        output: Folder of the trainings.
+        name: Name of the worker, for people.
+        on_event: Called with a line about what happens.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        job: Job,
+        output: Path,
+        *,
+        name: str = "",
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._ledger, self._job, self._output = ledger, job, output
+        self._on_event = on_event
+        self._me = {"host": socket.gethostname(), "process": os.getpid(), "name": name}
+        self._failed: list[tuple[Entry, str]] = []
+        self._has_trained = False
+
+    def work(self) -> None:
+        """Work until the job is done.
+
+        Raises:
+            AllFailedError: If every training fails, so that there is no reason to go on.
+            OnlyHereError: If every training of this worker fails, while others are at work and have
+                succeeded. The failures are forgotten: others train these tasks.
+            StorageError: If the storage is out of reach for long.
+        """
+        known: dict[str, State] | None = None
+        while True:
+            entries = patiently(self._ledger.entries)
+            states = {key: entry.state for key, entry in entries.items()}
+            if known != states:  # else nothing else is wanted
+                results = results_of(entries)
+                _refuse_if_all_failed(results)
+                known, wanted = states, self._job.wanted(results, entries)
+            if not wanted:
+                return
+            for key in patiently(self._ledger.put_back_lost):
+                self._on_event(f"{key}: put back, as its worker was lost")
+            patiently(lambda: self._ledger.want(wanted))  # noqa: B023 - called at once
+            entry = patiently(
+                lambda: self._ledger.claim([task.key for task in wanted], self._me)  # noqa: B023
+            )
+            if entry is None:
+                time.sleep(IDLE)
+                continue
+            self._train(entry)
+            self._refuse_if_only_this_one_fails()
+
+    def _train(self, entry: Entry) -> None:
+        again = f"-{entry.attempt}" if entry.attempt > 1 else ""
+        self._on_event(f"{entry.key}: begun")
+        folder = (self._output / "trials" / f"{entry.key}{again}").absolute()
+        process = None
+        try:
+            process = TrialProcess(folder, entry.spec, self._job.devices)
+            self._attend(entry, process)
+            result = process.result()
+            if result is None:
+                reason = process.reason()
+                self._on_event(f"{entry.key}: failed: {reason}")
+                patiently(lambda: self._ledger.fail(entry, reason))
+                self._failed.append((entry, reason))
+            else:
+                self._has_trained = True
+                self._on_event(f"{entry.key}: {result.get('ended', 'done')}")
+                patiently(lambda: self._ledger.finish(entry, result))
+        except LostError:
+            self._on_event(f"{entry.key}: left to another worker, this one was silent too long")
+        except BaseException:
+            if process is not None:
+                process.stop()
+            with suppress(Exception):  # the reason to stop is what is told
+                self._ledger.put_back(entry)
+                self._on_event(f"{entry.key}: put back")
+            raise
+        finally:
+            if process is not None:
+                process.stop()
+
+    def _refuse_if_only_this_one_fails(self) -> None:
+        if self._has_trained or len(self._failed) < TELLING:
+            return
+        entries = patiently(self._ledger.entries)
+        if not any(FAILED not in result for result in results_of(entries).values()):
+            return
+        if not workers_of(entries):  # nobody else would train these tasks
+            return
+        patiently(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
+        raise OnlyHereError(
+            f"This worker must train as others do, got only failures: {self._failed[-1][1]}. Others"
+            " train these tasks. Start it in the folder of the sweep, or in a copy of it, with the"
+            " same packages."
+        )
+
+    def _attend(self, entry: Entry, process: TrialProcess) -> None:
+        """Wait for the end of a training, renew its lease, and keep its limit up to date."""
+        limit, every = float("inf"), self._ledger.lease / RENEWALS
+        renewed = time.monotonic()
+        looked = renewed
+        wait = LOOK
+        while not process.ended(wait):
+            wait = min(1.1 * wait, 2.0, every)
+            now = time.monotonic()
+            if now - renewed > every:
+                patiently(lambda: self._ledger.renew(entry))
+                renewed = now
+            if now - looked > min(every, 2.0):
+                looked = now
+                found = self._job.limit_of(entry.key, patiently(self._ledger.results))
+                if found < limit:
+                    limit = found
+                    process.set_limit(limit)
+
+
+def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:
+    failed = [result[FAILED] for result in results.values() if FAILED in result]
+    if len(failed) >= TELLING and len(failed) == len(results):
+        raise AllFailedError(
+            f"`target` must train, got only trainings that failed. The last one: {failed[-1]}"
+        )
+
+
+def workers_of(entries: Mapping[str, Entry]) -> list[Entry]:
+    """Return the tasks that are being trained, one for each busy worker."""
+    return [entry for entry in entries.values() if entry.state is State.RUNNING]

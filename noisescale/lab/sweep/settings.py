@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep over batch sizes: what is trained, to which goal, and which settings are searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.history.metrics import Goal
+from noisescale.lab.jobs.jobs import NOTHING, Entry, Record, Task, Training
+from noisescale.lab.sweep.results import TrialResult, trial_name
+from noisescale.lab.sweep.search import Progress, Search, limit_of, progress_of
+from noisescale.lab.sweep.space import LEARNING_RATE, Dimension
+from noisescale.plan import Plan, plan_for
+from noisescale.printable import printable
+
+AROUND = 8.0
+"""The learning rate is searched between the module's own divided by this, and times this."""
+
+
+STREAM = 1_000_000
+"""Examples that count as an epoch of a stream, which does not say how long it is."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the module and its data bring along."""
+
+    examples: float
+    """Of the training data; infinite for a stream."""
+    batch_size: float | None
+    """Of the data loader, over all devices; None without a loader."""
+    learning_rate: float
+    """The peak of the schedule."""
+    beta2: float | None = None
+    """Of an Adam."""
+    schedules: tuple[str, ...] = ()
+    """The kinds of its learning-rate schedules."""
+    schedules_fit: bool = False
+    """Whether these are known to be as long as the training is."""
+    of_a_batch: bool = False
+    """Whether the metric of the goal is logged by the training step, and so is that of a batch."""
+    met: bool = False
+    """Whether a single step has met the goal, by the first batch of the validation."""
+    seeded: bool = False
+    """Whether the function that makes module and data sets a seed itself."""
+    fixed_batch_size: int | None = None
+    """`batch_size` among the hyperparameters of the module. It stays as it is."""
+    momentum: float | None = None
+    """Of an SGD, or the first beta of an Adam."""
+    weight_decay: float | None = None
+    """Where there is some, else 0."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """The settings of a sweep. All workers have the same ones."""
+
+    training: Training
+    own: Own
+    goal: Goal
+    batch_sizes: tuple[int, ...]
+    search: Search
+    epochs: float
+    """The most epochs at the smallest batch size."""
+    max_device_batch_size: int | None = None
+
+    kind: ClassVar[str] = "sweep"
+    adjustable: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Check that each batch size can be trained."""
+        for size in self.batch_sizes:
+            self.plan(size)
+            if size > self.own.examples:
+                refuse(
+                    "batch_sizes",
+                    f"be at most the number of examples, {self.own.examples:,.0f}",
+                    f"{size:,}",
+                    "Leave larger ones out.",
+                )
+        checked_positive("epochs", self.epochs, "Give 50, for example.")
+
+    @property
+    def devices(self) -> int:
+        """Devices of each training."""
+        return self.training.devices
+
+    @property
+    def smallest(self) -> int:
+        """The smallest batch size."""
+        return self.batch_sizes[0]
+
+    def plan(self, size: int) -> Plan:
+        """Return how a batch is made up, of equal micro-batches.
+
+        Raises:
+            ValueError: If the devices cannot share it equally.
+        """
+        return equal_shares(size, self.training.devices, self.max_device_batch_size or size)
+
+    def most_steps(self, size: int) -> int:
+        """Return the steps after which a training ends without its goal.
+
+        A batch k times the smallest may take √k times the epochs: a training beyond its critical
+        batch size needs more of them.
+        """
+        grown = math.sqrt(size / self.smallest)
+        return math.ceil(self.epochs * grown * self._steps_of_epoch(size))
+
+    def _steps_of_epoch(self, size: int) -> int:
+        """Return the steps of an epoch. A stream has none: a million examples count as one."""
+        examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
+        return max(1, math.floor(examples / size))
+
+    def dimensions(self, size: int) -> list[Dimension]:
+        """Return the ranges at a batch size.
+
+        Without a range for the learning rate, it is searched around the module's own one times
+        √(B/B0), where B0 is the batch size of the module's loader. If the rule is far off, the
+        best one is at the edge and the range is widened.
+        """
+        base = self.own.batch_size or self.smallest
+        found = list(self.search.dimensions)
+        if all(d.name != LEARNING_RATE for d in found):
+            middle = self.own.learning_rate * math.sqrt(size / base)
+            found.insert(0, Dimension(LEARNING_RATE, middle / AROUND, middle * AROUND))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        found = asdict(self)
+        examples = self.own.examples if math.isfinite(self.own.examples) else None
+        return {**found, "own": {**found["own"], "examples": examples}}
+
+    @classmethod
+    def from_dict(cls, read: Mapping[str, Any]) -> SweepJob:
+        """Return what `as_dict` was called on."""
+        own, search = dict(read["own"]), dict(read["search"])
+        own["examples"] = math.inf if own["examples"] is None else own["examples"]
+        own["schedules"] = tuple(own["schedules"])
+        search["dimensions"] = tuple(Dimension(**each) for each in search["dimensions"])
+        return cls(
+            Training(**read["training"]),
+            Own(**own),
+            Goal(**read["goal"]),
+            tuple(read["batch_sizes"]),
+            Search(**search),
+            read["epochs"],
+            read["max_device_batch_size"],
+        )
+
+    def task(self, size: int, point: Mapping[str, float], seed: int) -> Task:
+        """Return the task to train a point once."""
+        plan = self.plan(size)
+        spec: dict[str, Any] = {
+            "kind": self.kind,
+            "training": asdict(self.training),
+            "goal": asdict(self.goal),
+            "batch_size": size,
+            "device_batch_size": int(plan.device_batch_size),
+            "accumulation": plan.accumulation,
+            "hyperparameters": dict(point),
+            "beta2": None,
+            "seed": seed,
+            "most_steps": self.most_steps(size),
+            "most_epochs": -1,
+            "batches_of_epoch": None,
+        }
+        if math.isfinite(self.own.examples):
+            # Without the rest of an epoch, which would make a smaller step.
+            spec["batches_of_epoch"] = self._steps_of_epoch(size) * plan.accumulation
+            spec["most_epochs"] = math.ceil(spec["most_steps"] / self._steps_of_epoch(size))
+        if self.own.beta2 is not None:  # the same half-life in examples (Marek et al. 2025)
+            base = self.own.batch_size or self.smallest
+            spec["beta2"] = self.own.beta2 ** (size / base)
+        return Task(trial_name(size, point, seed), spec)
+
+    def results_of(
+        self, size: int, results: Mapping[str, Record], specs: Mapping[str, Record]
+    ) -> list[TrialResult]:
+        """Return the results at a batch size."""
+        return [
+            TrialResult.of(specs[key], result)
+            for key, result in sorted(results.items())
+            if specs[key]["batch_size"] == size
+        ]
+
+    def progress(self, size: int, results: Mapping[str, Record]) -> Progress:
+        """Return where the search at a batch size stands."""
+        found = self.results_of(size, results, {key: read_spec(key) for key in results})
+        return progress_of(self.search, self.dimensions(size), found, self.goal)
+
+    def wanted(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> list[Task]:
+        """Return the tasks that can be trained now, see `Job`.
+
+        Small batch sizes come first: their trainings have the most steps and take longest. Shorter
+        ones fill the time of the other workers at the end.
+        """
+        return [
+            self.task(size, point, seed)
+            for size in self.batch_sizes
+            for point, seed in self.progress(size, results).missing
+        ]
+
+    def finished(
+        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
+    ) -> bool:
+        """Return whether nothing is left to train."""
+        return not self.wanted(results)
+
+    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+        """Return the steps after which a training cannot win any more."""
+        spec = read_spec(key)
+        if spec["seed"]:
+            return math.inf
+        found = self.results_of(
+            spec["batch_size"], results, {key: read_spec(key) for key in results}
+        )
+        return limit_of(found, self.goal)
+
+
+def equal_shares(size: int, devices: int, most: int) -> Plan:
+    """Return how a batch is made up, of equal micro-batches of at most `most` examples.
+
+    Raises:
+        ValueError: If the devices cannot share it equally.
+    """
+    plan = plan_for(size, devices=devices, max_device_batch_size=most)
+    if plan.batch_size != size:
+        count = math.ceil(size / (devices * most))
+        while size % (devices * count) and count < size:
+            count += 1
+        if size % (devices * count):
+            refuse(
+                "batch_sizes",
+                f"be multiples of the number of devices, {devices}",
+                f"{size}",
+                "Give other batch sizes.",
+            )
+        plan = Plan(size // (devices * count), count, devices)
+    return plan
+
+
+def read_spec(key: str) -> dict[str, Any]:
+    """Return batch size, hyperparameters and seed from the name of a training.
+
+    Examples:
+        >>> read_spec("batch_size=64,learning_rate=0.1,seed=2")
+        {'batch_size': 64, 'hyperparameters': {'learning_rate': 0.1}, 'seed': 2}
+    """
+    parts = dict(part.split("=") for part in key.split(","))
+    size, seed = int(float(parts.pop("batch_size"))), int(parts.pop("seed"))
+    numbers = {name: float(text) for name, text in parts.items()}
+    return {"batch_size": size, "hyperparameters": numbers, "seed": seed}
+
+
+def read_batch_sizes(text: str) -> tuple[int, ...]:
+    """Return the batch sizes in a text: a list, or the powers of two from one to the other.
+
+    Raises:
+        ValueError: If the text has another form, or there are fewer than two batch sizes.
+
+    Examples:
+        >>> read_batch_sizes("16..128"), read_batch_sizes("24,96")
+        ((16, 32, 64, 128), (24, 96))
+    """
+    remedy = "Write, for example, 16..2048 or 16,64,256."
+    first, dots, last = text.partition("..")
+    try:
+        given = [int(part) for part in ((first, last) if dots else text.split(","))]
+    except ValueError:
+        refuse("batch_sizes", "be whole numbers", repr(text), remedy)
+    for size in given:
+        checked_count("batch_sizes", size, remedy)
+    if dots:
+        low, high = given
+        given = [low * 2**k for k in range(64) if low * 2**k <= high]
+    sizes = tuple(sorted(set(given)))
+    if len(sizes) < 2:
+        alone = f", which is {sizes[0]} alone" if sizes else ", which ends before it begins"
+        refuse("batch_sizes", "be two batch sizes or more", f"{text!r}{alone}", remedy)
+    return sizes
+
+
+def check_goal(text: str) -> Goal:
+    """Return a goal that has a side.
+
+    Raises:
+        ValueError: If the goal has none, or another form.
+    """
+    try:
+        goal = Goal.read(text)
+    except ValueError:
+        remedy = "Write, for example, val_loss<=0.15 or val_acc>=0.9."
+        refuse("goal", "be a metric's name, <= or >=, and a value", repr(text), remedy)
+    if not goal.side:
+        refuse(
+            "goal",
+            "say whether the metric is to fall or to rise",
+            repr(text),
+            f"Write {goal.metric}<={goal.value:g} or {goal.metric}>={goal.value:g}.",
+        )
+    return goal
+
+
+def read_search(texts: Sequence[str]) -> tuple[Dimension, ...]:
+    """Return the hyperparameters that are searched, from texts like "momentum=0.5..0.99".
+
+    Raises:
+        ValueError: If a name is unknown or given twice, or a range has another form.
+    """
+    from noisescale.lab.sweep.space import EXAMPLES, SEARCHABLE
+
+    found: dict[str, Dimension] = {}
+    for text in texts:
+        name, _, span = text.partition("=")
+        name = {"lr": LEARNING_RATE}.get(name.strip(), name.strip())
+        if name not in SEARCHABLE or name in found:
+            refuse(
+                "search",
+                f"name {', '.join(SEARCHABLE)}, each once",
+                repr(printable(text)),
+                "Write, for example, momentum=0.5..0.99.",
+            )
+        low, dots, high = span.partition("..")
+        try:
+            ends = float(low), float(high)
+        except ValueError:
+            ends = math.nan, math.nan
+        if not dots or math.isnan(sum(ends)):
+            refuse(
+                "search", "have a range", repr(printable(text)), f"Write {name}={EXAMPLES[name]}."
+            )
+        found[name] = Dimension(name, *ends)
+    return tuple(found.values())

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep as it stands: how far it is, what it has found, and its files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from noisescale.csv_lines import write_csv
+from noisescale.lab.compare.comparison import Comparison, compare
+from noisescale.lab.compare.measurements import Trial
+from noisescale.lab.compare.outcomes import middle
+from noisescale.lab.jobs.jobs import FAILED, Entry, Record, State
+from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
+from noisescale.lab.sweep.settings import SweepJob, read_spec
+from noisescale.lab.sweep.space import LEARNING_RATE
+
+SWEEP, TRIALS = "sweep.csv", "trials.csv"
+"""The files: the steps to the goal at each batch size, and all evaluations."""
+
+
+@dataclass(frozen=True)
+class SizeProgress:
+    """How far a sweep is at one batch size."""
+
+    batch_size: int
+    done: int
+    expected: int
+    """Trainings, as far as is known."""
+    reached: int
+    diverged: int
+    pruned: int
+    out_of_steps: int
+    failed: int
+    steps: float
+    """To the goal, by the middle repetition of the best point so far; NaN before it is known."""
+    learning_rate: float
+    """Of the best point; NaN before it is known."""
+    finished: bool
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is."""
+
+    sizes: tuple[SizeProgress, ...]
+    device_hours: float
+    """Spent so far, with the starts of processes and with evaluations."""
+    seconds_left: float
+    """By the time that trainings took so far; NaN before one is done."""
+    running: tuple[Entry, ...]
+
+    @property
+    def done(self) -> int:
+        """Trainings that are done or given up."""
+        return sum(size.done for size in self.sizes)
+
+    @property
+    def expected(self) -> int:
+        """Trainings in all, as far as is known."""
+        return sum(size.expected for size in self.sizes)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return all(size.finished for size in self.sizes)
+
+
+def sweep_progress(job: SweepJob, entries: Mapping[str, Entry]) -> SweepProgress:
+    """Return how far a sweep is."""
+    results = results_of(entries)
+    running = tuple(each for each in entries.values() if each.state is State.RUNNING)
+    sizes = tuple(_of_size(job, size, results) for size in job.batch_sizes)
+    of_size = {size: _seconds(results, size) for size in job.batch_sizes}
+    usual = [mean for mean in of_size.values() if mean > 0]
+    left = math.nan
+    if usual:
+        mean = sum(usual) / len(usual)
+        work = sum((s.expected - s.done) * (of_size[s.batch_size] or mean) for s in sizes)
+        left = work / job.devices / max(1, len(running))
+    hours = sum(result.get("device_seconds", 0.0) for result in results.values()) / 3600
+    return SweepProgress(sizes, hours, left, running)
+
+
+def _seconds(results: Mapping[str, Record], size: int) -> float:
+    """Return the mean device-seconds of trainings at a batch size; 0 if none is done."""
+    spent = [
+        float(result["device_seconds"])
+        for key, result in results.items()
+        if "device_seconds" in result and read_spec(key)["batch_size"] == size
+    ]
+    return sum(spent) / len(spent) if spent else 0.0
+
+
+def _of_size(job: SweepJob, size: int, results: Mapping[str, Record]) -> SizeProgress:
+    specs = {key: read_spec(key) for key in results}
+    found = job.results_of(size, results, specs)
+    progress = job.progress(size, results)
+    ended = [result.ended for result in found]
+    outcomes = [result.outcome(job.goal) for result in progress.best or found]
+    reached = [outcome for outcome in outcomes if outcome.reached is not None]
+    best = middle(outcomes if progress.best else reached, "steps") if reached else None
+    known = best is not None and best.reached is not None
+    return SizeProgress(
+        size,
+        len(found),
+        max(progress.expected, len(found) + len(progress.missing)),
+        sum(result.outcome(job.goal).reached is not None for result in found),
+        ended.count(DIVERGED),
+        ended.count(PRUNED),
+        ended.count(OUT_OF_STEPS),
+        ended.count(FAILED),
+        best.at("steps") if best is not None and known else math.nan,
+        best.trial.learning_rate if best is not None and known else math.nan,
+        not progress.missing,
+    )
+
+
+def results_in(job: SweepJob, results: Mapping[str, Record]) -> list[TrialResult]:
+    """Return all results, by batch size and then in the order in which they were wanted.
+
+    The order does not depend on who trained what.
+    """
+    specs = {key: read_spec(key) for key in results}
+    return [
+        result
+        for size in job.batch_sizes
+        for result in sorted(
+            job.results_of(size, results, specs),
+            key=lambda r: (r.seed, tuple(r.hyperparameters.values())),
+        )
+    ]
+
+
+def comparison_of(job: SweepJob, results: Mapping[str, Record]) -> Comparison:
+    """Return what `noisescale compare` says of the sweep."""
+    return compare(trials_of(job, results), job.goal, clock="steps")
+
+
+def trials_of(job: SweepJob, results: Mapping[str, Record]) -> list[Trial]:
+    """Return the trainings that were evaluated at least once."""
+    return [result.trial() for result in results_in(job, results) if len(result.steps)]
+
+
+def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> None:
+    """Write the files of a sweep.
+
+    `sweep.csv` has a line for each repetition of the best point that reached the goal, at each
+    batch size whose search is done. A batch size has none if the middle repetition missed the goal:
+    the others were lucky. It has none either if the best learning rate is still at the edge: a
+    better one may lie beyond, and `compare` leaves it out of the law, too. `noisescale fit` and
+    `predict --sweep` take it.
+
+    `trials.csv` has all evaluations, for `noisescale compare`. Both are the same whoever trained
+    what, except for the times of `trials.csv` and how far trainings without a chance were trained.
+    """
+    lines: list[Sequence[Any]] = [("batch_size", "steps", "learning_rate", "seed")]
+    specs = {key: read_spec(key) for key in results}
+    for size in job.batch_sizes:
+        progress = job.progress(size, results)
+        outcomes = [result.outcome(job.goal) for result in progress.best]
+        if progress.missing or not outcomes or middle(outcomes, "steps").reached is None:
+            continue
+        if _at_edge(progress.best[0], job.results_of(size, results, specs)):
+            continue
+        for result, outcome in zip(progress.best, outcomes, strict=True):
+            if outcome.reached is not None:
+                rate = f"{outcome.trial.learning_rate:g}"
+                lines.append((size, f"{outcome.at('steps'):.15g}", rate, result.seed))
+    write_csv(folder / SWEEP, lines)
+    found = results_in(job, results)
+    names = list(dict.fromkeys(name for result in found for name in result.hyperparameters))
+    every: list[Sequence[Any]] = [
+        ("batch_size", *names, "seed", "step", "seconds", job.goal.metric, "ended")
+    ]
+    for result in found:
+        which = (f"{result.batch_size:.15g}", *(f"{result.hyperparameters[n]:g}" for n in names))
+        for step, seconds, value in zip(result.steps, result.seconds, result.values, strict=True):
+            every.append((*which, result.seed, step, seconds, value, result.ended))
+    write_csv(folder / TRIALS, every)
+
+
+def alike_in(job: SweepJob, results: Mapping[str, Record]) -> list[int]:
+    """Return the batch sizes at which all repetitions of the best point are the same training.
+
+    Something in the module or its data ignores the seed. Their scatter would read as zero.
+    """
+    found = []
+    for size in job.batch_sizes:
+        best = job.progress(size, results).best
+        courses = {(tuple(each.steps), tuple(each.values)) for each in best}
+        if len(best) > 1 and len(courses) == 1:
+            found.append(size)
+    return found
+
+
+def _at_edge(best: TrialResult, tried: Sequence[TrialResult]) -> bool:
+    """Whether no lower, or no higher, learning rate was evaluated than the best."""
+    rates = {each.hyperparameters[LEARNING_RATE] for each in tried if len(each.steps)}
+    return best.hyperparameters[LEARNING_RATE] in (min(rates), max(rates))
+
+
+def failures_in(results: Mapping[str, Record]) -> dict[str, str]:
+    """Return the reason of each task that was given up, by its key."""
+    return {key: result[FAILED] for key, result in results.items() if FAILED in result}

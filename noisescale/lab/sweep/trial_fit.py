@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training of a sweep: until the goal, a divergence, a limit, or its last step."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils.data import DataLoader, Dataset
+
+from noisescale.history.metrics import Goal
+from noisescale.lab.branch.planning import look_after
+from noisescale.lab.jobs.jobs import Record, Training
+from noisescale.lab.jobs.trial_process import LIMIT, RESULT
+from noisescale.lab.sweep.hyperparameters import (
+    last_as_long,
+    own_beta2,
+    own_learning_rate,
+    own_momentum,
+    own_weight_decay,
+    refuse_overridden,
+    refuse_unsearchable,
+)
+from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, REACHED
+from noisescale.lab.sweep.settings import Own
+from noisescale.lab.sweep.timed_run import TimedRun, metric_of
+from noisescale.lightning.profiling.timed_fit import quiet
+from noisescale.lightning.resized_loaders import (
+    examples_of_epoch,
+    refuse_own_batches,
+    whole_epochs,
+)
+from noisescale.lightning.trainer_access import (
+    VALIDATES_NEVER,
+    Callback,
+    first_loader,
+    has_validation,
+    schedules_of,
+    validate_next,
+)
+from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.scheduling.learning_rate import Factors
+from noisescale.scheduling.scaled_steps import ScaledSteps
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+HELD = 256
+"""Examples in a batch of a Dataset to validate on, whatever batch size is swept.
+
+A metric that is no mean, such as F1, depends on it.
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A module and its data, as the user's function returned them."""
+
+    module: pl.LightningModule
+    data: Any
+    """A LightningDataModule, a DataLoader or a Dataset to train on; or a pair of these, the second
+    to validate on."""
+
+
+def describe(
+    made: Made,
+    training: Training,
+    goal: Goal,
+    batch_size: int,
+    searched: Sequence[str] = (),
+) -> Own:
+    """Train one step and validate on one batch, and return what the module and data bring along.
+
+    Args:
+        made: Module and data. A copy of the module is trained.
+        training: How it is trained. Only one device is used here.
+        goal: Its metric has to be there.
+        batch_size: For data without a loader.
+        searched: Names of hyperparameters that are searched.
+
+    Raises:
+        ValueError: If the metric is not logged, a hyperparameter cannot be searched, or the module
+            or data do not fit.
+    """
+    look = _Describe(goal, searched)
+    module = copy_to_train(made.module)
+    options = {**training.trainer_options, "devices": 1, "strategy": "auto"}
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = plain_trainer(
+            module,
+            {
+                **options,
+                **VALIDATES_NEVER,
+                "limit_val_batches": 1,
+                # One step is trained. Schedules may divide by a tenth of all steps.
+                # Numbers that nobody writes into a schedule show whether it is sized for the run.
+                "max_steps": 1009,
+                "max_epochs": 1013,
+                "callbacks": [look],
+            },
+        )
+        with loaders_of(made.data, None, batch_size, 1) as loaders:
+            trainer.fit(module, **loaders)
+    own = look.own
+    if own is None:
+        raise ValueError("`data` must have at least one batch, got none. Give more data.")
+    size = None if own.batch_size is None else own.batch_size * training.devices
+    return replace(own, batch_size=size)
+
+
+def train_task(made: Made, spec: Record, folder: Path) -> None:
+    """Train a task of a sweep, and write its result into its folder.
+
+    Args:
+        made: Module and data, newly made after the seed of the task was set.
+        spec: From `SweepJob.task`.
+        folder: A file `limit` there has the step after which the training cannot win.
+    """
+    train_by_spec(made, spec, _Run(spec, folder), folder)
+
+
+def train_by_spec(made: Made, spec: Record, run: TimedRun, folder: Path) -> None:
+    """Train a copy of the module as its task says, and write what the run has seen.
+
+    Args:
+        made: See `train_task`.
+        spec: Of the task.
+        run: What looks on, and stops the training.
+        folder: Of the training.
+    """
+    training = Training(**spec["training"])
+    module = copy_to_train(made.module)
+    with quiet():
+        trainer = plain_trainer(
+            module,
+            {
+                **training.trainer_options,
+                **VALIDATES_NEVER,
+                "limit_val_batches": 1.0,
+                "use_distributed_sampler": True,
+                "max_epochs": spec["most_epochs"],
+                "max_steps": spec["most_steps"],
+                "limit_train_batches": spec["batches_of_epoch"] or 1.0,
+                "accumulate_grad_batches": spec["accumulation"],
+                "callbacks": [run],
+            },
+        )
+        size = spec["device_batch_size"]
+        with loaders_of(made.data, size, size, training.devices) as loaders:
+            trainer.fit(module, **loaders)
+    if trainer.is_global_zero:  # whole or not at all
+        written = folder / f"{RESULT}.part"
+        written.write_text(json.dumps(run.result()))
+        written.replace(folder / RESULT)
+
+
+class _Describe(Callback):
+    def __init__(self, goal: Goal, searched: Sequence[str]) -> None:
+        self._goal, self._searched, self.own = goal, searched, None
+        self._looked = False
+        self._of_batch: torch.Tensor | None = None
+
+    own: Own | None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                "`module` must use automatic optimization for a sweep, got manual optimization."
+                " Train the batch sizes yourself, and use `noisescale compare` on the runs."
+            )
+        refuse_unsearchable(trainer.optimizers, schedules_of(trainer), self._searched)
+        loader, configs = first_loader(trainer), trainer.lr_scheduler_configs
+        self.own = Own(
+            float(examples_of_epoch(loader)),
+            _batch_size_of(loader),
+            own_learning_rate(trainer.optimizers),
+            own_beta2(trainer.optimizers),
+            tuple(type(each.scheduler).__name__ for each in configs),
+            schedules_fit=last_as_long(
+                [each.scheduler for each in configs if not each.reduce_on_plateau],
+                trainer.estimated_stepping_batches,
+            )
+            and all(each.interval == "step" or each.reduce_on_plateau for each in configs),
+            fixed_batch_size=_number(pl_module.hparams.get("batch_size")),
+            momentum=own_momentum(trainer.optimizers),
+            weight_decay=own_weight_decay(trainer.optimizers),
+        )
+        # Only a factor shows whether the module sets the learning rate itself.
+        self._scaled = ScaledSteps(trainer.optimizers)
+        self._scaled.factors = Factors(learning_rate=0.5)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        trainer.should_stop = True
+        self._of_batch = trainer.callback_metrics.get(self._goal.metric)
+        self._look(trainer)
+        if has_validation(trainer):
+            validate_next(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look(trainer)
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        found = trainer.callback_metrics.get(self._goal.metric)
+        self._looked = found is not None
+        # A validation may log its own metric by the same name: its value then replaces the batch's.
+        same = found is not None and self._of_batch is not None and bool(found == self._of_batch)
+        if self.own is not None and found is not None:
+            met = bool(self._goal.reached_by(np.array([float(found)]))[0])
+            self.own = replace(self.own, of_a_batch=same, met=met)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._scaled.close()
+        refuse_overridden(self._scaled)
+        metric_of(trainer, self._goal.metric)
+        if not self._looked:
+            raise ValueError(
+                "`goal` must be about a metric of the validation, or of each training step, got"
+                f" {self._goal.metric!r}, which is logged when an epoch ends. Log it in"
+                " `validation_step`."
+            )
+
+
+class _Run(TimedRun):
+    """Evaluate at rarer and rarer steps, and stop in time."""
+
+    def __init__(self, spec: Record, folder: Path) -> None:
+        super().__init__(spec, Goal(**spec["goal"]).metric)
+        self._folder, self._goal = folder, Goal(**spec["goal"])
+        self._next = 1
+
+    def _is_due(self, step: int) -> bool:
+        return step >= min(self._next, int(self._spec["most_steps"]))
+
+    def _judged(self, trainer: pl.Trainer, value: float, step: int) -> str:
+        limit = trainer.strategy.broadcast(read_limit(self._folder))
+        self._next = look_after(step)
+        if self._goal.reached_by(np.array([value]))[0]:
+            return REACHED
+        if not math.isfinite(value) or self._lost_its_loss(trainer):
+            return DIVERGED
+        return PRUNED if step >= limit else OUT_OF_STEPS
+
+
+def read_limit(folder: Path) -> float:
+    """Return the step after which a training has lost; infinite if there is none."""
+    try:
+        return float((folder / LIMIT).read_text())
+    except (OSError, ValueError):
+        return math.inf
+
+
+@contextmanager
+def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `Trainer.fit`, with training batches of `size` examples.
+
+    Args:
+        data: See `Made`.
+        size: Examples in a batch, on one rank; None to leave the loaders as they are.
+        usual: For data without a loader.
+        ranks: Number of ranks.
+    """
+    held = None
+    if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_loadable(data):
+        data, held = data
+        held = DataLoader(held, batch_size=HELD) if isinstance(held, Dataset) else held
+    if not hasattr(data, "train_dataloader"):
+        if not (isinstance(data, (Dataset, DataLoader)) or hasattr(data, "__getitem__")):
+            raise ValueError(
+                "`data` must be a Dataset, a DataLoader or a LightningDataModule, or a pair to"
+                f" train and to validate on, got {type(data).__name__}. Give what the module trains"
+                " on."
+            )
+        made = data if isinstance(data, DataLoader) else DataLoader(data, usual, shuffle=True)
+        yield {"train_dataloaders": _resized_loader(made, size, ranks), "val_dataloaders": held}
+        return
+    own = data.train_dataloader
+    data.train_dataloader = lambda: _resized(own(), size, ranks)
+    try:
+        yield {"datamodule": data}
+    finally:
+        del data.train_dataloader
+
+
+def _resized(loaders: Any, size: int | None, ranks: int) -> Any:
+    """Return the loaders of a data module with batches of `size` examples.
+
+    Raises:
+        ValueError: If there is one that is no DataLoader: its batches would stay as they are.
+    """
+    if hasattr(loaders, "flattened"):  # Lightning's CombinedLoader
+        loaders.flattened = [_resized(each, size, ranks) for each in loaders.flattened]
+        return loaders
+    others: list[Any] = []
+    grouped = (DataLoader, Mapping, list, tuple)
+    apply_to_collection(loaders, object, others.append, wrong_dtype=grouped)
+    if others:
+        raise ValueError(
+            "`train_dataloader` of the data module must return a DataLoader, or a list or dict of"
+            f" DataLoaders, got {type(others[0]).__name__}. Its batches cannot be made larger."
+        )
+    return apply_to_collection(loaders, DataLoader, _resized_loader, size, ranks)
+
+
+def _resized_loader(loader: DataLoader[Any], size: int | None, ranks: int) -> DataLoader[Any]:
+    if size is None:
+        refuse_own_batches(loader)
+        return loader
+    return whole_epochs(loader, size, ranks)
+
+
+def _batch_size_of(loader: Any) -> int | None:
+    """Return the batch size of a loader, also if a batch sampler of the user's own says it."""
+    size = _number(getattr(loader, "batch_size", None))
+    sampler = getattr(loader, "batch_sampler", None)
+    return size or _number(getattr(sampler, "batch_size", None))
+
+
+def _number(value: Any) -> int | None:
+    """Return a positive whole number as it is, and None for everything else."""
+    return value if type(value) is int and value > 0 else None
+
+
+def _is_loadable(data: Any) -> bool:
+    """Whether a list of two is a data set of two examples, not data to train and validate on."""
+    return not any(
+        isinstance(each, (Dataset, DataLoader)) or hasattr(each, "train_dataloader")
+        for each in data
+    )

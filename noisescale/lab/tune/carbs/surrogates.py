@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussian processes for outputs, costs, successes and the front, by scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_ndtr, ndtri
+from scipy.stats import rankdata
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Kernel,
+    Matern,
+    WhiteKernel,
+)
+
+from noisescale.lab.tune.carbs.pareto import Group
+from noisescale.lab.tune.carbs.spaces import Array
+
+FITTED = 128
+"""Kernels are fitted to at most this many observations, and then see all of them."""
+
+ITERATIONS = 25
+"""Of the fit of a kernel."""
+
+SPREAD = 1.0
+"""Standard deviation of each log hyperparameter, around its initial value."""
+
+LENGTH = 0.6
+"""Initial length scale: two steps of the search."""
+
+NOISE = 1e-2
+"""Initial variance of the noise, of a standardised output."""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """A Gaussian process that was fitted to standardised values."""
+
+    process: GaussianProcessRegressor
+    mean: float
+    deviation: float
+    noise: float
+    """Variance of one observation, standardised."""
+
+    def predict(self, points: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the function, without an observation's noise."""
+        mean, deviation = self.process.predict(points, return_std=True)
+        return self.mean + self.deviation * mean, self.deviation * deviation
+
+    def imagining(self, points: Array, rng: np.random.Generator) -> Surrogate:
+        """Return the process after one draw of what points that are running will give.
+
+        All points are drawn together, from the process as it is (Thompson sampling).
+        """
+        if not len(points):
+            return self
+        mean, covariance = self.process.predict(points, return_cov=True)
+        drawn = rng.multivariate_normal(mean, covariance, method="eigh", check_valid="ignore")
+        process = _conditioned(
+            self.process.kernel_,
+            np.vstack([self.process.X_train_, points]),
+            np.concatenate([self.process.y_train_, drawn]),
+            self.noise,
+        )
+        return Surrogate(process, self.mean, self.deviation, self.noise)
+
+
+def fitted(
+    points: Array, values: Array, rng: np.random.Generator, *, kernel: Kernel | None = None
+) -> Surrogate:
+    """Fit a process to values: a linear kernel plus a Matérn 3/2 kernel, and noise.
+
+    Hyperparameters are at the maximum of their posterior. Their priors are log-normal.
+
+    This differs from the authors' implementation in:
+    1. A length scale for each coordinate. Theirs stay within a few percent of their start, 0.3, as
+       their optimizer takes 1000 steps of 1e-4.
+    2. scikit-learn instead of Pyro. At 100 observations of 6 parameters a fit takes 0.1 s. One of
+       the same kernel by BoTorch takes 3.6 s, with the same error (0.21 of the standard deviation
+       against 0.23).
+    """
+    mean, deviation = float(values.mean()), float(values.std()) or 1.0
+    standard = (values - mean) / deviation
+    shape = kernel if kernel is not None else _kernel(points.shape[1])
+    best = _at_maximum(shape + WhiteKernel(NOISE, (1e-5, 1.0)), points, standard, rng)
+    noise = float(best.k2.noise_level)
+    return Surrogate(_conditioned(best.k1, points, standard, noise), mean, deviation, noise)
+
+
+def normal_scores(outputs: Array) -> Array:
+    """Return the outputs by rank, as quantiles of a normal distribution.
+
+    Equal outputs have equal scores. A diverged run then counts as the worst, however far it is off.
+    """
+    return np.asarray(ndtri((rankdata(outputs) - 0.5) / len(outputs)))
+
+
+@dataclass(frozen=True)
+class Front:
+    """The output of the Pareto set at any cost, never falling with the cost."""
+
+    log_costs: Array
+    outputs: Array
+
+    def at(self, log_costs: Array | float) -> Array:
+        """Return the outputs at logs of costs; beyond the ends of the set those of its ends."""
+        return np.asarray(np.interp(log_costs, self.log_costs, self.outputs))
+
+    def falling_to(self, worst: float, within: float) -> Front:
+        """Return the front that falls to the worst output below its cheapest member.
+
+        Whatever is cheaper than all members is on the front. A search that asks it to beat the
+        cheapest member never finds it.
+        """
+        first = self.log_costs[0] - within
+        return Front(
+            np.concatenate([[first], self.log_costs]), np.concatenate([[worst], self.outputs])
+        )
+
+
+def fitted_front(groups: Sequence[Group], rng: np.random.Generator) -> Front:
+    """Fit a one-dimensional process with an RBF kernel to the members of the Pareto set.
+
+    This differs from the authors' implementation in: its mean is made monotone, by its running
+    maximum over the cost. Where it sags between two members, a point is no improvement that is
+    worse than the cheaper one.
+
+    Args:
+        groups: Members, with their outputs as the process of the outputs has them.
+        rng: Of this suggestion.
+    """
+    costs = np.log([cost for group in groups for cost in group.costs])
+    outputs = np.array([output for group in groups for output in group.outputs])
+    if np.ptp(costs) < 1e-9:
+        return Front(costs[:1], np.array([outputs.mean()]))
+    middle, half = (costs.max() + costs.min()) / 2, np.ptp(costs) / 2
+    kernel = ConstantKernel(1.0, (1e-2, 1e2)) * RBF(1.0, (0.1, 1e2))
+    front = fitted(((costs - middle) / half)[:, None], outputs, rng, kernel=kernel)
+    grid = np.linspace(-1, 1, 65)
+    mean, _ = front.predict(grid[:, None])
+    return Front(middle + half * grid, np.maximum.accumulate(mean))
+
+
+def log_success(points: Array, succeeded: Array, failed: Array, rng: np.random.Generator) -> Array:
+    """Return the log probability that points succeed, from where others did and did not.
+
+    A process is fitted to 1 for a success and -1 for a failure. The probability is the share of its
+    distribution above 0.
+
+    This differs from the authors' implementation in: the distribution has the process's standard
+    deviation, where theirs takes the variance for it.
+    """
+    if not len(failed) or not len(succeeded):
+        return np.zeros(len(points))
+    labels = np.concatenate([np.ones(len(succeeded)), -np.ones(len(failed))])
+    kernel = ConstantKernel(1.0, "fixed") * Matern(LENGTH, (0.1, 10.0), nu=1.5)
+    at = np.vstack([succeeded, failed])
+    best = _at_maximum(kernel + WhiteKernel(0.1, "fixed"), at, labels, rng)
+    process = _conditioned(best, at, labels, 0.0)
+    mean, deviation = process.predict(points, return_std=True)
+    return np.asarray(log_ndtr(mean / deviation))
+
+
+def _kernel(width: int) -> Kernel:
+    return ConstantKernel(1.0, (1e-2, 1e2)) * Matern(
+        [LENGTH] * width, (1e-2, 1e2), nu=1.5
+    ) + ConstantKernel(0.1, (1e-4, 1e2)) * DotProduct(1.0, "fixed")
+
+
+def _at_maximum(kernel: Kernel, points: Array, values: Array, rng: np.random.Generator) -> Kernel:
+    """Return the kernel with the hyperparameters at the maximum of their posterior.
+
+    scikit-learn has the likelihood. Its own fit has no priors, and warns at the ends of ranges.
+    """
+    rows = _to_fit(len(points), rng)
+    process = GaussianProcessRegressor(kernel, alpha=1e-8, optimizer=None)
+    process.fit(points[rows], values[rows])
+    initial = kernel.theta
+
+    def negative(theta: Array) -> tuple[float, Array]:
+        value, gradient = process.log_marginal_likelihood(
+            theta, eval_gradient=True, clone_kernel=False
+        )
+        off = (theta - initial) / SPREAD
+        return float(0.5 * off @ off - value), off / SPREAD - gradient
+
+    found = minimize(
+        negative,
+        initial.copy(),
+        jac=True,
+        bounds=kernel.bounds,
+        method="L-BFGS-B",
+        options={"maxiter": ITERATIONS},
+    )
+    return kernel.clone_with_theta(found.x)
+
+
+def _conditioned(
+    kernel: Kernel, points: Array, values: Array, noise: float
+) -> GaussianProcessRegressor:
+    return GaussianProcessRegressor(kernel, alpha=noise + 1e-8, optimizer=None).fit(points, values)
+
+
+def _to_fit(count: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    if count <= FITTED:
+        return np.arange(count)
+    return np.sort(rng.choice(count, FITTED, replace=False))

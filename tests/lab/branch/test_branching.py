@@ -1,0 +1,548 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import numpy as np
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from noisescale import History, NoiseScaleMonitor
+from noisescale.lab.branch.branching import train_branches
+from noisescale.lab.branch.checkpoints import Checkpoint
+from noisescale.lab.branch.planning import plan_branches
+from noisescale.prediction.branches import BranchedRun
+
+STEPS, BATCH_SIZE = 80, 8
+
+
+class Regression(lightning.pytorch.LightningModule):
+    """Linear, with noise in the targets; by the optimizer that is asked for."""
+
+    def __init__(self, make: Callable[..., Any] = torch.optim.AdamW, features: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(features, 1)
+        self.make = make
+        self.seen: list[tuple[float, Any, int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = (self.net(x) - y).square().mean()
+        self.log("loss", loss)
+        if self.net.training:
+            (group, *_) = self.trainer.optimizers[0].param_groups
+            self.seen.append((group["lr"], group.get("betas"), len(x)))
+            seen.append(self.seen[-1])
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make(self.parameters(), lr=0.02)
+        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=STEPS)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+
+
+seen: list[tuple[float, Any, int]] = []
+"""Of the copies that are trained: learning rate, betas and examples of each pass."""
+
+
+def examples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 16, generator=generator)
+    y = x.sum(1, keepdim=True) + torch.randn(2000, 1, generator=generator)
+    return TensorDataset(x, y)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    monitor = NoiseScaleMonitor(small_batch="example")
+    saved = ModelCheckpoint(folder, every_n_train_steps=20, save_top_k=-1)
+    torch.manual_seed(1)
+    lightning.pytorch.Trainer(
+        accelerator="cpu",
+        max_steps=STEPS,
+        callbacks=[monitor, saved],
+        log_every_n_steps=5,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Regression(), DataLoader(examples(), batch_size=BATCH_SIZE, shuffle=True))
+    return monitor.history, folder
+
+
+def test_the_middle_of_the_run_to_its_end_is_branched(run: tuple[History, Path]) -> None:
+    branching = plan_branches(*run, batch_sizes=["4x", 96])
+
+    assert (branching.checkpoint.step, branching.end) == (40, 80)
+    assert [path.name for path in branching.course] == [
+        "epoch=0-step=60.ckpt",
+        "epoch=0-step=80.ckpt",
+    ]
+    plans = [(plan.device_batch_size, plan.accumulation) for plan in branching.plans]
+    assert plans == [(8, 4), (8, 12)]  # no device was seen to take more
+    assert branching.rule == "sqrt"
+
+
+def test_branches_go_on_from_the_checkpoint_to_the_loss_of_the_run(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    history, folder = run
+    branching = plan_branches(history, folder, batch_sizes=["1x", "4x"], max_device_batch_size=64)
+    module = Regression()
+    before = copy.deepcopy(module.state_dict())
+    rng = torch.get_rng_state()
+    seen.clear()
+
+    branched = train_branches(
+        branching, module, examples(), tmp_path / "b.json", loss_examples=500, accelerator="cpu"
+    )
+
+    # As brute force has the losses of the checkpoints, over the same examples.
+    held = torch.arange(500).mul(1999).div(499).round().long()
+    for (step, loss), path in zip(branched.course, (40, 60, 80), strict=True):
+        module.load_state_dict(Checkpoint.read(folder / f"epoch=0-step={path}.ckpt").weights)
+        x, y = (tensor[held] for tensor in examples().tensors)
+        assert step == path
+        assert loss == pytest.approx((module.net(x) - y).square().mean().item(), rel=0.02)
+    module.load_state_dict(before)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert [(b.batch_size, b.order) for b in branched.branches] == [
+        (size, order) for order in range(3) for size in (8.0, 32.0)
+    ]
+    for one in branched.branches:
+        assert one.losses[0] == pytest.approx(branched.course[0][1])
+        steps = one.steps_to(branched.goal)
+        assert steps is not None
+        assert steps < 1.5 * 40
+    assert BranchedRun.from_file(tmp_path / "b.json") == branched
+    # Half of the run's schedule is over: 0.75 of the learning rate, times the root of 4.
+    larger = [(lr, betas) for lr, betas, size in seen if size == 32]
+    lr, betas = larger[0]
+    assert lr == pytest.approx(2 * 0.75 * 0.02)
+    assert betas == (0.9, pytest.approx(0.999**4))
+    assert all(betas == again for _, again in larger)
+    assert 2 * 0.5 * 0.02 <= larger[-1][0] < lr  # and it goes on with the run's schedule
+
+
+def test_what_they_cost_has_the_evaluations_of_the_loss_in_it(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    branching = plan_branches(*run, batch_sizes=["4x"], max_device_batch_size=64, rule="none")
+    passes: list[int] = []
+
+    class Counted(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            passes.append(len(batch[0]) if self.net.training else -len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    train_branches(
+        branching, Counted(), examples(), tmp_path / "b.json", loss_examples=500, accelerator="cpu"
+    )
+
+    trained = sum(size for size in passes if size > 0)
+    evaluated = -sum(size for size in passes if size < 0)
+    assert evaluated > 10 * trained  # small branches
+    history = run[0]
+    timed = history["seconds_per_step"] > 0
+    counts = np.diff(history["step"], prepend=0.0)[timed]
+    seconds = np.average(history["seconds_per_step"][timed], weights=counts) / BATCH_SIZE
+    expected = branching.device_hours(500)
+    assert expected.value == pytest.approx(seconds / 3600 * (trained + evaluated / 3), rel=0.4)
+    assert expected.low < expected.value < expected.high
+
+
+def test_learning_rates_that_are_nearly_one_are_not_searched(run: tuple[History, Path]) -> None:
+    branching = plan_branches(*run, batch_sizes=["1x", "4x"])
+
+    assert branching.factors(8.05) == [pytest.approx(1.0, abs=0.01)]
+    assert branching.factors(32) == [2.0, pytest.approx(2**0.5), pytest.approx(2**0.25), 1.0]
+
+
+def test_each_branch_begins_with_the_checkpoints_state(
+    run: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading a state does not copy its tensors: one branch would train those of the next."""
+    began: list[float] = []
+
+    class Counted(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            if not began or self is not counted[-1]:
+                counted.append(self)
+                began.append(float(next(iter(self.state.values()))["step"]))
+            return super().step(closure)
+
+    counted: list[Any] = []
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=3)
+    train_branches(
+        branching, Regression(Counted), examples(), tmp_path / "b.json", accelerator="cpu"
+    )
+
+    assert began[-3:] == [40, 40, 40]  # what came before took losses
+
+
+def test_the_learning_rate_goes_as_recorded_whatever_the_module_sets(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """A schedule by epochs, and a warm-up by `global_step` as in Lightning's documentation."""
+
+    class Warm(Regression):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-6 * (self.trainer.global_step + 1)
+            optimizer.step(closure=closure)
+
+    class Seen(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            stepped.append(self.param_groups[0]["lr"])
+            return result
+
+    stepped: list[float] = []
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, rule="none")
+    assert branching.learning_rate_at(0) == 1
+    assert branching.learning_rate_at(1e9) == pytest.approx(0.5 / 0.75, rel=0.02)
+    train_branches(branching, Warm(Seen), examples(), tmp_path / "b.json", accelerator="cpu")
+
+    falling = [lr for lr in stepped if lr > 0.001]  # before, one step took losses
+    assert falling[0] == pytest.approx(0.75 * 0.02, rel=1e-3)
+    assert all(a >= b for a, b in itertools.pairwise(falling))
+    assert min(falling) >= 0.5 * 0.02 * 0.98
+
+
+def test_a_smaller_learning_rate_is_taken_where_it_gets_there_sooner(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """At 64 times the learning rate the weights jump about and come down slowly."""
+    branching = plan_branches(
+        *run, batch_sizes=["64x"], rule="linear", orders=2, max_device_batch_size=512
+    )
+
+    first, second = train_branches(
+        branching, Regression(), examples(), tmp_path / "b.json", accelerator="cpu"
+    ).branches
+
+    tried = {*first.diverged_at, *first.slower_at, first.learning_rate_factor}
+    assert len(tried) > 1
+    assert tried <= {64.0, 8.0, 64.0**0.25, 1.0}
+    assert first.learning_rate_factor < 64
+    assert second.learning_rate_factor <= first.learning_rate_factor
+    assert second.slower_at == ()
+
+
+def test_a_clipped_run_has_clipped_branches(run: tuple[History, Path], tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    class Clipped(Regression):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            grads = [p.grad for p in self.parameters() if p.grad is not None]
+            norms.extend([float(torch.nn.utils.get_total_norm(grads))] if grads else [])
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    train_branches(
+        branching,
+        Clipped(),
+        examples(),
+        tmp_path / "b.json",
+        accelerator="cpu",
+        gradient_clip_val=0.25,
+    )
+
+    assert max(norms) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_of_averaged_weights_those_that_are_trained_go_on(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """As Lightning's WeightAveraging writes them."""
+    _, folder = run
+    saved = torch.load(folder / "epoch=0-step=40.ckpt", weights_only=False)
+    averaged = {name: torch.zeros_like(value) for name, value in saved["state_dict"].items()}
+    torch.save(
+        {**saved, "state_dict": averaged, "current_model_state": saved["state_dict"]},
+        tmp_path / "averaged.ckpt",
+    )
+
+    read = Checkpoint.read(tmp_path / "averaged.ckpt")
+
+    assert torch.equal(read.weights["net.weight"], saved["state_dict"]["net.weight"])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(examples())
+
+
+def weighted() -> DataLoader[Any]:
+    """The first half of the examples alone."""
+    weights = [1.0] * 1000 + [0.0] * 1000
+    sampler = WeightedRandomSampler(weights, 2000)
+    return DataLoader(examples(), batch_size=8, sampler=sampler)
+
+
+def in_buckets() -> DataLoader[Any]:
+    """Batches of the first 1,000 examples, by a sampler of one's own."""
+
+    class Buckets(Sampler[list[int]]):
+        def __iter__(self) -> Any:
+            for start in torch.randperm(125).tolist():
+                yield list(range(8 * start, 8 * start + 8))
+
+    return DataLoader(examples(), batch_sampler=Buckets())
+
+
+@pytest.mark.parametrize("data", [Stream, weighted, in_buckets])
+def test_examples_come_as_the_data_have_them(
+    run: tuple[History, Path], tmp_path: Path, data: Callable[[], Any]
+) -> None:
+    seen_examples: list[tuple[int, Tensor]] = []
+
+    class Seeing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            seen_examples.append((id(self), batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=2)
+    branched = train_branches(
+        branching, Seeing(), data(), tmp_path / "b.json", loss_examples=100, accelerator="cpu"
+    )
+
+    assert branched.branches[0].losses != branched.branches[1].losses  # in another order
+    assert branched.branches[0].steps_to(branched.goal) is not None
+    assert branched.of_a_stream == (data is Stream)
+    if data is not Stream:
+        rows = examples().tensors[0]
+        for _, x in seen_examples:
+            where = (x[:, None] == rows).all(-1).float().argmax(1)
+            assert (where < 1000).all()
+
+
+def test_a_stream_that_ends_begins_anew(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Short(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return itertools.islice(iter(examples()), 80)
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1, max_device_batch_size=32)
+    branched = train_branches(
+        branching, Regression(), Short(), tmp_path / "b.json", loss_examples=80, accelerator="cpu"
+    )
+
+    assert branched.branches[0].steps[-1] > 5  # 80 examples are two and a half batches
+
+
+def test_a_loss_below_zero_is_none_that_diverged(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Lower(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) - 50
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Lower(), examples(), tmp_path / "b.json", accelerator="cpu"
+    )
+
+    assert not branched.branches[0].diverged
+    assert branched.critical_batch_size().high > 0
+
+
+def test_losses_of_a_gradient_penalty_are_taken(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Penalty(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+            x, y = batch
+            if batch_idx % 5 == 4:
+                return None
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+            return (self.net(x) - y).square().mean() + 0.01 * slope.square().sum(1).mean()
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Penalty(), examples(), tmp_path / "b.json", loss_examples=64, accelerator="cpu"
+    )
+
+    assert branched.falls
+
+
+def test_a_run_whose_batch_size_changed_is_refused(run: tuple[History, Path]) -> None:
+    history, folder = run
+    columns = {name: history[name].copy() for name in history}
+    columns["batch_size"][columns["step"] > 60] *= 4
+    columns["examples"] = np.cumsum(np.diff(columns["step"], prepend=0) * columns["batch_size"])
+
+    with pytest.raises(ValueError, match="`run` must have one batch size from `checkpoint` to"):
+        plan_branches(History.from_columns(columns), folder)
+
+
+def test_what_is_in_the_file_is_not_trained_again(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "b.json"
+    trained: list[Any] = []
+
+    def train(**changed: Any) -> BranchedRun:
+        branching = plan_branches(*run, **{"batch_sizes": ["4x"], "orders": 1, **changed})
+        return train_branches(
+            branching,
+            *(Regression(), examples(), file),
+            loss_examples=200,
+            on_branch=trained.append,
+            accelerator="cpu",
+        )
+
+    first = train()
+    again = train(orders=2)
+
+    assert again.branches[0] == first.branches[0]
+    assert [branch.order for branch in trained] == [0, 1]
+    with pytest.raises(ValueError, match="`output` must have branches with the same settings, got"):
+        train(rule="linear")
+
+
+def test_a_branch_that_diverges_is_tried_at_lower_learning_rates(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    """At 100 times the learning rate of the run Adam's steps are 1.5 in each weight."""
+    branching = plan_branches(
+        *run, batch_sizes=["100x"], orders=1, rule="linear", max_device_batch_size=800
+    )
+
+    branched = train_branches(
+        branching,
+        *(Regression(), examples(), tmp_path / "b.json"),
+        loss_examples=200,
+        accelerator="cpu",
+    )
+
+    (branch,) = branched.branches
+    assert branch.learning_rate_factor < 100
+
+
+def test_modules_of_both_packages_are_branched(run: tuple[History, Path], tmp_path: Path) -> None:
+    class Other(pytorch_lightning.LightningModule):
+        __init__ = Regression.__init__
+        training_step = Regression.training_step
+        configure_optimizers = Regression.configure_optimizers
+
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+
+    other = Other.__new__(Other)
+    pytorch_lightning.LightningModule.__init__(other)
+    torch.manual_seed(0)
+    other.net, other.make, other.seen = nn.Linear(16, 1), torch.optim.AdamW, []
+    branched = train_branches(
+        branching, other, examples(), tmp_path / "b.json", loss_examples=200, accelerator="cpu"
+    )
+
+    assert len(branched.branches) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch_sizes": ["0x"]}, "`batch_sizes` must be numbers of examples, or multiples"),
+        ({"batch_sizes": ["many"]}, "`batch_sizes` must be numbers of examples, or multiples"),
+        (
+            {"batch_sizes": ["1x"]},
+            "`batch_sizes` must have a batch size that differs from the run's own, 8",
+        ),
+        ({"rule": "cubic"}, "`rule` must be one of auto, linear"),
+        ({"orders": 0}, "`orders` must be at least 1, got 0"),
+        ({"until": "epoch=0-step=20.ckpt"}, "`until` must be a checkpoint after `checkpoint`"),
+        ({"checkpoint": "epoch=0-step=80.ckpt"}, "`until` must be a later checkpoint"),
+        ({"checkpoint": "none.ckpt"}, "`checkpoint` must be a file, got"),
+        ({"checkpoint": "no.ckpt"}, "`checkpoint` must be a checkpoint of Lightning, got"),
+        ({"checkpoint": "weights.ckpt"}, "`checkpoint` must contain the optimizer's state, got"),
+        ({"checkpoint": "empty"}, "`checkpoint` must be a checkpoint within the run, or a folder"),
+    ],
+)
+def test_what_cannot_be_branched_is_refused_before_anything_is_trained(
+    run: tuple[History, Path], tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    history, saved = run
+    for path in saved.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "no.ckpt").write_text("no checkpoint")
+    (tmp_path / "empty").mkdir()
+    whole = torch.load(saved / "epoch=0-step=40.ckpt", weights_only=False)
+    torch.save({**whole, "optimizer_states": []}, tmp_path / "weights.ckpt")
+    given = {"checkpoint": "epoch=0-step=40.ckpt", **changed}
+    for name in ("checkpoint", "until"):
+        if name in given:
+            given[name] = tmp_path / given[name]
+
+    with pytest.raises((ValueError, OSError), match=message):
+        plan_branches(history, **given)
+
+
+def test_data_whose_batches_are_made_already_are_refused(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    batches = DataLoader(examples(), batch_size=None)
+
+    with pytest.raises(ValueError, match="`batch_size` of the DataLoader must be a number, got"):
+        train_branches(
+            plan_branches(*run), Regression(), batches, tmp_path / "b.json", accelerator="cpu"
+        )
+
+
+def test_checkpoints_of_another_module_are_refused(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    branching = plan_branches(*run)
+
+    with pytest.raises(ValueError, match="`checkpoint` must be of this module, got"):
+        train_branches(
+            branching, Regression(features=8), examples(), tmp_path / "b.json", accelerator="cpu"
+        )
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_another_optimizer_than_the_checkpoints_is_refused(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    module = Regression(torch.optim.SGD)
+
+    with pytest.raises(ValueError, match="`checkpoint` must be of this module's optimizer, got"):
+        train_branches(
+            plan_branches(*run), module, examples(), tmp_path / "b.json", accelerator="cpu"
+        )
+
+
+def test_manual_optimization_is_refused(run: tuple[History, Path], tmp_path: Path) -> None:
+    module = Regression()
+    module.automatic_optimization = False
+
+    with pytest.raises(ValueError, match="must use automatic optimization for branches"):
+        train_branches(plan_branches(*run), module, examples(), tmp_path / "b.json")
+
+
+def test_a_data_module_that_asks_for_its_trainer_is_branched(
+    run: tuple[History, Path], tmp_path: Path
+) -> None:
+    class Data(lightning.pytorch.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.ranks = self.trainer.world_size  # type: ignore[union-attr]
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(examples(), batch_size=8)
+
+    data = Data()
+    branching = plan_branches(*run, batch_sizes=["4x"], orders=1)
+    branched = train_branches(
+        branching, Regression(), data, tmp_path / "b.json", loss_examples=100, accelerator="cpu"
+    )
+
+    assert branched.falls
+    assert data.trainer is None

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import ended
+
+import noisescale
+from noisescale.prediction.branches import BranchedRun
+
+MODEL = """
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Model(LightningModule):
+    def __init__(self, features=16):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(features, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = (self.net(x) - y).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+def examples():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 16, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(1000, 1, generator=generator))
+
+def make():
+    return Model(), examples()
+
+def other():
+    return Model(8), examples()
+
+def train():
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+    from noisescale import NoiseScaleMonitor
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(1)
+    monitor = NoiseScaleMonitor(small_batch="example")
+    saved = ModelCheckpoint("saved", every_n_train_steps=20, save_top_k=-1)
+    weights = ModelCheckpoint(
+        "weights", every_n_train_steps=40, save_top_k=-1, save_weights_only=True
+    )
+    Trainer(
+        accelerator="cpu", max_steps=80, callbacks=[monitor, saved, weights], log_every_n_steps=5,
+        logger=CSVLogger("."), enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Model(), DataLoader(examples(), batch_size=8, shuffle=True))
+"""
+
+RUN = ("lightning_logs/version_0", "saved", "branched_model:make", "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "branched_model.py").write_text(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        sys.modules.pop("branched_model", None)
+        import branched_model  # type: ignore[import-not-found]
+
+        branched_model.train()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.syspath_prepend(trained)
+
+
+def test_branches_are_trained_told_and_predicted_from(tmp_path: Path) -> None:
+    file = tmp_path / "my branches.json"
+    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200, "--output", file]
+
+    code, told, progress = ended("branch", *RUN, *options)
+
+    assert code == 0
+    assert re.search(
+        r"Branches start at step 40 and train until the loss of step 80, 2 at each batch size: 32",
+        " ".join(progress.split()),
+    )
+    assert re.search(r"They cost about .* device-(milli)?seconds", " ".join(progress.split()))
+    assert progress.count(", order ") == 2
+    assert "Critical batch size" in told
+    assert "  half way " in told
+    assert f"Next: noisescale predict {RUN[0]} --branches '{file}'" in progress
+    code, again, nothing_new = ended("branch", *RUN, *options)
+    assert (code, again) == (0, told)
+    assert ", order " not in nothing_new
+    code, told, errors = ended("predict", RUN[0], "--branches", file, "--json")
+    assert (code, errors) == (0, "")
+    assert "branches at 32 give" in json.loads(told)["assumptions"][1]
+
+
+@pytest.mark.timeout(300)
+def test_branches_by_workers_are_those_that_are_trained_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(noisescale.__file__).parents[1]))
+    file, alone = tmp_path / "branches.json", tmp_path / "alone.json"
+    options = ["--batch-sizes", "4x", "--orders", 2, "--loss-examples", 200]
+    ended("branch", *RUN, *options, "--output", alone)
+    BranchedRun.from_file(alone).to_file(file)
+    known = BranchedRun.from_file(file)
+    replace(known, branches=known.branches[:1]).to_file(file)  # the second one is missing
+
+    code, told, progress = ended(
+        "branch", *RUN, *options, "--output", file, "--launcher", "local", "--workers", 1
+    )
+
+    assert code == 0, progress
+    assert "32, order 2: loss" in progress
+    assert "order 1: loss" not in progress
+    assert "Critical batch size" in told
+    here, there = (
+        [replace(branch, seconds=0.0) for branch in BranchedRun.from_file(each).branches]
+        for each in (alone, file)
+    )
+    assert here == there
+    assert (tmp_path / "branches.journal").exists()
+    assert (tmp_path / "branches_trials/trials/batch_size=32,order=1/result.json").exists()
+    status = json.loads(ended("status", "--storage", tmp_path / "branches.journal", "--json")[1])
+    assert (status["kind"], status["done"]) == ("branch", 2)
+    assert "0 workers at work" in ended("status", "--storage", tmp_path / "branches.journal")[1]
+
+
+def test_json_has_the_branches_and_what_they_say(tmp_path: Path) -> None:
+    file = tmp_path / "branches.json"
+
+    code, told, _ = ended("branch", *RUN, "--orders", 1, "--output", file, "--json")
+
+    assert code == 0
+    found = json.loads(told)
+    assert [branch["batch_size"] for branch in found["branches"]] == [8, 32, 128]
+    assert found["critical_batch_size"]["low"] <= found["critical_batch_size"]["value"]
+    assert len(found["course"]) == 3
+
+
+def test_two_processes_share_the_examples_and_one_of_them_writes(tmp_path: Path) -> None:
+    """As people start it: Lightning starts the command again for the second device."""
+    file = tmp_path / "branches.json"
+    words = ["--devices", 2, "--strategy", "ddp", "--batch-sizes", "4x", "--orders", 1]
+    program = [Path(sys.executable).with_name("noisescale"), "branch", *RUN, *words]
+
+    done = subprocess.run(
+        list(map(str, [*program, "--output", file])),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (branch,) = json.loads(file.read_text())["branches"]
+    alone = tmp_path / "alone.json"
+    ended("branch", *RUN, "--batch-sizes", "4x", "--orders", 1, "--output", alone)
+    (other,) = json.loads(alone.read_text())["branches"]
+    assert branch["losses"][0] == pytest.approx(other["losses"][0])
+    assert branch["losses"] != other["losses"]
+    assert branch["steps"][-1] < 2 * other["steps"][-1]
+
+
+def test_a_branch_is_stopped_and_goes_on_with_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from noisescale.lab.branch import branching
+
+    file, train = tmp_path / "branches.json", branching._trained
+    options = ["--batch-sizes", "4x", "--orders", 2, "--output", file]
+
+    def stopped(*arguments: Any) -> Any:
+        if arguments[3] == 1:
+            raise KeyboardInterrupt
+        return train(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branching, "_trained", stopped)
+        code, _, errors = ended("branch", *RUN, *options)
+    assert code != 0
+    assert f"Finished branches are in {file}. Start the same command again to continue." in errors
+    code, _, errors = ended("branch", *RUN, *options)
+    assert code == 0
+    assert "order 1:" not in errors
+    assert "order 2:" in errors
+
+
+def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path: Path) -> None:
+    code, told, progress = ended("branch", *RUN, "--dry-run", "--output", tmp_path / "b.json")
+
+    assert (code, told) == (0, "")
+    assert "They cost about" in progress
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone", "saved", "branched_model:make"], "`run` must be a folder or a file, got gone"),
+        ([*RUN[:1], "gone", *RUN[2:]], "`checkpoint` must be a file, got gone"),
+        ([*RUN[:1], "weights", *RUN[2:]], "`checkpoint` must contain the optimizer's state,"),
+        ([*RUN, "--batch-sizes", "x"], "`--batch-sizes` must be numbers of examples, or multiples"),
+        (
+            [*RUN, "--batch-sizes", "1x"],
+            "`--batch-sizes` must have a batch size that differs from the run's own",
+        ),
+        ([*RUN, "--learning-rate", "x"], "`--learning-rate` must be one of auto, linear"),
+        ([*RUN, "--orders", "0"], "`--orders` must be at least 1, got 0."),
+        ([*RUN, "--devices", "0"], "`--devices` must be at least 1, got 0."),
+        ([*RUN, "--loss-examples", "0"], "`--loss-examples` must be at least 1, got 0."),
+        ([*RUN, "--max-device-batch-size", "-3"], "`--max-device-batch-size` must be at least 1"),
+        ([*RUN, "--strategy", "ddp_fork"], "`--strategy` must start the whole command again"),
+        ([*RUN, "--lease", "0"], "`--lease` must be at least 1 second, and finite, got 0."),
+        ([*RUN, "--workers", "-1"], "`--workers` must not be negative, got -1."),
+        ([*RUN, "--launcher", "pbs"], "`--launcher` must be one of local, slurm, ray, got 'pbs'"),
+        ([*RUN, "--dry-run", "--json"], "`--json` and `--dry-run` must not be combined"),
+        ([*RUN, "--until", "gone"], "`--until` must be a file, got gone"),
+        ([*RUN, "--output", "gone/b.json"], "`--output` must be in a folder that exists, got"),
+        ([*RUN, "--output", "branched_model.py"], "`branched_model.py` must be a file of `noises"),
+        ([*RUN[:2], "branched_model:gone"], "`branched_model:gone` must name an object that ex"),
+        ([*RUN[:2], "branched_model:other", *RUN[3:]], "`checkpoint` must be of this module, got"),
+    ],
+    ids=lambda value: ascii(value)[-60:],
+)
+def test_bad_input_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    output = [] if "--output" in words else ["--output", tmp_path / "b.json"]
+
+    code, told, errors = ended("branch", *words, *output)
+
+    assert (code, told) == (2, "")
+    *_, line = errors.splitlines()
+    assert line.startswith(f"noisescale: {message}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisescale.lab.compare.reading import read_trials
+
+METRIC = "val/classification_error"
+
+
+def write_trial(folder: Path, metadata: dict[str, Any], errors: dict[int, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    lines = [f"{step},2.5,{error}" for step, error in errors.items()]
+    header = f"step,train/cross_entropy_error,{METRIC}"
+    (folder / "measurements.csv").write_text("\n".join([header, *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    root = tmp_path / "batch_science"
+    for optimizer in ("sgd", "nesterov_momentum"):
+        for size in (32, 256):
+            study = root / f"cifar_10/resnet_8/{optimizer}/{size}"
+            for trial in (2, 10):
+                parameters = {"learning_rate": 0.1 * trial, "momentum": 0.9}
+                about = {"status": "COMPLETE", "steps": 200, "trial_id": trial}
+                errors = {0: 0.9, 100: 1 / size, 200: ""}
+                write_trial(study / f"{trial}", about | {"parameters": parameters}, errors)
+            (study / "study.json").write_text(json.dumps({"batch_size": size}))
+    return root
+
+
+def test_a_tree_is_read_from_any_of_its_folders(release: Path) -> None:
+    trials = read_trials(release, METRIC, submission="not used")
+    of_study = read_trials(release / "cifar_10/resnet_8/sgd/256", METRIC)
+    of_trial = read_trials(release / "cifar_10/resnet_8/sgd/256/10", METRIC)
+
+    assert len(trials) == 8
+    assert [trial.name for trial in trials][-2:] == [
+        "cifar_10/resnet_8/sgd/256/2",
+        "cifar_10/resnet_8/sgd/256/10",
+    ]
+    assert [trial.name for trial in of_study] == ["2", "10"]
+    for trial in (trials[-1], of_study[-1], *of_trial):
+        assert (trial.submission, trial.workload) == ("sgd", "cifar_10/resnet_8")
+        assert (trial.batch_size, trial.learning_rate) == (256, 1.0)
+        assert dict(trial.hyperparameters) == {"momentum": 0.9}
+        assert trial.measurements.steps.tolist() == [0, 100]
+        assert trial.measurements.values.tolist() == [0.9, 1 / 256]
+        assert trial.measurements.examples is not None
+        assert trial.measurements.examples.tolist() == [0, 25600]
+
+
+def test_folders_above_the_data_set_belong_to_the_workload(release: Path) -> None:
+    metadata = {"status": "COMPLETE", "hparams": {"lr": 0.5}}
+    write_trial(release / "solution_quality/mnist/cnn/sgd/8/0", metadata, {1: 0.5})
+
+    (trial,) = [t for t in read_trials(release, METRIC) if t.batch_size == 8]
+
+    assert trial.workload == "solution_quality/mnist/cnn"
+    assert trial.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("status", "feasible"), [("INFEASIBLE", False), ("failed", False), ("DONE", True), (None, True)]
+)
+def test_a_trial_is_feasible_unless_its_status_says_otherwise(
+    tmp_path: Path, status: str | None, feasible: bool
+) -> None:
+    metadata = {"status": status, "trial_id": 3, "initial_learning_rate": 0.5, "decay": 0.1}
+    write_trial(tmp_path / "mnist/cnn/adam/64/3", metadata, {1: 0.5})
+
+    (trial,) = read_trials(tmp_path, METRIC)
+
+    assert trial.feasible is feasible
+    assert trial.batch_size == 64  # from the folder, without study.json
+    assert trial.learning_rate == 0.5
+    assert dict(trial.hyperparameters) == {"decay": 0.1}
+
+
+def test_incomplete_trials_are_left_out_as_in_the_paper(release: Path) -> None:
+    write_trial(release / "cifar_10/resnet_8/sgd/32/7", {"status": "INCOMPLETE"}, {1: 0.0})
+
+    assert len(read_trials(release, METRIC)) == 8
+
+
+def test_what_cannot_be_read_is_refused_with_the_place(release: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`goal` must name a metric of .*, got 'err'.*: train/cr"):
+        read_trials(release, "err")
+
+    file = release / "cifar_10/resnet_8/sgd/32/2/measurements.csv"
+    file.write_text(f"step,{METRIC}\n1,low\n")
+    with pytest.raises(ValueError, match=r"`val/class.*` must be a number, got 'low' in line 2 of"):
+        read_trials(release, METRIC)
+
+    file.with_name("metadata.json").write_text("{")
+    file.write_text(f"step,{METRIC}\n1,2\n")
+    with pytest.raises(ValueError, match=r"`.*/2/metadata.json` must be JSON, got "):
+        read_trials(release, METRIC)
+
+    write_trial(tmp_path / "other/mnist/cnn/adam/all/3", {}, {1: 0.5})
+    with pytest.raises(ValueError, match=r"`.*all` must be named by the batch size .*, got 'all'"):
+        read_trials(tmp_path / "other", METRIC)

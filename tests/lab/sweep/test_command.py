@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`noisescale sweep`, `work` and `status`, with trainings in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from program import ended, refused, run
+
+from noisescale.history.metrics import Goal
+from noisescale.lab.jobs import launchers
+from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.ledger import Ledger
+from noisescale.lab.jobs.trial_process import TrialProcess
+from noisescale.lab.sweep.command import _job, _next
+from noisescale.lab.sweep.search import Search
+from noisescale.lab.sweep.settings import Own, SweepJob
+from noisescale.lab.sweep.sweep_doubts import doubts_before
+from noisescale.lab.sweep.table import write_sweep
+from noisescale.lab.sweep.trial_fit import Made, train_task
+from noisescale.lightning.training import seed_all
+from noisescale.made.targets import module_and_data
+from noisescale.tradeoff.sweep_files import read_sweeps
+
+TRAIN = """
+import os
+import torch
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1, bias=False)
+
+    def training_step(self, batch, batch_idx):
+        if FAILS == "rank" and self.global_rank == 1:
+            os._exit(3)
+        if FAILS == "all" or (FAILS == "rate" and self.global_step):
+            raise ArithmeticError("no such luck")
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss, sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+FAILS = os.environ.get("FAILS", "")
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(256, 4, generator=generator)
+y = x.sum(1, keepdim=True) + torch.randn(256, 1, generator=generator)
+data = TensorDataset(x, y)
+
+def make():
+    return Line(), (DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=64))
+"""
+
+SWEEP = ("--goal", "val_loss<=1.1", "--batch-sizes", "8,32", "--trials", "3", "--repeats", "1")
+RATES = "learning_rate=0.03..1"
+CPU = ("--accelerator", "cpu", "--epochs", "20", "--search", RATES)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    monkeypatch.syspath_prepend(str(Path(launchers.__file__).parents[2]))
+    package = str(Path(launchers.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", package)  # of the workers too
+    return tmp_path
+
+
+def sweep(*arguments: object, target: str = "train.py:make") -> tuple[int, str, str]:
+    return ended("sweep", target, *SWEEP, *CPU, *arguments)
+
+
+def children(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if word in each.cmdline():
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def trained_here(job: SweepJob, folder: Path) -> dict[str, Any]:
+    """The results of a sweep, by trainings in this process, one after the other."""
+    results: dict[str, Any] = {}
+    while wanted := job.wanted(results):
+        for task in wanted:
+            limit = job.limit_of(task.key, results)
+            (folder / "limit").write_text(str(limit))
+            seed_all(task.spec["seed"])
+            made = Made(*module_and_data("train.py:make", None))
+            seed_all(task.spec["seed"])
+            train_task(made, task.spec, folder)
+            results[task.key] = json.loads((folder / "result.json").read_text())
+    return results
+
+
+@pytest.mark.timeout(400)
+def test_a_sweep_of_which_a_worker_is_killed_has_the_table_of_one_that_is_not(here: Path) -> None:
+    program = [sys.executable, "-m", "noisescale"]
+    words = [*program, "sweep", "train.py:make", *SWEEP, *CPU, "--workers", "2", "--lease", "8"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not (trials := children(process, "noisescale.lab.jobs.trial")):
+            assert process.poll() is None
+            time.sleep(0.2)
+        shown = json.loads(run("status", "--storage", "sweep/sweep.journal", "--json"))
+        victim = trials[0].parent()
+        assert victim is not None
+        assert "work" in victim.cmdline()
+        os.kill(victim.pid, signal.SIGKILL)
+        output, said = (text.decode() for text in process.communicate())
+    (here / "here").mkdir()
+    job = settings(here)
+    write_sweep(job, trained_here(job, here / "here"), here / "here")
+
+    assert process.returncode == 0, said
+    table = (here / "sweep/sweep.csv").read_text()
+    assert table == (here / "here/sweep.csv").read_text()
+    assert table.startswith("batch_size,steps,learning_rate,seed\n8,")
+    assert len(list((here / "sweep/trials").glob("*-2"))) == 1
+    assert {worker["process"] for worker in shown["workers"]} >= {victim.pid}
+    assert "trainings done" in output
+    assert "critical batch size" in output
+    assert "Further workers join with: noisescale work --storage sweep/sweep.journal" in said
+    assert "Next: noisescale fit sweep/sweep.csv" in said
+
+    again, _, _ = sweep("--workers", 0)  # nothing is left to train
+    status = json.loads(run("status", "--storage", "sweep/sweep.journal", "--json"))
+    assert again == 0
+    assert status["finished"]
+    assert status["done"] == status["expected"] >= 2 * 5
+    assert [size["finished"] for size in status["batch_sizes"]] == [True, True]
+    assert status["device_hours"] > 0
+    assert status["workers"] == []
+    assert len(read_sweeps("sweep/sweep.csv")[""].measured) == 2
+    goal = ("--goal", "val_loss<=1.1")
+    compared = json.loads(run("compare", "sweep/trials.csv", *goal, "--by", "steps", "--json"))
+    steps = {line.split(",")[0] for line in table.splitlines()[1:]}
+    assert {f"{batch['batch_size']:g}" for batch in compared["sweeps"][0]["batches"]} == steps
+    listed = run("status", "--storage", "sweep/sweep.journal")
+    assert "Steps to val_loss <= 1.1" in listed
+    assert "0 workers at work" in listed
+
+
+def job(**training: Any) -> SweepJob:
+    return SweepJob(
+        Training("train.py:make", accelerator="cpu", **training),
+        Own(256, 8, 0.02),
+        Goal.read("val_loss<=1.1"),
+        (8, 32),
+        Search((), 3, 1),
+        20,
+        8,
+    )
+
+
+def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = job(devices=2, strategy="ddp").task(32, {"learning_rate": 0.05}, 0)
+
+    def ended_with(name: str) -> tuple[Any, str]:
+        process = TrialProcess(here / name, task.spec, 2)
+        process.ended(100)
+        process.stop()
+        return process.result(), process.reason()
+
+    found, _ = ended_with("two")
+    monkeypatch.setenv("FAILS", "rank")
+    none, reason = ended_with("dead")
+
+    assert (task.spec["device_batch_size"], task.spec["accumulation"]) == (8, 2)
+    assert found["ended"] == "reached"
+    assert found["devices"] == 2
+    assert none is None
+    assert "rank 1 ended with code 3; see" in reason
+
+
+def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
+    ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun := settings(here))
+    while wanted := begun.wanted(ledger.results()):
+        missed = {"steps": [1], "values": [2.0], "seconds": [1.0], "ended": "out of steps"}
+        ledger.take({task.key: missed for task in wanted})
+
+    code, output, said = sweep("--workers", 0)
+
+    assert code == 1
+    assert "No run reached the goal at batch size 8, 32." in output
+    said_once = " ".join(output.split())
+    assert "Batch size 8, 32: trainings ended before the goal, by `--epochs 20`." in said_once
+    assert "another `--output`" in said_once
+    assert "Next:" not in said
+
+
+def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None:
+    script = here / "train.py"
+    seeded = script.read_text().replace("FAILS = ", "torch.manual_seed(0)\nFAILS = ", 1)
+    logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
+    logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
+    (here / "seeded.py").write_text(logged)
+    options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    torch.manual_seed(0)  # what was set before is not the script's
+    found = [
+        doubts_before(
+            _job(Training(target, accelerator="cpu"), goal, "8,32", [], repeats=n, **options)
+        )  # type: ignore[arg-type]  # of several types
+        for target, goal, n in (
+            ("train.py:make", "val_loss<=1", 3),
+            ("seeded.py:make", "of_all<=1", 3),
+            ("train.py:make", "val_loss<=900", 3),
+            ("seeded.py:make", "loss<=1", 1),
+        )
+    ]
+
+    assert found[0] == []
+    assert [len(each) for each in found[1:]] == [1, 1, 1]
+    assert found[1][0].startswith("seeded.py:make sets a seed: all repetitions begin with the same")
+    assert found[2][0].startswith("A single step has met val_loss <= 900.")
+    assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
+
+
+def test_the_next_command_is_one_that_can_run() -> None:
+    named = [command[1] for command in _next(Path("sweep"), "val_loss<=1", fits=False)]
+
+    assert named == ["compare"]
+
+
+def settings(here: Path) -> SweepJob:
+    """The job of a sweep with the options of these tests."""
+    options = {"trials": 3, "repeats": 1, "seed": 0, "epochs": 20, "max_device_batch_size": None}
+    training = Training("train.py:make", accelerator="cpu")
+    return _job(training, "val_loss<=1.1", "8,32", [RATES], **options)  # type: ignore[arg-type]  # of several types
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no.py:make",), "must be a Python file, got a path without a file"),
+        (("train.py:no",), "must name an object that exists, got no 'no' in train"),
+        (("broken.py:make",), "must be importable, got ModuleNotFoundError"),
+        (("train.py:make", "--goal", "val_loss=1"), "`--goal` must say whether the metric is"),
+        (("train.py:make", "--goal", "val_los<=1"), "`--goal` must be about a metric that the"),
+        (
+            ("train.py:make", "--batch-sizes", "8"),
+            "two batch sizes or more, got '8', which is 8 alone.",
+        ),
+        (("train.py:make", "--batch-sizes", "64..8"), "got '64..8', which ends before it begins."),
+        (
+            ("train.py:make", "--goal", "val_loss <"),
+            "Write, for example, val_loss<=0.15 or val_acc",
+        ),
+        (("train.py:make", "--epochs", "inf"), "`--epochs` must be positive and finite, got inf."),
+        (
+            ("train.py:make", "--seed", -1),
+            "`--seed` must be from 0 to below 2,147,483,648, got -1.",
+        ),
+        (("train.py:make", "--search", "momentum"), "must have a range, got 'momentum'. Write mom"),
+        (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
+        (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
+        (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),
+        (("train.py:make", "--trials", 2), "`--trials` must be at least 3, got 2."),
+        (("train.py:make", "--workers", -1), "`--workers` must not be negative, got -1."),
+        (("train.py:make", "--launcher", "pbs"), "`--launcher` must be one of local, slurm, ray"),
+        (("train.py:make", "--output", "notes.txt"), "`--output` must be a folder that can be"),
+        (("train.py:make", "--storage", "."), "`--storage` must be a file, got the folder"),
+        (("train.py:make", "--storage", "notes.txt"), "`--storage` must be a journal of Optuna"),
+        (
+            ("train.py:make", "--lease", 0),
+            "`--lease` must be at least 1 second, and finite, got 0.",
+        ),
+    ],
+)
+def test_bad_options_are_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
+    (here / "broken.py").write_text("import nowhere_at_all\n")
+    (here / "notes.txt").write_text("no journal\n")
+    target, *others = arguments
+
+    code, output, said = sweep(*others, target=target)
+
+    assert (code, output) == (2, "")
+    assert message in said.splitlines()[-1]
+
+
+def test_a_training_step_that_fails_is_shown_before_anything_is_begun(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "all")
+
+    code, _, said = sweep()
+
+    assert code == 1
+    assert "ArithmeticError: no such luck" in said
+    assert not (here / "sweep").exists()
+
+
+def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Path) -> None:
+    Ledger.begin("sweep/sweep.journal", "sweep", settings(here))
+
+    _, _, said = sweep("--goal", "val_loss<=1.2")
+    assert "differs in `--goal` (val_loss <= 1.1 before, val_loss <= 1.2 now). Give" in said
+    _, _, said = sweep("--trials", 5, "--epochs", 3)
+    assert "with the job 'sweep', which differs in `--epochs` (20 before, 3 now)," in said
+    assert "`--trials` (3 before, 5 now). Give the settings from before. For a new job" in said
+    assert "`--lease` must be at least 1 second, and finite, got 0." in refused(
+        "work", "--storage", "sweep/sweep.journal", "--lease", 0
+    )
+    os.chdir(here / "sweep")
+    assert "in the folder of the worker, got" in refused("work", "--storage", "sweep.journal")
+    os.chdir(here)
+    for command in ("work", "status"):
+        assert "`--storage` must exist, got" in refused(command, "--storage", "none.journal")
+        assert "`--storage` must have the job 'x', got 'sweep'." in refused(
+            command, "--storage", "sweep/sweep.journal", "--name", "x"
+        )
+
+
+def test_where_all_trainings_fail_their_reason_is_the_last_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of the first look does not fail: it trains with the module's own learning rate."""
+    monkeypatch.setenv("FAILS", "rate")
+
+    code, _, said = sweep()
+
+    assert code == 2
+    assert "`TARGET` must train, got only trainings that failed. The last one: Arith" in said
+    assert "All workers have stopped. Finished trainings are kept: the same command goes" in said

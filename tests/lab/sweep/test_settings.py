@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from noisescale.history.metrics import Goal
+from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.known_jobs import job_from
+from noisescale.lab.sweep.results import trial_name
+from noisescale.lab.sweep.search import Search
+from noisescale.lab.sweep.settings import (
+    Own,
+    SweepJob,
+    check_goal,
+    read_batch_sizes,
+    read_search,
+    read_spec,
+)
+from noisescale.lab.sweep.space import Dimension
+from noisescale.plan import Plan
+
+GOAL = Goal.read("loss<=0.1")
+
+
+def job(**other: Any) -> SweepJob:
+    found = SweepJob(
+        Training("train.py:make"),
+        Own(1000.0, 32, 0.1, 0.99),
+        GOAL,
+        (16, 64, 256),
+        Search((), trials=3, repeats=2),
+        epochs=10,
+    )
+    return replace(found, **other)
+
+
+def test_a_job_survives_json() -> None:
+    for each in (
+        job(),
+        job(own=Own(math.inf, None, 0.1), search=Search(read_search(["lr=1..2"]), 3, 2)),
+    ):
+        record = json.loads(json.dumps({"kind": each.kind, **each.as_dict()}))
+
+        assert job_from(record) == each
+    with pytest.raises(ValueError, match="must have a job of this version of noisescale, got 'x'"):
+        job_from({"kind": "x"})
+
+
+def test_larger_batches_may_take_more_epochs_but_fewer_steps() -> None:
+    assert [job().most_steps(size) for size in (16, 64, 256)] == [620, 300, 120]
+    assert job(own=Own(math.inf, 32, 0.1)).most_steps(16) == 625_000
+
+
+def test_the_learning_rate_is_searched_around_the_module_s_own_by_the_square_root() -> None:
+    (small,), (large,) = job().dimensions(32), job().dimensions(128)
+    (given,) = job(search=Search(read_search(["learning_rate=1..2"]), 3, 2)).dimensions(128)
+
+    assert (small.low, small.high) == (0.1 / 8, 0.1 * 8)
+    assert (large.low, large.high) == (0.2 / 8, 0.2 * 8)
+    assert (given.low, given.high) == (1, 2)
+
+
+def test_a_task_says_all_that_a_training_needs() -> None:
+    first = job(max_device_batch_size=24).wanted({})
+
+    assert [read_spec(task.key)["batch_size"] for task in first] == [16] * 3 + [64] * 3 + [256] * 3
+    spec = dict(first[3].spec)
+    assert first[3].key == trial_name(64, spec["hyperparameters"], 0)
+    assert (spec["device_batch_size"], spec["accumulation"]) == (16, 4)
+    assert spec["beta2"] == pytest.approx(0.99**2)
+    assert spec["most_steps"] == 300
+    assert spec["batches_of_epoch"] == 15 * 4
+    assert spec["most_epochs"] == 20
+    assert spec["goal"] == {"metric": "loss", "value": 0.1, "side": "<", "strict": False}
+    json.dumps(spec)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "devices", "plan"),
+    [
+        (64, None, 1, Plan(64, 1)),
+        (64, 16, 1, Plan(16, 4)),
+        (61, 16, 1, Plan(1, 61)),
+        (96, 20, 2, Plan(16, 3, 2)),
+    ],
+)
+def test_a_batch_is_split_exactly(size: int, most: int | None, devices: int, plan: Plan) -> None:
+    found = job(
+        training=Training("x", devices=devices), batch_sizes=(size,), max_device_batch_size=most
+    )
+
+    assert found.plan(size) == plan
+
+
+def test_batch_sizes_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(ValueError, match="be at most the number of examples, 1,000, got 2,048"):
+        job(batch_sizes=(16, 2048))
+    with pytest.raises(ValueError, match="be multiples of the number of devices, 3, got 16"):
+        job(training=Training("x", devices=3))
+    with pytest.raises(ValueError, match="`epochs` must be positive and finite, got 0"):
+        job(epochs=0)
+
+
+def test_batch_sizes_are_a_ladder_or_a_list() -> None:
+    assert read_batch_sizes("16..2048") == (16, 32, 64, 128, 256, 512, 1024, 2048)
+    assert read_batch_sizes("10..45") == (10, 20, 40)
+    assert read_batch_sizes("64, 16,64") == (16, 64)
+    for bad in ("16", "16..", "a,b", "0,16", "16..20", "16.5,32", "-16,32"):
+        with pytest.raises(ValueError, match=r"^`batch_sizes` must be"):
+            read_batch_sizes(bad)
+
+
+def test_goals_need_a_side() -> None:
+    assert check_goal("val_acc>=0.9").side == ">"
+    with pytest.raises(ValueError, match="say whether the metric is to fall or to rise, got 'x=1'"):
+        check_goal("x=1")
+
+
+def test_searched_hyperparameters_have_a_name_and_a_range() -> None:
+    assert read_search(["lr=0.01..1", "momentum = 0.5..0.99"]) == (
+        Dimension("learning_rate", 0.01, 1.0),
+        Dimension("momentum", 0.5, 0.99),
+    )
+    for bad in (["dropout=0..1"], ["lr=1..2", "learning_rate=1..2"]):
+        with pytest.raises(ValueError, match="`search` must name learning_rate, momentum, weight"):
+            read_search(bad)
+    for bad in (["lr"], ["lr=0.1"], ["lr=a..b"]):
+        with pytest.raises(ValueError, match="`search` must have a range, got"):
+            read_search(bad)
+
+
+def test_names_of_trainings_have_all_digits_of_a_batch_size() -> None:
+    name = trial_name(2**20 + 1, {"learning_rate": 1e-05}, 0)
+
+    assert name == "batch_size=1048577,learning_rate=1e-05,seed=0"
+    assert read_spec(name)["batch_size"] == 2**20 + 1
+
+
+def test_results_at_one_batch_size_limit_trainings_at_this_one_alone() -> None:
+    tasks = job().wanted({})
+    done = {tasks[3].key: {"steps": [1, 40], "values": [1, 0.1], "seconds": [1, 2], "ended": "x"}}
+
+    assert job().limit_of(tasks[4].key, done) == 61
+    assert job().limit_of(tasks[0].key, done) == math.inf
+    repeated = trial_name(64, tasks[4].spec["hyperparameters"], 1)
+    assert job().limit_of(repeated, done) == math.inf

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisescale import fit_tradeoff
+from noisescale.history.metrics import Goal
+from noisescale.lab.compare.reading import read_trials
+from noisescale.lab.jobs.jobs import FAILED, State, Training
+from noisescale.lab.jobs.ledger import Ledger
+from noisescale.lab.sweep.search import Search
+from noisescale.lab.sweep.settings import Own, SweepJob, read_spec
+from noisescale.lab.sweep.table import (
+    comparison_of,
+    failures_in,
+    results_in,
+    sweep_progress,
+    write_sweep,
+)
+from noisescale.tradeoff.sweep_files import read_sweeps
+
+JOB = SweepJob(
+    Training("train.py:make"),
+    Own(1e6, 16, 0.1),
+    Goal.read("loss<=0.1"),
+    (16, 64, 256),
+    Search((), trials=6, repeats=3),
+    epochs=10,
+)
+
+
+def truth(size: int, rate: float, seed: int) -> float:
+    """The law with S_min = 100 and B_crit = 64, if the learning rate grows with the root."""
+    away = math.log(rate / (0.1 * math.sqrt(size / 16)))
+    luck = random.Random(f"{size}/{rate}/{seed}").gauss(0, 0.02)
+    return round(100 * (1 + 64 / size) * math.exp(0.5 * away**2 + luck))
+
+
+def finished(order: int = 0) -> dict[str, Any]:
+    """The results of a whole sweep, whose trainings end in a random order."""
+    rng, results = random.Random(order), dict[str, Any]()
+    while wanted := JOB.wanted(results):
+        task = rng.choice(wanted)
+        spec = task.spec
+        steps = truth(spec["batch_size"], spec["hyperparameters"]["learning_rate"], spec["seed"])
+        limit = JOB.limit_of(task.key, results)
+        lost = steps > limit
+        results[task.key] = {
+            "steps": [1, limit if lost else steps],
+            "values": [0.9, 0.5 if lost else 0.1],
+            "seconds": [0.1, 0.01 * steps],
+            "ended": "pruned" if lost else "reached",
+            "devices": 1,
+            "device_seconds": 36.0,
+        }
+    return results
+
+
+def test_the_files_are_those_that_fit_and_compare_take(tmp_path: Path) -> None:
+    write_sweep(JOB, finished(), tmp_path)
+
+    curve = read_sweeps(tmp_path / "sweep.csv")[""]
+    trials = read_trials(tmp_path / "trials.csv", "loss")
+    assert curve.batch_sizes == [16] * 3 + [64] * 3 + [256] * 3
+    assert fit_tradeoff(*curve).critical_batch_size == pytest.approx(64, rel=0.25)
+    assert len(trials) == len(finished())
+    assert {trial.batch_size for trial in trials} == {16, 64, 256}
+    assert all(trial.learning_rate > 0 for trial in trials)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_files_do_not_depend_on_the_order_of_trainings(tmp_path: Path) -> None:
+    tables = set()
+    for order in range(4):
+        write_sweep(JOB, finished(order), tmp_path)
+        tables.add((tmp_path / "sweep.csv").read_text())
+
+    assert len(tables) == 1
+
+
+def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(tmp_path: Path) -> None:
+    results = finished()
+    last = next(key for key in reversed(results) if read_spec(key)["batch_size"] == 64)
+    del results[last]
+
+    write_sweep(JOB, results, tmp_path)
+
+    assert set(read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes) == {16, 256}
+
+
+def test_a_comparison_has_the_regimes_of_the_sweep() -> None:
+    (swept,) = comparison_of(JOB, finished()).sweeps
+
+    assert swept.regimes is not None
+    band = swept.regimes.critical_batch_size
+    assert band.low < 64 < band.high
+    assert [batch.counts for batch in swept.batches] == [True] * 3
+
+
+def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
+    ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
+    begun = sweep_progress(JOB, ledger.entries())
+    whole = finished()
+    half = dict(list(whole.items())[: len(whole) // 2])
+    ledger.take(half)
+    ledger.want(JOB.wanted(half))
+    claimed = ledger.claim([task.key for task in JOB.wanted(half)], {"host": "a", "process": 1})
+
+    going = sweep_progress(JOB, ledger.entries())
+    ledger.take(whole)
+
+    assert claimed is not None
+    assert (begun.done, begun.expected) == (0, 3 * (6 + 2 + 2))
+    assert math.isnan(begun.seconds_left)
+    assert going.done == len(half)
+    assert going.device_hours == pytest.approx(0.01 * len(half))
+    assert going.seconds_left == pytest.approx(36.0 * (going.expected - going.done))
+    assert [entry.key for entry in going.running] == [claimed.key]
+    assert [entry.state for entry in going.running] == [State.RUNNING]
+    end = sweep_progress(JOB, {k: e for k, e in ledger.entries().items() if e.result})
+    assert end.done <= end.expected
+
+
+def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
+    ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
+    ledger.take(whole := finished())
+
+    found = sweep_progress(JOB, ledger.entries())
+
+    assert found.finished
+    assert found.done == found.expected == len(whole)
+    for size in found.sizes:
+        assert size.steps == pytest.approx(100 * (1 + 64 / size.batch_size), rel=0.2)
+        assert size.learning_rate == pytest.approx(0.1 * math.sqrt(size.batch_size / 16), rel=1)
+        assert size.reached + size.pruned == size.done
+        assert (size.diverged, size.failed) == (0, 0)
+
+
+def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
+    results = finished()
+    first = next(iter(results))
+    results[first] = {FAILED: "no luck"}
+
+    write_sweep(JOB, results, tmp_path)
+
+    assert failures_in(results) == {first: "no luck"}
+    assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(results) - 1
+    assert any(result.reason == "no luck" for result in results_in(JOB, results))

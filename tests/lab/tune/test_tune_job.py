@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisescale.lab.jobs import trial_process, worker
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
+from noisescale.lab.jobs.known_jobs import job_from
+from noisescale.lab.jobs.ledger import Ledger, results_of
+from noisescale.lab.jobs.storage import StorageError
+from noisescale.lab.jobs.worker import Worker
+from noisescale.lab.sweep.settings import Own
+from noisescale.lab.tune.asking import suggested
+from noisescale.lab.tune.cost_front import CostFront
+from noisescale.lab.tune.parameters import Parameter
+from noisescale.lab.tune.prior_cost import prior_cost
+from noisescale.lab.tune.reading import read_parameters
+from noisescale.lab.tune.standing import front_of, tune_progress, write_tuned
+from noisescale.lab.tune.tune_job import Length, TuneJob, centered
+
+SEARCH = ("learning_rate=0.001..1", "batch_size=8..256", "width=8..128")
+OWN = Own(1000, 32, 0.05, momentum=0.9)
+
+SCRIPT = """
+import json, math, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+spec = json.loads((folder / "task.json").read_text())
+p = spec["parameters"]
+{body}
+seconds = spec["most_steps"] * (0.001 + 1e-5 * spec["batch_size"])
+value = 1 / p["width"] + (math.log10(p["learning_rate"]) + 2) ** 2
+result = {{"value": value, "steps": spec["most_steps"], "seconds": seconds, "ended": "done"}}
+if p["learning_rate"] > 0.5:
+    result |= {{"value": None, "ended": "diverged"}}
+(folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
+    length = others.pop("length", Length(epochs=2.0))
+    parameters = centered(read_parameters(search or SEARCH), own, length, {"width": 16})
+    training = others.pop("training", Training("train.py:make"))
+    settings: dict[str, Any] = {"trials": 6} | others
+    return TuneJob(
+        training, own, "val_loss", False, parameters, length, suggest=suggested, **settings
+    )
+
+
+def script(tmp_path: Path, body: str = "") -> list[str]:
+    path = tmp_path / "train_one.py"
+    path.write_text(SCRIPT.format(body=body))
+    return [sys.executable, str(path)]
+
+
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **others: Any) -> Ledger:
+    """The ledger of a search by one worker in this process."""
+    command = script(tmp_path, others.pop("body", ""))
+    monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
+    monkeypatch.setattr(worker, "IDLE", 0.05)
+    begun = job(**others)
+    ledger = Ledger.begin(str(tmp_path / f"{name}.journal"), "tune", begun)
+    Worker(ledger, begun, tmp_path / name).work()
+    return ledger
+
+
+def parameters_in(ledger: Ledger) -> list[dict[str, Any]]:
+    entries = ledger.entries()
+    return [dict(entries[key].spec["parameters"]) for key in sorted(entries, key=int)]
+
+
+def entry(number: int, state: State = State.DONE, **result: Any) -> Entry:
+    spec = job().spec(number, job().center)
+    return Entry(str(number), state, number, 1, spec, {}, math.nan, result)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A search of 9 trainings, one of which fails each time that it is tried."""
+    with pytest.MonkeyPatch.context() as patch:
+        tmp_path = tmp_path_factory.mktemp("tune")
+        body = "if folder.name.startswith('3'): raise ArithmeticError('no such luck')"
+        yield trained(tmp_path, patch, "first", trials=9, body=body)
+
+
+def test_the_settings_come_back_from_json() -> None:
+    begun = job("act=relu,tanh", "keep=0.5..0.9:logit", own=replace(OWN, examples=math.inf))
+
+    assert job_from(json.loads(json.dumps({"kind": "tune", **begun.as_dict()}))) == begun
+
+
+def test_a_search_begins_at_the_own_settings_not_at_the_dearest() -> None:
+    (task,) = job().wanted({}, {})
+
+    assert (task.key, task.spec["parameters"]) == (
+        "0",
+        {"learning_rate": 0.05, "batch_size": 32, "width": 16},
+    )
+    assert task.spec["arguments"] == {"width": 16}
+    assert task.spec["hyperparameters"] == {"learning_rate": 0.05}
+
+
+def test_a_search_learns_from_results_and_gives_up_what_fails(searched: Ledger) -> None:
+    entries = searched.entries()
+
+    assert list(entries) == [str(k) for k in range(9)]
+    assert FAILED in entries["3"].result
+    assert len({json.dumps(each) for each in parameters_in(searched)}) > 5
+    found = tune_progress(job(trials=9), entries)
+    assert (found.done + len(found.front.failed), found.finished) == (9, True)
+    assert found.device_hours > 0
+    assert all(each.cost > 0 for each in found.front.front)
+
+
+def test_the_same_seed_and_results_suggest_the_same_again(searched: Ledger) -> None:
+    entries = {key: each for key, each in searched.entries().items() if int(key) < 8}
+    begun = job(trials=9)
+
+    (again,) = begun.wanted(results_of(entries), entries)
+    (other,) = replace(begun, seed=1).wanted(results_of(entries), entries)
+
+    assert again.spec["parameters"] == parameters_in(searched)[8]
+    assert other.spec["parameters"] != again.spec["parameters"]
+
+
+def test_the_suggestion_depends_on_what_is_under_way(searched: Ledger) -> None:
+    entries = {key: each for key, each in searched.entries().items() if int(key) < 7}
+    begun = job(trials=9)
+    (first,) = begun.wanted(results_of(entries), entries)
+    under_way = Entry("7", State.RUNNING, 9, 1, first.spec, {}, 0.0, {})
+
+    (second,) = begun.wanted(results_of(entries), {**entries, "7": under_way})
+
+    lost = replace(under_way, state=State.GIVEN_UP, result={FAILED: "no such luck"})
+    all_known = {**entries, "7": lost}
+    (after_failure,) = begun.wanted(results_of(all_known), all_known)
+    assert second.key == after_failure.key == "8"
+    assert second.spec["parameters"] != after_failure.spec["parameters"]
+
+
+def test_what_waits_comes_before_anything_new() -> None:
+    begun = job()
+    entries = {"0": entry(0, value=1.0, seconds=1.0, ended="done"), "1": entry(1, State.FAILED)}
+
+    (again,) = begun.wanted(results_of(entries), entries)
+
+    assert (again.key, again.spec) == ("1", entries["1"].spec)
+
+
+def test_the_budget_ends_the_search_and_lets_running_trainings_end() -> None:
+    begun = job(trials=None, budget=0.5)
+    done = entry(0, value=1.0, seconds=9.0, ended="done", device_seconds=1900.0)
+    entries = {"0": done, "1": entry(1, State.RUNNING)}
+
+    assert [task.key for task in begun.wanted(results_of(entries), entries)] == ["1"]
+    assert not begun.finished(results_of(entries), entries)
+    assert begun.wanted(results_of({"0": done}), {"0": done}) == []
+    assert begun.finished(results_of({"0": done}), {"0": done})
+
+
+def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = trained(tmp_path, monkeypatch, "more", trials=2)
+
+    more = trained(tmp_path, monkeypatch, "more", trials=3)
+
+    assert len(more.entries()) == 3
+    assert parameters_in(more)[:2] == parameters_in(ledger)[:2]
+    assert job_from(more.job) == job(trials=3)
+    with pytest.raises(StorageError, match=r"differs in `seed` \(0 before, 1 now\)"):
+        Ledger.begin(str(tmp_path / "more.journal"), "tune", job(trials=3, seed=1))
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_worker_loses_nothing_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "killed.journal"
+    flag = tmp_path / "held"
+    body = f"held = Path({str(flag)!r})\nif folder.name == '1': held.touch(); time.sleep(60)"
+    command = script(tmp_path, body)
+    begun = job(trials=4)
+    Ledger.begin(str(place), "tune", begun)
+    text = (
+        "from pathlib import Path\nfrom noisescale.lab.jobs import trial_process, worker\n"
+        "from noisescale.lab.jobs.known_jobs import job_from\n"
+        "from noisescale.lab.jobs.ledger import Ledger\n"
+        f"trial_process.command_of = lambda folder, _: [*{command!r}, str(folder)]\n"
+        f"ledger = Ledger.open({str(place)!r}, lease=1.0)\n"
+        f"worker.Worker(ledger, job_from(ledger.job), Path({str(tmp_path / 'a')!r})).work()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
+        while not flag.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    command = script(tmp_path)
+    monkeypatch.setattr(trial_process, "command_of", lambda folder, _: [*command, str(folder)])
+    monkeypatch.setattr(worker, "IDLE", 0.2)
+    before = parameters_in(Ledger.open(str(place)))
+
+    ledger = Ledger.open(str(place), lease=1.0)
+    Worker(ledger, begun, tmp_path / "b").work()
+
+    entries = ledger.entries()
+    assert [entries[str(k)].state for k in range(4)] == [State.DONE] * 4
+    assert entries["1"].attempt == 2
+    assert parameters_in(ledger)[:2] == before
+    whole = trained(tmp_path, monkeypatch, "whole", trials=4)
+    assert parameters_in(whole) == parameters_in(ledger)  # one worker at a time: as if unharmed
+
+
+def test_the_files_have_all_trainings_and_the_front(searched: Ledger, tmp_path: Path) -> None:
+    found = front_of(job(trials=9), searched.entries())
+
+    write_tuned(found, tmp_path)
+
+    lines = (tmp_path / "trials.csv").read_text().splitlines()
+    assert lines[0] == (
+        "trial,learning_rate,batch_size,width,examples_of_a_step,steps,device_seconds,val_loss,ended"
+    )
+    assert lines[1].startswith("0,0.05,32,16,32,62,")
+    assert lines[4].endswith(",,,failed")
+    assert len(lines) == 10
+    front = (tmp_path / "front.csv").read_text().splitlines()
+    assert len(front) == 1 + len(found.front)
+    assert isinstance(found, CostFront)
+
+
+def test_equal_progress_gives_each_batch_size_the_steps_of_the_law() -> None:
+    """S = S_min·(1 + B_crit/B): 62 steps at 32 are 2·31·(1 + 64/B)/3."""
+    begun = job(length=Length(epochs=2.0, noise_scale=64.0))
+
+    steps = {size: begun.steps_of({"batch_size": size}) for size in (8, 32, 64, 256)}
+
+    expected = {size: math.ceil(62 * (1 + 64 / size) / 3) for size in steps}
+    assert steps == expected
+    assert steps[32] == 62
+    by_epochs = job(length=Length(epochs=2.0))
+    assert [by_epochs.steps_of({"batch_size": size}) for size in (8, 32)] == [250, 62]
+
+
+def test_the_prior_of_the_cost_is_steps_times_seconds_a_step() -> None:
+    begun = job(length=Length(steps=100, noise_scale=64.0))
+    entries = {
+        str(k): Entry(
+            str(k), State.DONE, k, 1, begun.spec(k, {"batch_size": size}), {}, 0.0,
+            {"steps": 50, "seconds": 50 * (0.002 + 1e-4 * size), "ended": "done"},
+        )
+        for k, size in enumerate((8, 64, 256))
+    }  # fmt: skip
+
+    cost = prior_cost(begun, results_of(entries), entries)
+
+    assert cost is not None
+    steps = math.ceil(100 * (1 + 64 / 128) / 3)
+    assert cost({"batch_size": 128}) == pytest.approx(steps * (0.002 + 1e-4 * 128), rel=1e-6)
+    assert prior_cost(begun, {}, {}) is None
+    timed = replace(begun, timings=((32.0, 1, 0.01), (64.0, 1, 0.02)))
+    from_run = prior_cost(timed, {}, {})
+    assert from_run is not None
+    assert from_run({"batch_size": 32}) == pytest.approx(100 * 0.01)
+
+
+def test_an_adam_keeps_its_half_life_and_large_batches_are_accumulated() -> None:
+    begun = job(own=replace(OWN, beta2=0.99), max_device_batch_size=64)
+
+    spec = begun.spec(0, {"batch_size": 256, "width": 8})
+
+    assert spec["beta2"] == pytest.approx(0.99**8)
+    assert (spec["device_batch_size"], spec["accumulation"]) == (64, 4)
+    assert spec["batches_of_epoch"] == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"trials": None}, "`budget` must be given, or `trials`, got neither."),
+        ({"trials": 0}, "`trials` must be a positive whole number, got 0."),
+        ({"trials": None, "budget": 0.0}, "`budget` must be positive and finite, got 0.0."),
+        ({"max_cost": -1.0}, "`max_cost` must be positive and finite, got -1.0."),
+        (
+            {"own": Own(100, 32, 0.05)},
+            "`search` must have batch sizes of at most the number of exa",
+        ),
+        (
+            {"training": Training("t", devices=3)},
+            "`search` must have batch sizes that 3 devices share, powers of two, got 8 to 256",
+        ),
+        (
+            {"training": Training("t", devices=16)},
+            "`search` must have batch sizes of at least the number of devices, 16, got 8.",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused(others: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
+        job(**others)
+
+    assert str(caught.value).startswith(said)
+
+
+def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() -> None:
+    rate = Parameter("learning_rate", "log", 0.001, 1, center=0.3)
+    (dropout,) = read_parameters(["dropout=0..1:linear"])
+
+    found = centered([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
+
+    assert [each.center for each in found] == [0.3, 0.1]
+    assert not found[1].whole

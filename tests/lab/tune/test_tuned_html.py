@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
+from noisescale.lab.tune.tuned_figures import front_figure, parameter_figure, tuned_figures
+from noisescale.lab.tune.tuned_html import write_tuned_html
+from noisescale.lab.tune.tuned_tables import front_answers, front_table, front_tables
+
+RATE, WIDTH, ACT = (
+    Searched("lr", True, True, 0.001, 1),
+    Searched("width", True, True, 8, 512),
+    "act",
+)
+
+
+def search(maximize: bool = False, powers: float = 0.5) -> CostFront:
+    """Six trainings along a front, the own one, one that diverged and one that crashed."""
+    sign = -1 if maximize else 1
+    trials = [TunedTrial(0, {"lr": 0.1, "width": 64, "act": "relu"}, 50.0, sign * 0.65)]
+    for k in range(6):
+        cost = 4.0**k
+        parameters = {"lr": 0.05, "width": round(8 * cost**powers), "act": "tanh"}
+        trials.append(TunedTrial(k + 1, parameters, cost, sign * (1.0 - 0.1 * k)))
+    lost = {"lr": 1.0, "width": 8, "act": "relu"}
+    trials.append(TunedTrial(7, lost, 0.5, math.nan, "diverged"))
+    trials.append(TunedTrial(8, lost, math.nan, math.nan, "failed", "ValueError: <b>no</b>"))
+    searched = (RATE, WIDTH, Searched(ACT, is_number=False))
+    return CostFront("val_loss", maximize, searched, tuple(trials))
+
+
+def test_the_answers_say_what_is_best_and_what_as_good_costs_less() -> None:
+    assert front_answers(search()) == [
+        ("Best", "val_loss 0.5 for 1,024 device-seconds"),
+        ("  with", "lr 0.05, width 256, act tanh"),
+        ("Your own settings", "val_loss 0.65 for 50.0 device-seconds"),
+    ]
+    cheap = search()
+    own = TunedTrial(0, cheap.trials[0].parameters, 50.0, 0.85)
+    cheaper = CostFront("val_loss", False, cheap.searched, (own, *cheap.trials[1:]))
+    assert front_answers(cheaper)[3] == (
+        "As good for less",
+        "3.1 times less cost: 0.8 for 16.0 device-seconds",
+    )
+
+
+def test_the_tables_have_the_front_the_laws_and_the_failures() -> None:
+    front, laws, failures = front_tables(search())
+
+    assert [line.cells[0].text for line in front.lines] == [
+        "1.00",
+        "4.00",
+        "16.0",
+        "50.0",
+        "256",
+        "1,024",
+    ]
+    assert [line.marks for line in front.lines][3] == ["your own settings"]
+    assert laws.lines[1].cells[0].text == "width"
+    assert laws.lines[1].cells[3].text == "grows with the cost"
+    assert laws.lines[0].cells[3].text == "is not resolved: it may grow or fall"
+    assert [line.cells[-1].text for line in failures.lines] == ["diverged", "ValueError: <b>no</b>"]
+    assert front_table(search(), 2).notes[-1] == "4 cheaper lines left out."
+
+
+def test_a_parameter_with_one_value_on_the_front_has_no_law() -> None:
+    found = search()
+    trials = [
+        replace(each, parameters=each.parameters | {"width": 8, "lr": 0.01 * each.number})
+        for each in found.trials
+        if each.number
+    ]
+    front, laws, _ = front_tables(replace(found, trials=tuple(trials)))
+
+    assert len(front.lines) == 6
+    assert [cell.text for cell in laws.lines[1].cells] == ["width", "", "", "is the same in all"]
+
+
+def test_a_search_without_a_result_says_so(tmp_path: Path) -> None:
+    found = CostFront("val_loss", False, (RATE,), ())
+
+    assert front_answers(found) == [("Best", "no training has a result yet")]
+    assert (front_tables(found), tuned_figures(found)) == ([], [])
+    assert "No training has a result" in write_tuned_html(found, tmp_path / "a.html").read_text()
+
+
+def test_the_figure_of_the_front_has_all_trainings() -> None:
+    drawn = front_figure(search())
+
+    by_name = {trace.name: trace for trace in drawn.data}
+    others = ["on the front", "your own settings", "without a result"]
+    assert list(by_name) == ["not on the front", *others]
+    assert list(by_name["not on the front"].x) == [64]
+    assert list(by_name["on the front"].x) == [1, 4, 16, 50, 256, 1024]
+    assert by_name["on the front"].line.shape == "hv"
+    assert list(by_name["your own settings"].y) == [0.65]
+    assert list(by_name["without a result"].x) == [0.5]  # the one that crashed has no cost
+    low, high = drawn.layout.yaxis.range
+    assert low < by_name["without a result"].y[0] < high
+    assert by_name["without a result"].y[0] > 1.0
+    risen = {t.name: t for t in front_figure(search(maximize=True)).data}
+    assert risen["without a result"].y[0] < -1.0
+
+
+def test_the_figure_of_a_parameter_has_its_law_and_that_of_a_choice_has_none() -> None:
+    width, act = parameter_figure(search(), WIDTH), parameter_figure(search(), search().searched[2])
+
+    names = [trace.name for trace in width.data]
+    assert names[:2] == ["95 % interval of the line", "cost to the power 0.50"]
+    assert width.layout.yaxis.type == "log"
+    assert act.layout.yaxis.type == "category"
+    assert "interval" not in str([trace.name for trace in act.data])
+    assert "grows with the cost: power 0.50" in width.layout.meta["finding"]
+
+
+def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    text = write_tuned_html(search(), tmp_path / "tune.html", ["A doubt."]).read_text()
+
+    assert "Best val_loss of 9 trainings: 0.5" in text
+    assert "ValueError: &lt;b&gt;no&lt;/b&gt;" in text
+    assert "A doubt." in text
+    for heading in ("val_loss against cost", "width along the front", "Scaling laws"):
+        assert heading in text
+    with pytest.raises(FileNotFoundError, match="must be in a folder that exists"):
+        write_tuned_html(search(), tmp_path / "none" / "tune.html")

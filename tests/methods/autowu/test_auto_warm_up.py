@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.optim import SGD
+
+from noisescale.methods.autowu.auto_warm_up import AutoWarmUp
+
+
+def sgd(groups: int = 1) -> SGD:
+    return SGD([{"params": [torch.zeros(1)]} for _ in range(groups)], lr=0.1)
+
+
+def follow(scheduler: AutoWarmUp, losses: Iterable[float]) -> list[float]:
+    """Feed losses to a scheduler; return the learning rate of each step."""
+    seen = []
+    for loss in losses:
+        seen.append(scheduler.optimizer.param_groups[0]["lr"])
+        scheduler.optimizer.step()
+        scheduler.observe(torch.tensor(loss))
+        scheduler.step()
+    return seen
+
+
+def valley(steps: int, bottom: int, noise: float = 0.02) -> list[float]:
+    """Lowest at step `bottom`."""
+    x = (np.arange(steps) - bottom) / 100
+    return (x**2 + noise * np.random.default_rng(0).normal(size=steps)).tolist()
+
+
+class Quadratic:
+    """Noisy SGD on |w|²/2, which diverges at learning rates above 2.
+
+    Its loss settles at 100/2·(1 + lr/(2 - lr)): 50 for small learning rates, without end at 2.
+    """
+
+    def __init__(self, seed: int = 0, **changed: Any) -> None:
+        self.noise = torch.Generator().manual_seed(seed)
+        self.weight = torch.full((100,), 2.0, requires_grad=True)
+        self.optimizer = SGD([self.weight], lr=0.1)
+        self.scheduler = AutoWarmUp(
+            self.optimizer,
+            600,
+            **{"steps_per_epoch": 5, "min_lr": 1e-3, "max_lr": 10.0, **changed},
+        )
+
+    def train(self, steps: int = 600) -> list[tuple[float, float]]:
+        """Return the loss and the learning rate of each step."""
+        seen = []
+        for _ in range(steps):
+            loss = (self.weight - torch.randn(100, generator=self.noise)).square().sum() / 2
+            self.optimizer.zero_grad()
+            loss.backward()
+            seen.append((loss.item(), self.optimizer.param_groups[0]["lr"]))
+            self.optimizer.step()
+            self.scheduler.observe(loss)
+            self.scheduler.step()
+        return seen
+
+    def checkpoint(self) -> io.BytesIO:
+        file = io.BytesIO()
+        state = {
+            "weight": self.weight.detach(),
+            "noise": self.noise.get_state(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        torch.save(state, file)
+        file.seek(0)
+        return file
+
+    def load(self, file: io.BytesIO) -> None:
+        state = torch.load(file, weights_only=True)
+        self.weight.data.copy_(state["weight"])
+        self.noise.set_state(state["noise"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quadratic_leaves_the_warm_up_before_it_diverges(seed: int) -> None:
+    problem = Quadratic(seed)
+    losses, learning_rates = np.array(problem.train()).T
+
+    assert problem.scheduler.switch_step is not None
+    assert problem.scheduler.switch_step < problem.scheduler.warmup_steps
+    assert learning_rates.max() < 2
+    assert losses.max() < 1.5 * losses[:5].mean()
+    assert losses[-50:].mean() == pytest.approx(50, rel=0.05)  # the least that there is
+
+
+def test_a_learning_rate_that_never_hurts_is_raised_for_half_the_steps() -> None:
+    problem = Quadratic(min_lr=1e-4, max_lr=0.01)
+    _, learning_rates = np.array(problem.train()).T
+
+    assert problem.scheduler.switch_step == problem.scheduler.peak_step == 300
+    assert learning_rates.argmax() == 300
+    assert learning_rates[300] == pytest.approx(0.01)
+
+
+def test_a_network_on_digits_ends_well_below_its_start() -> None:
+    x, y = load_digits(return_X_y=True)
+    inputs, labels = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(net.parameters())
+    scheduler = AutoWarmUp(optimizer, 60 * 14, steps_per_epoch=14)
+    losses = []
+    for _ in range(60):
+        for rows in torch.randperm(len(y))[: 14 * 128].reshape(14, 128):
+            loss = nn.functional.cross_entropy(net(inputs[rows]), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.observe(loss)
+            scheduler.step()
+            losses.append(loss.item())
+
+    assert scheduler.switch_step is not None
+    assert scheduler.switch_step < scheduler.warmup_steps
+    assert losses[0] > 2
+    assert np.mean(losses[-14:]) < 0.05
+
+
+def test_the_decay_starts_from_the_learning_rate_of_the_least_loss() -> None:
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+
+    seen = follow(scheduler, valley(1000, bottom=200))
+
+    assert scheduler.switch_step is not None
+    assert scheduler.switch_step % 20 == 0
+    assert scheduler.peak_step == pytest.approx(200, abs=10)
+    assert seen[scheduler.switch_step] == pytest.approx(1e-5 ** (1 - scheduler.peak_step / 500))
+    assert seen[: scheduler.switch_step] == pytest.approx(
+        [1e-5 ** (1 - step / 500) for step in range(scheduler.switch_step)]
+    )
+
+
+@pytest.mark.parametrize("patience", [1, 3, 5])
+def test_it_takes_patience_tests_running_to_switch(patience: int) -> None:
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20, patience=patience)
+
+    follow(scheduler, valley(1000, bottom=200))
+
+    passed = [p > 0.95 for p in scheduler.probabilities]
+    assert passed[-patience:] == [True] * patience
+    assert all(not all(passed[i : i + patience]) for i in range(len(passed) - patience))
+    assert scheduler.switch_step == 20 * len(passed)
+
+
+def test_losses_that_rise_from_the_start_still_take_patience_tests() -> None:
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+
+    follow(scheduler, valley(1000, bottom=0))
+
+    assert scheduler.switch_step == 3 * 20
+
+
+def test_each_parameter_group_has_its_own_range() -> None:
+    optimizer = sgd(groups=2)
+    scheduler = AutoWarmUp(
+        optimizer, 1000, steps_per_epoch=20, min_lr=[1e-5, 1e-4], max_lr=[1.0, 0.1]
+    )
+
+    assert scheduler.get_last_lr() == [1e-5, 1e-4]
+    follow(scheduler, valley(1000, bottom=900)[:250])
+    assert scheduler.get_last_lr() == pytest.approx([1e-5**0.5, 1e-4**0.5 * 0.1**0.5])
+
+
+@pytest.mark.parametrize("half", [35, 100, 183, 400])
+def test_resuming_continues_bit_by_bit(half: int) -> None:
+    """N steps == N/2 + checkpoint + N/2: within an epoch, at its end, and in the decay."""
+    whole = Quadratic()
+    expected = whole.train()
+    assert whole.scheduler.switch_step in range(184, 400)
+    first = Quadratic()
+    seen = first.train(half)
+    resumed = Quadratic(seed=1)
+
+    resumed.load(first.checkpoint())
+
+    assert seen + resumed.train(600 - half) == expected
+    assert resumed.scheduler.probabilities == whole.scheduler.probabilities
+    assert resumed.scheduler.state_dict().keys() == whole.scheduler.state_dict().keys()
+
+
+def test_a_state_is_not_changed_by_the_training_that_follows() -> None:
+    problem = Quadratic()
+    problem.train(102)
+    state = problem.scheduler.state_dict()
+    resumed = Quadratic().scheduler
+    resumed.load_state_dict(state)
+
+    problem.train(50)
+
+    assert len(state["probabilities"]) == len(resumed.probabilities) == 20
+    assert len(state["_losses"]) == 100
+    assert len(state["_epoch"]["steps"]) == 2
+
+
+def test_ranks_decide_alike_on_the_losses_of_all() -> None:
+    """The valley is in the mean over ranks alone; each by itself falls or rises throughout."""
+
+    def on_one() -> tuple[Any, list[float]]:
+        scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+        slope = (1 - 2 * dist.get_rank()) * np.arange(1000) / 10
+        learning_rates = follow(scheduler, (np.array(valley(1000, 200)) + slope).tolist())
+        return scheduler.peak_step, learning_rates
+
+    one, other = on_ranks(2, on_one)
+
+    assert one == other
+    assert one[0] == pytest.approx(200, abs=10)
+
+
+def test_losses_that_are_not_finite_are_left_out() -> None:
+    losses = valley(1000, bottom=200)
+    losses[::7] = [math.inf, math.nan] * 71 + [math.nan]
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+
+    follow(scheduler, losses)
+
+    assert scheduler.peak_step == pytest.approx(200, abs=10)
+
+
+def test_a_step_may_count_as_more_than_an_epoch() -> None:
+    """As steps of a batch that has grown do: there is no test where there is no new loss."""
+    scheduler = AutoWarmUp(sgd(), 4000, steps_per_epoch=20)
+    for step, loss in enumerate(valley(50, bottom=10, noise=0)):
+        scheduler.optimizer.step()
+        scheduler.observe(loss)
+        for _ in range(1 if step < 5 else 50):
+            scheduler.step()
+
+    assert scheduler.switch_step is not None
+    assert scheduler.peak_step == pytest.approx(5 + 5 * 50, abs=60)
+
+
+def test_a_loss_that_is_never_observed_is_an_error() -> None:
+    scheduler = AutoWarmUp(sgd(), 1000, steps_per_epoch=20)
+    message = (
+        "`observe` must be called with the loss of each step, got no loss in 20 steps. Call"
+        " `scheduler.observe(loss)` where the loss is computed, in Lightning in `training_step`."
+    )
+
+    for _ in range(19):
+        scheduler.optimizer.step()
+        scheduler.step()
+
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"confidence": 1.0},
+            "`confidence` must lie between 0.5 and 1, got 1.0. AutoWU uses 0.95.",
+        ),
+        ({"patience": 0}, "`patience` must be 1 or more, got 0. AutoWU uses 3."),
+        (
+            {"steps_per_epoch": 20},
+            "`steps_per_epoch` must be positive and fit into the 50 steps of the warm-up more than"
+            " 3 times (`patience`), got 20. Give fewer: the warm-up can end only at a test, and"
+            " there is one every `steps_per_epoch` steps.",
+        ),
+        (
+            {"max_lr": [1.0, 2.0]},
+            "`max_lr` must be one number or have one for each of the 1 parameter groups, got"
+            " [1.0, 2.0]. Give them in the optimizer's order.",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        AutoWarmUp(sgd(), 100, **{"steps_per_epoch": 5, **changed})

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noisescale.methods.autowu.epoch_losses import EpochLosses
+
+
+def test_micro_batches_of_a_step_are_averaged_and_an_empty_step_is_nan() -> None:
+    losses = EpochLosses()
+    for step in ([1.0], [2.0, 6.0], [], [5.0]):
+        for loss in step:
+            losses.observe(torch.tensor(loss))
+        losses.end_step()
+
+    np.testing.assert_array_equal(losses.end_epoch(), [1, 4, math.nan, 5])
+
+
+def test_a_loss_is_copied_when_observed() -> None:
+    loss, losses = torch.tensor(1.0), EpochLosses()
+    losses.observe(loss)
+    loss.fill_(7.0)
+    losses.end_step()
+
+    assert losses.end_epoch().tolist() == [1.0]
+
+
+def test_the_host_reads_no_loss_before_the_epoch_ends() -> None:
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    losses = EpochLosses()
+    observed = [torch.tensor(float(i), requires_grad=True) for i in range(4)]
+
+    with Reads() as reads:
+        for loss in observed:
+            losses.observe(loss)
+            losses.end_step()
+
+    assert reads.count == 0
+    assert losses.end_epoch().tolist() == [0, 1, 2, 3]
+
+
+def test_ranks_average_their_losses_by_one_all_reduce_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def on_one() -> tuple[Tensor, int]:
+        calls: list[int] = []
+        all_reduce = dist.all_reduce
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls.append(1)
+            return all_reduce(*arguments, **options)
+
+        monkeypatch.setattr(dist, "all_reduce", counted)
+        losses = EpochLosses()
+        for step in range(5):
+            losses.observe(torch.tensor(float(10 * dist.get_rank() + step)))
+            losses.end_step()
+        return losses.end_epoch(), len(calls)
+
+    for losses, calls in on_ranks(2, on_one):
+        assert losses.tolist() == [5, 6, 7, 8, 9]
+        assert calls == 1
+
+
+def test_a_group_averages_among_its_own_ranks() -> None:
+    def on_one() -> Tensor:
+        groups = [dist.new_group([0]), dist.new_group([1])]
+        losses = EpochLosses(groups[dist.get_rank()])
+        losses.observe(torch.tensor(float(dist.get_rank())))
+        losses.end_step()
+        return losses.end_epoch()
+
+    assert [losses.tolist() for losses in on_ranks(2, on_one)] == [[0.0], [1.0]]
+
+
+def test_the_state_carries_an_epoch_under_way() -> None:
+    losses, resumed = EpochLosses(), EpochLosses()
+    losses.observe(1.5)
+    losses.end_step()
+    losses.observe(2.0)
+
+    resumed.load_state_dict(losses.state_dict())
+    for one in (losses, resumed):
+        one.observe(4.0)
+        one.end_step()
+
+    assert resumed.end_epoch().tolist() == losses.end_epoch().tolist() == [1.5, 3.0]
+
+
+def test_only_the_first_epoch_must_have_a_loss() -> None:
+    losses = EpochLosses()
+    losses.observe(1.5)
+    losses.end_step()
+    losses.end_epoch()
+    losses.end_step()
+
+    assert losses.end_epoch().isnan().tolist() == [True]
+
+
+def test_an_epoch_without_any_loss_is_an_error() -> None:
+    losses = EpochLosses()
+    losses.end_step()
+
+    with pytest.raises(
+        RuntimeError, match=r"^`observe` must be called .*, got no loss in 1 steps\."
+    ):
+        losses.end_epoch()
+
+
+def test_a_loss_that_was_not_reduced_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`loss` must be a single number, got shape \(8,\)\."):
+        EpochLosses().observe(torch.zeros(8))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler
+
+from noisescale.methods.autowu.warm_up_then_cosine import WarmUpThenCosine
+
+
+def stepped(scheduler: LRScheduler, steps: int) -> list[float]:
+    """The learning rates that a scheduler of torch goes through."""
+    seen = []
+    for _ in range(steps):
+        seen.append(scheduler.optimizer.param_groups[0]["lr"])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def sgd(lr: float) -> SGD:
+    return SGD([torch.zeros(1)], lr=lr)
+
+
+def test_the_warm_up_is_torchs_exponential_one_to_the_papers_bounds() -> None:
+    schedule = WarmUpThenCosine(total_steps=200)
+
+    theirs = stepped(ExponentialLR(sgd(1e-5), gamma=(1.0 / 1e-5) ** (1 / 100)), 101)
+
+    assert [schedule.warm_up(step) for step in range(101)] == pytest.approx(theirs, rel=1e-9)
+    assert theirs[-1] == pytest.approx(1.0)
+
+
+def test_the_decay_is_torchs_cosine_from_the_rate_at_the_peak_step_to_zero() -> None:
+    schedule = WarmUpThenCosine(total_steps=200, min_lr=1e-4)
+    peak = 1e-4 ** (1 - 37.5 / 100)
+
+    theirs = stepped(CosineAnnealingLR(sgd(peak), T_max=150), 151)
+
+    ours = [schedule.decay(step, switch_step=50, peak_step=37.5) for step in range(50, 201)]
+    assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-15)
+
+
+def test_a_cooldown_holds_the_peak_until_its_share_of_the_steps_is_left() -> None:
+    schedule = WarmUpThenCosine(total_steps=200, cooldown_fraction=0.2)
+
+    seen = [schedule.decay(step, switch_step=50, peak_step=100) for step in range(50, 200)]
+
+    assert seen[:111] == pytest.approx([1.0] * 111)
+    assert seen[130] == pytest.approx(0.5)
+    assert seen[149] == pytest.approx(0.5 * (1 + math.cos(math.pi * 39 / 40)))
+
+
+@pytest.mark.parametrize("cooldown_fraction", [None, 0.5])
+def test_past_the_last_step_the_learning_rate_stays_zero(cooldown_fraction: float | None) -> None:
+    schedule = WarmUpThenCosine(total_steps=10, cooldown_fraction=cooldown_fraction)
+
+    assert [schedule.decay(step, switch_step=5, peak_step=3) for step in (10, 11, 30)] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"total_steps": 0},
+            "`total_steps` must be 1 or more, got 0. Count the optimizer steps of the whole run.",
+        ),
+        (
+            {"max_lr": 1e-6},
+            "`max_lr` must be finite and exceed `min_lr`, which must be positive, got 1e-06 and"
+            " 1e-05. Both replace the learning rates of the optimizer.",
+        ),
+        (
+            {"max_warmup_fraction": 1.0},
+            "`max_warmup_fraction` must lie between 0 and 1, got 1.0."
+            " The rest of the steps is for the decay.",
+        ),
+        (
+            {"cooldown_fraction": 0.6},
+            "`cooldown_fraction` must be positive and leave room for the warm-up's share of 0.5,"
+            " got 0.6. Leave it out for a cosine that begins where the warm-up ends.",
+        ),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        WarmUpThenCosine(**{"total_steps": 100, **changed})

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import stdtrit
+
+from noisescale.bounded import Bounded
+from noisescale.tradeoff.profile import STEPS_SCATTER
+from noisescale.tradeoff.regimes import GENTLEST, Regimes, find_regimes
+
+Array = NDArray[np.float64]
+
+PERFECT, DIMINISHING, MAXIMAL = (
+    "perfect scaling",
+    "diminishing returns",
+    "maximal data parallelism",
+)
+
+
+def law(batch_sizes: Array, alpha: float = 1.0, critical: float = 128.0) -> Array:
+    return 50 * (1 + (critical / batch_sizes) ** alpha) ** (1 / alpha)
+
+
+def doublings(first: float, count: int) -> Array:
+    return first * 2.0 ** np.arange(count)
+
+
+def of_all(found: Regimes) -> list[str]:
+    return [found.of(size) for size in found.batch_sizes]
+
+
+def holds(border: Bounded, truth: float) -> bool:
+    return border.low <= truth <= border.high
+
+
+def test_a_sweep_of_all_three_regimes_shows_them_in_their_order() -> None:
+    sizes = doublings(1, 15)
+
+    found = find_regimes(sizes, law(sizes))
+
+    regimes = [regime for regime, _ in itertools.groupby(of_all(found)) if regime != "between"]
+    assert regimes == [PERFECT, DIMINISHING, MAXIMAL]
+    assert found.perfect_up_to.value == pytest.approx(128 / 5, rel=1e-3)
+    assert found.maximal_from.value == pytest.approx(128 * 5, rel=1e-3)
+    assert found.critical_batch_size.value == pytest.approx(128, rel=1e-3)
+    assert found.sharpness.value == pytest.approx(1, rel=1e-3)
+    assert (found.min_steps.value, found.min_examples.value) == pytest.approx((50, 6400), rel=1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.7, 3.0, 6.0])
+def test_borders_are_where_examples_and_steps_are_20_percent_above_their_fewest(
+    alpha: float,
+) -> None:
+    sizes = doublings(2**-6, 26)
+
+    found = find_regimes(sizes, law(sizes, alpha), scatter=1e-3)
+
+    def overhead(size: float, fewest: float, price: float) -> float:
+        return found.steps(size) * price - 1.2 * fewest
+
+    ends = 1e-9, 1e15
+    examples = brentq(lambda b: overhead(b, found.min_examples.value, b), *ends, xtol=1e-12)
+    steps = brentq(lambda b: overhead(b, found.min_steps.value, 1), *ends, xtol=1e-12)
+    assert found.perfect_up_to.value == pytest.approx(examples, rel=1e-6)
+    assert found.maximal_from.value == pytest.approx(steps, rel=1e-6)
+    assert found.sharpness.value == pytest.approx(alpha, rel=0.01)
+    assert holds(found.perfect_up_to, examples)
+    assert holds(found.maximal_from, steps)
+
+
+def test_perfect_scaling_alone_leaves_its_end_open() -> None:
+    sizes = doublings(8, 8)
+
+    found = find_regimes(sizes, 1e5 / sizes)
+
+    assert of_all(found)[:3] == [PERFECT] * 3
+    assert MAXIMAL not in of_all(found)
+    assert DIMINISHING not in of_all(found)
+    assert found.perfect_up_to.value == found.perfect_up_to.high == math.inf
+    assert sizes[0] < found.perfect_up_to.low <= sizes[-1]
+    assert sizes[-1] / 2 < found.maximal_from.low <= sizes[-1]
+    assert found.maximal_from.high == math.inf
+    assert found.min_steps.value == found.min_steps.low == 0
+    assert found.min_examples.value == pytest.approx(1e5)
+    assert math.isnan(found.sharpness.value)
+    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-9)
+
+
+def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
+    sizes = doublings(8, 8)
+
+    found = find_regimes(sizes, np.full(8, 100.0))
+
+    assert of_all(found)[-3:] == [MAXIMAL] * 3
+    assert PERFECT not in of_all(found)
+    assert found.maximal_from.value == found.maximal_from.low == 0
+    assert sizes[0] <= found.maximal_from.high < sizes[-1]
+    assert found.perfect_up_to.low == 0
+    assert sizes[0] <= found.perfect_up_to.high < 2 * sizes[0]
+    assert found.min_steps.value == pytest.approx(100)
+    assert found.min_examples.value == found.min_examples.low == 0
+    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-9)
+
+
+def test_a_sweep_without_its_flat_end_does_not_say_where_the_end_is() -> None:
+    sizes = doublings(1, 9)
+
+    found = find_regimes(sizes, law(sizes))
+
+    assert found.of(1) == PERFECT
+    assert found.perfect_up_to.high < 256
+    assert found.maximal_from.high == math.inf
+    assert holds(found.maximal_from, 640)
+
+
+def test_a_sweep_without_its_steep_end_does_not_say_where_perfect_scaling_ends() -> None:
+    sizes = doublings(64, 9)
+
+    found = find_regimes(sizes, law(sizes))
+
+    assert found.of(16384) == MAXIMAL
+    assert found.perfect_up_to.low == 0
+    assert holds(found.perfect_up_to, 25.6) or found.perfect_up_to.high == 64
+    assert holds(found.maximal_from, 640)
+
+
+def test_at_a_sharp_elbow_perfect_scaling_goes_over_into_maximal_data_parallelism() -> None:
+    sizes = doublings(2, 13)
+
+    found = find_regimes(sizes, law(sizes, 12), scatter=0.01)
+
+    assert DIMINISHING not in of_all(found)
+    assert found.maximal_from.value < 128 < found.perfect_up_to.value
+    assert found.of(126) == PERFECT
+    assert found.of(130) == MAXIMAL
+
+
+def test_at_a_gentle_bend_nearly_all_are_diminishing_returns() -> None:
+    sizes = doublings(4, 11)
+
+    found = find_regimes(sizes, law(sizes, 0.5), scatter=0.03)
+
+    assert {PERFECT, MAXIMAL}.isdisjoint(of_all(found))
+    assert of_all(found).count(DIMINISHING) >= 5
+
+
+@pytest.mark.parametrize("sizes", [[16.0, 256.0], [16.0, 64.0, 256.0]])
+def test_two_or_three_batch_sizes_leave_most_open(sizes: list[float]) -> None:
+    found = find_regimes(sizes, law(np.array(sizes)))
+
+    assert found.perfect_up_to.low == 0
+    assert found.maximal_from.high == math.inf
+    assert {found.of(size) for size in sizes} == {"between"}
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.5])
+def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
+    """More of this: benchmarks/regimes.py."""
+    generator, sizes = np.random.default_rng(0), doublings(4, 10)
+    apart = (1.2**alpha - 1) ** (1 / alpha)
+    held = np.zeros(3)
+    for _ in range(60):
+        steps = law(sizes, alpha) * np.exp(generator.normal(0, 0.15, 10))
+        found = find_regimes(sizes, steps)
+        held += [
+            holds(found.perfect_up_to, 128 * apart),
+            holds(found.maximal_from, 128 / apart),
+            holds(found.critical_batch_size, 128),
+        ]
+
+    assert (held >= 60 * 0.9).all(), held
+
+
+@pytest.mark.parametrize("alpha", [0.55, 1.5])
+def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> None:
+    """A search over curves at random, without a profile. Bends below 1 count as less likely."""
+    generator, sizes, scatter = np.random.default_rng(1), 4.0 ** np.arange(-3, 11), 0.1
+    logs = np.log(law(sizes, alpha) * np.exp(generator.normal(0, 0.05, 14)))
+    bends = alpha * np.exp(generator.uniform(-0.5 if alpha > 1 else -0.3, 0.9, 500_000))
+    criticals = 128 * np.exp(generator.uniform(-0.4, 0.4, 500_000))
+    ratios = np.log(criticals[:, None] / sizes)
+    left = logs - np.logaddexp(0, bends[:, None] * ratios) / bends[:, None]
+    level = left.mean(axis=1)
+    squares = ((left - level[:, None]) ** 2).sum(axis=1)
+    squares += (scatter / 0.5 * np.minimum(np.log(bends), 0)) ** 2
+    spare = squares.min() + (1.959964 * scatter) ** 2 - squares
+    more = np.exp(np.sqrt(np.maximum(spare, 0) / 14))
+    apart = (1.2**bends - 1) ** (1 / bends)
+    steps = np.exp(level)
+
+    found = find_regimes(sizes, np.exp(logs), scatter=scatter)
+
+    for name, lows, highs in (
+        ("perfect_up_to", criticals * apart, criticals * apart),
+        ("maximal_from", criticals / apart, criticals / apart),
+        ("critical_batch_size", criticals, criticals),
+        ("sharpness", bends, bends),
+        ("min_steps", steps / more, steps * more),
+        ("min_examples", criticals * steps / more, criticals * steps * more),
+    ):
+        ends = lows[spare >= 0].min(), highs[spare >= 0].max()
+        bound = getattr(found, name)
+        assert (bound.low, bound.high) == pytest.approx(ends, rel=0.03), name
+
+
+def test_more_confidence_and_more_scatter_widen_the_bounds() -> None:
+    sizes = doublings(2, 12)
+
+    def width(**how: float) -> float:
+        border = find_regimes(sizes, law(sizes), **how).perfect_up_to
+        return border.high / border.low
+
+    assert width(confidence=0.8) < width(confidence=0.95)
+    assert width(scatter=0.02) < width(scatter=0.05)
+
+
+def test_borders_have_the_unit_of_batch_sizes_and_steps_do_not_matter() -> None:
+    sizes = doublings(4, 10)
+    steps = law(sizes) * np.exp(np.random.default_rng(2).normal(0, 0.1, 10))
+
+    found, tokens, slower = (
+        find_regimes(sizes, steps),
+        find_regimes(1024 * sizes, steps),
+        find_regimes(sizes, 7 * steps),
+    )
+
+    for name in ("perfect_up_to", "maximal_from", "critical_batch_size"):
+        border = getattr(found, name)
+        ends = border.value, border.low, border.high
+        for other, times in ((tokens, 1024), (slower, 1)):
+            same = getattr(other, name)
+            assert (same.value, same.low, same.high) == pytest.approx(
+                [times * end for end in ends], rel=1e-4
+            )
+    assert tokens.scatter == pytest.approx(found.scatter, rel=1e-6)
+    assert slower.min_steps.value == pytest.approx(7 * found.min_steps.value, rel=1e-4)
+
+
+def test_the_order_of_runs_does_not_matter() -> None:
+    generator, sizes = np.random.default_rng(3), np.repeat(doublings(4, 8), 2)
+    steps = law(sizes) * np.exp(generator.normal(0, 0.1, 16))
+    order = generator.permutation(16)
+
+    found, mixed = find_regimes(sizes, steps), find_regimes(sizes[order], steps[order])
+
+    assert mixed.maximal_from.high == pytest.approx(found.maximal_from.high, rel=1e-6)
+    assert mixed.perfect_up_to.value == pytest.approx(found.perfect_up_to.value, rel=1e-4)
+
+
+def test_repeated_runs_narrow_the_bounds() -> None:
+    sizes = doublings(2, 10)
+    noise = np.exp(0.1 * np.array([1, -1, 1, -1]))
+    repeated = np.outer(law(sizes), noise).ravel()
+
+    once = find_regimes(sizes, law(sizes) * np.exp(np.tile([0.1, -0.1], 5)))
+    often = find_regimes(np.repeat(sizes, 4), repeated)
+
+    def doublings_of(border: Bounded) -> float:
+        return math.log2(border.high / max(border.low, 1.0))
+
+    assert doublings_of(often.perfect_up_to) < doublings_of(once.perfect_up_to)
+    assert of_all(often).count("between") < 4 * of_all(once).count("between")
+
+
+def test_batch_sizes_that_scatter_more_than_repeats_count_as_such() -> None:
+    """Repeats share a learning rate, which may be tuned worse than that of other sizes."""
+    sizes = np.repeat(doublings(2, 10), 4)
+    seeds = np.tile(np.exp([0.01, -0.01, 0.01, -0.01]), 10)
+    worse = np.repeat(np.exp(np.tile([0.2, -0.2], 5)), 4)
+
+    even, uneven = (
+        find_regimes(sizes, law(sizes) * seeds),
+        find_regimes(sizes, law(sizes) * seeds * worse),
+    )
+
+    assert even.scatter < 0.05
+    assert uneven.scatter > 0.3  # of a run, that four of them have a mean of 20 %
+
+
+def test_the_gentlest_bend_is_not_mistaken_for_scaling() -> None:
+    sizes = doublings(1, 12)
+
+    found = find_regimes(sizes, sizes**-0.5, scatter=0.03)
+
+    assert found.sharpness.low == pytest.approx(GENTLEST)
+    assert {PERFECT, MAXIMAL}.isdisjoint(of_all(found))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "how", "message"),
+    [
+        ([16], [10], {}, r"`batch_sizes` must have two values at least, got 1\."),
+        ([16, 16], [10, 11], {}, r"`batch_sizes` must have two values at least, got 1\."),
+        ([16, 32], [10], {}, "`batch_sizes` and `steps` must be one-dimensional and equally long"),
+        (
+            [16, 32],
+            [10, 0],
+            {},
+            "`steps` must be positive and finite, got 0.0 at position 1. Leave",
+        ),
+        ([16, 32], [math.inf, 5], {}, "`steps` must be positive and finite, got inf at position 0"),
+        ([-16, 32], [10, 5], {}, "`batch_sizes` must be positive and finite, got -16.0"),
+        ([16, 32], [10, 5], {"confidence": 95}, "`confidence` must lie between 0 and 1, got 95"),
+        ([16, 32], [10, 5], {"scatter": 0.0}, "`scatter` must be positive and finite, got 0.0"),
+    ],
+)
+def test_what_cannot_be_a_sweep_is_refused(
+    sizes: list[float], steps: list[float], how: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_regimes(sizes, steps, **how)
+
+
+@pytest.mark.parametrize("size", [0, -3, math.inf, math.nan])
+def test_only_batch_sizes_have_a_regime(size: float) -> None:
+    found = find_regimes([16, 256], [1000, 300])
+
+    with pytest.raises(ValueError, match="`batch_size` must be positive and finite"):
+        found.of(size)
+
+
+def test_the_assumed_scatter_counts_three_degrees_of_freedom_beside_repeated_runs() -> None:
+    steps = np.array([1000.0, 1100.0, 100.0, 120.0])
+
+    found = find_regimes([8, 8, 512, 512], steps)
+
+    squares = (np.log(steps[1::2] / steps[::2]) ** 2 / 2).sum()
+    assert found.scatter == pytest.approx(math.sqrt((3 * STEPS_SCATTER**2 + squares) / (3 + 2)))
+
+
+def test_a_batch_size_weighs_as_much_as_it_has_runs() -> None:
+    """Steps that rise with the batch size are fitted best by a flat line, at their mean."""
+    sizes, steps = [8, 16, 32, 32, 32, 32], [100, 110, 121, 121, 121, 121]
+
+    found = find_regimes(sizes, steps)
+
+    assert found.critical_batch_size.value == 0
+    assert found.min_steps.value == pytest.approx(math.exp(np.log(steps).mean()))
+
+
+@pytest.mark.parametrize("different", [3, 5])
+def test_the_bounds_of_a_flat_line_are_those_of_a_mean(different: int) -> None:
+    """Student's t: three degrees of freedom, and one for each batch size beyond three."""
+    sizes, logs = [8.0, 8.0], [4.9, 5.1]
+    sizes += [16.0 * 2**k for k in range(different - 1)]
+    logs += [5.1 + 0.1 * k for k in range(different - 1)]
+
+    found = find_regimes(sizes, np.exp(logs))
+    # Examples against the inverse of the batch size are what steps are against the batch size.
+    mirrored = find_regimes(1 / np.array(sizes), np.exp(logs) * sizes)
+
+    mean, misfit = np.mean(logs), (np.array([5, 5, *logs[2:]]) - np.mean(logs)) ** 2
+    guess = (3 * STEPS_SCATTER**2 + 2 * 0.1**2) / (3 + 1)
+    free = different - 3
+    scatter = math.sqrt((3 * guess + (misfit.sum() if free else 0)) / (3 + free))
+    assert found.min_steps.value == pytest.approx(math.exp(mean))
+    assert found.scatter == pytest.approx(scatter)
+    most = mean + stdtrit(3 + free, 0.975) * scatter / math.sqrt(len(logs))
+    assert found.min_steps.high == pytest.approx(math.exp(most), rel=1e-4)
+    assert mirrored.min_examples.value == pytest.approx(math.exp(mean))
+    assert mirrored.min_examples.high == pytest.approx(math.exp(most), rel=1e-4)
+
+
+def test_bounds_beyond_the_sweep_end_with_it() -> None:
+    """Scaling was seen to be perfect only as far as there are batch sizes."""
+    sizes = doublings(1, 9)
+
+    falling = find_regimes(sizes, law(sizes, critical=1e6), scatter=0.01)
+    flat = find_regimes(sizes, law(sizes, critical=1e-6), scatter=0.01)
+
+    assert (falling.perfect_up_to.low, falling.perfect_up_to.high) == (256, math.inf)
+    assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
+
+
+def test_a_corner_has_no_sharpest_bend() -> None:
+    sizes = doublings(2, 13)
+
+    assert find_regimes(sizes, law(sizes, 12), scatter=0.05).sharpness.high == math.inf
