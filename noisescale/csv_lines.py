@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +30,7 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
-        yield from _checked(path, file)
+        yield from checked_lines(path, file)
 
 
 def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
@@ -43,58 +42,14 @@ def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
     written.replace(path)
 
 
-class GrowingCsv:
-    """A CSV file that is still being written. Each whole line is read once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._start = b""
-        self._end = 0
-        self._width = self._lines = 0
-        self._inode = path.stat().st_ino
-
-    @property
-    def unread(self) -> int:
-        """The number of bytes after the last whole line that was read."""
-        return self.path.stat().st_size - self._end
-
-    def replaced(self) -> bool:
-        """Return whether the file was replaced, or written again from its beginning.
-
-        Raises:
-            OSError: If the file does not exist any more.
-        """
-        found = self.path.stat()
-        if found.st_ino != self._inode or found.st_size < self._end:
-            return True
-        with self.path.open("rb") as file:
-            return file.read(len(self._start)) != self._start
-
-    def added(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the number and the cells of each line that was added since the last call.
-
-        Raises:
-            ValueError: See `csv_lines`.
-            OSError: If the file cannot be read.
-        """
-        with self.path.open("rb") as file:
-            file.seek(self._end)
-            content = file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        self._end += len(content)
-        self._start = self._start or content[: content.find(b"\n") + 1]
-        lines = content.splitlines(keepends=True)
-        text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
-        for number, cells in _checked(self.path, text, self._width, self._lines):
-            self._width = len(cells)
-            yield number, cells
-        self._lines += len(lines)
-
-
-def _checked(
+def checked_lines(
     path: Path, text: Iterable[str], width: int = 0, before: int = 0
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of lines. `before` lines of `width` cells came before."""
+    """Yield the number and the cells of lines. `before` lines of `width` cells came before.
+
+    Raises:
+        ValueError: See `csv_lines`.
+    """
     reader = csv.reader(text)
     try:
         for cells in reader:

@@ -5,20 +5,15 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from noisescale.csv_lines import GrowingCsv
-from noisescale.extras import need
+from noisescale.history.csv_log import CsvLog
+from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
-from noisescale.history.reading import CsvRows, history_of
+from noisescale.history.reading import history_in, open_log
 from noisescale.history.run_error import RunError
 from noisescale.history.run_files import files_of, runs_in
 from noisescale.printable import printable
-
-if TYPE_CHECKING:
-    from noisescale.history.event_files import EventFile
-
 
 NOT_YET = ("unmeasured", "empty")
 """Words of the errors that may disappear as the run logs more."""
@@ -59,7 +54,7 @@ class FollowedRun:
         """The number of bytes after the last whole record or line."""
         self._asked = monitor or "", optimizer
         self._known: set[Path] = set()
-        self._source: _Events | _Csv | None = None
+        self._log: EventLog | CsvLog | None = None
         self._find()
 
     def read(self) -> bool:
@@ -79,17 +74,18 @@ class FollowedRun:
                 " Start the command again with the new path of the run."
             )
         if not (files := files_of(run)):  # a CSVLogger deletes its file before it begins anew
-            self._source = None
+            self._log = None
             return self._find() and self.read()
         try:
-            source = self._source_of(files)
-            added = source.read(files)
-            self.unread = source.unread
+            if self._log is None or self._log.replaced(files):
+                self._log = open_log(run)
+            added = self._log.read(files)
         except FileNotFoundError:  # it was replaced between the look and the reading
-            self._source = None
+            self._log = None
             return False
+        self.unread = self._log.unread
         if added:
-            self._take(source)
+            self._take(self._log, run)
         return added or (self._find() and self.read())
 
     def _find(self) -> bool:
@@ -100,92 +96,19 @@ class FollowedRun:
         if not begun:
             return False
         self.run, self.of_runs = begun[-1], len(runs)
-        self._source, self.history, self.others, self.last_row_at = None, None, [], None
+        self._log, self.history, self.others, self.last_row_at = None, None, [], None
         return True
 
     def _has(self, run: Path) -> bool:
         """Whether a folder lies within the run. TensorBoard's `add_scalars` makes such folders."""
         return self.run is not None and run.is_relative_to(self.run)
 
-    def _source_of(self, files: list[Path]) -> _Events | _Csv:
-        kind = _Csv if files[0].suffix == ".csv" else _Events
-        if not isinstance(self._source, kind) or self._source.replaced(files):
-            monitor, optimizer = self._asked
-            self._source = kind(prefix_of(optimizer, monitor))
-        return self._source
-
-    def _take(self, source: _Events | _Csv) -> None:
-        self.last_row_at = source.last_row_at
-        self.history, self.others = None, [*source.rows.others]
+    def _take(self, log: EventLog | CsvLog, run: Path) -> None:
+        monitor, optimizer = self._asked
+        self.last_row_at = log.last_row_at
+        self.history, self.others = None, log.others(prefix_of(optimizer, monitor))
         try:
-            found = history_of(source.rows.columns(), printable(self.run), self._asked, self.others)
+            self.history = history_in(log, run, monitor, optimizer)
         except RunError as error:
-            if error.word in NOT_YET:
-                return
-            raise
-        found.source = self.run
-        self.history = found
-
-
-class _Events:
-    """The event files of a run. A resumed run adds a file."""
-
-    def __init__(self, prefix: str) -> None:
-        need("tensorboard", "Reading event files")
-        from noisescale.history.event_files import EventRows
-
-        self.rows = EventRows(prefix)
-        self._files: dict[Path, EventFile] = {}
-
-    @property
-    def last_row_at(self) -> float | None:
-        return self.rows.last_row_at
-
-    @property
-    def unread(self) -> int:
-        return sum(file.unread for file in self._files.values())
-
-    def replaced(self, files: list[Path]) -> bool:
-        """Return whether a file that was read is missing, or shorter than before."""
-        known = self._files.items()
-        return any(path not in files or file.unread < 0 for path, file in known)
-
-    def read(self, files: list[Path]) -> bool:
-        """Read what was added. Return whether there was anything new."""
-        from noisescale.history.event_files import EventFile
-
-        before = sum(file.whole for file in self._files.values())
-        for path in files:
-            if path not in self._files:
-                self._files[path] = EventFile(path)
-            self.rows.add_from(self._files[path])
-        return sum(file.whole for file in self._files.values()) > before
-
-
-class _Csv:
-    """The file of a CSVLogger, or a similar file."""
-
-    def __init__(self, prefix: str) -> None:
-        self.rows = CsvRows(prefix)
-        self.last_row_at: float | None = None
-        self._file: GrowingCsv | None = None
-
-    @property
-    def unread(self) -> int:
-        return self._file.unread if self._file else 0
-
-    def replaced(self, files: list[Path]) -> bool:
-        """Return whether the file was replaced."""
-        return self._file is not None and (self._file.path not in files or self._file.replaced())
-
-    def read(self, files: list[Path]) -> bool:
-        """Read what was added. Return whether there was anything new."""
-        (path,) = files
-        if self._file is None:
-            self._file = GrowingCsv(path)
-        before = len(self.rows), len(self.rows.others)
-        written = path.stat().st_mtime
-        self.rows.add_from(path, self._file.added())
-        if len(self.rows) > before[0]:
-            self.last_row_at = written
-        return (len(self.rows), len(self.rows.others)) != before
+            if error.word not in NOT_YET:
+                raise

@@ -12,10 +12,11 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from noisescale.csv_lines import csv_lines
-from noisescale.extras import need
-from noisescale.history.history import COLUMNS, History
+from noisescale.history.csv_log import CsvLog
+from noisescale.history.event_log import EventLog
+from noisescale.history.history import History
 from noisescale.history.increments import MEASURED
+from noisescale.history.log import COLUMN_OF, Log
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.run_error import RunError
@@ -25,19 +26,8 @@ from noisescale.printable import printable
 
 Array = NDArray[np.float64]
 
-_COLUMN_OF = {
-    "simple": "noise_scale",
-    "simple_high": "high",
-    "lower_bound": "low",
-    **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
-}
-"""From a metric's name, without its prefix, to the column of the history."""
-
 _ALWAYS = ("step", "examples", "batch_size")
 """Columns that each row needs."""
-
-CLOCKS = ("step", "trainer/global_step", "train/global_step")
-"""Columns of the step: CSVLogger, W&B with Lightning, W&B with transformers."""
 
 
 def read_run(
@@ -70,20 +60,47 @@ def read_run(
         MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
     path = only_run_in(Path(path))
-    prefix = prefix_of(optimizer, monitor)
-    files = files_of(path)
-    if files[0].suffix != ".csv":
-        need("tensorboard", f"Reading the event files of {printable(path)}")
-        from noisescale.history.event_files import read_event_files
+    log = read_log(path, allow_truncated=allow_truncated)
+    return history_in(log, path, monitor or "", optimizer)
 
-        columns, others = read_event_files(files, prefix, allow_truncated=allow_truncated)
-    else:
-        rows = CsvRows(prefix)
-        rows.add_from(files[0], csv_lines(files[0]))
-        columns, others = rows.columns(), rows.others
-    history = history_of(columns, printable(path), (monitor or "", optimizer), others)
-    history.source = path
-    return history
+
+def open_log(path: Path, *names: str) -> EventLog | CsvLog:
+    """Return the log of a run, of which nothing has been read yet.
+
+    Args:
+        path: The run's folder or file.
+        *names: Names of metrics that are wanted, besides the monitor's.
+
+    Raises:
+        MissingExtraError: If there are event files, and TensorBoard is not installed.
+    """
+    kind = CsvLog if files_of(path)[0].suffix == ".csv" else EventLog
+    return kind(path, *names)
+
+
+def read_log(path: Path, *names: str, allow_truncated: bool = False) -> EventLog | CsvLog:
+    """Return the whole log of a run, see `open_log`.
+
+    Raises:
+        ValueError: If a file is damaged, or ends within a record.
+        OSError: If the run cannot be read.
+    """
+    log = open_log(path, *names)
+    log.read(files_of(path))
+    log.check_endings(allow_truncated=allow_truncated)
+    return log
+
+
+def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
+    """Return what a monitor ("" is one without a name) logged of an optimizer.
+
+    Raises:
+        RunError: If it logged nothing, or no whole row.
+    """
+    prefix = prefix_of(optimizer, monitor)
+    found = history_of(log.rows(prefix), printable(path), (monitor, optimizer), log.others(prefix))
+    found.source = path
+    return found
 
 
 def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
@@ -103,34 +120,32 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
         OSError: If the run cannot be read.
     """
     path = only_run_in(Path(path))
-    files = files_of(path)
-    if files[0].suffix != ".csv":
-        need("tensorboard", f"Reading the event files of {printable(path)}")
-        from noisescale.history.event_files import read_scalars
-
-        scalars = read_scalars(files).scalars
-        names = set(scalars)
-        ours = next((n for n in sorted(names) if measured_in(n) is not None), "")
-        steps, values = scalars[name][:2] if name in scalars else ([], [])
-        clock = scalars[ours][:2] if ours else ([], [])
-    else:
-        (_, header), *lines = list(csv_lines(files[0])) or [(0, [])]
-        names = set(header)
-        ours = next((n for n in header if measured_in(n) is not None), "")
-        steps, values = _column(header, lines, name)
-        clock = _column(header, lines, ours)
-    known = np.isfinite(values) if len(values) else np.array([], dtype=bool)
+    log = read_log(path, name, allow_truncated=True)
+    steps, values, _ = log.metric(name)
+    ours = next((n for n in sorted(log.metrics) if measured_in(n) is not None), "")
+    known = np.isfinite(values)
     if not known.any():
-        refuse_metric(path, name, names)
-    if not len(clock[0]):
+        refuse_metric(path, name, metrics_of(path))
+    if not ours:
         raise ValueError(
             f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no metrics of the"
             " monitor. Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
         )
-    at, found = np.array(steps)[known] + steps_behind(*clock), np.array(values)[known]
+    clock = log.metric(ours, like=name)
+    at, found = steps[known] + steps_behind(clock.steps, clock.values), values[known]
     last = last_logged(at)
     order = np.argsort(at[last], kind="stable")
     return at[last][order], found[last][order]
+
+
+def metrics_of(path: Path) -> list[str]:
+    """Return the names of all metrics of a run."""
+    log = read_log(path, allow_truncated=True)
+    if isinstance(log, CsvLog):
+        return log.names
+    every = EventLog(path, every=True)
+    every.read(files_of(path))
+    return every.metrics
 
 
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
@@ -195,18 +210,6 @@ def rows_that_count(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
     return kept
 
 
-def _column(
-    header: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]], name: str
-) -> tuple[list[float], list[float]]:
-    """Return a metric's steps and values in a CSV file; empty if the metric is not there."""
-    clock = next((clock for clock in CLOCKS if clock in header), "")
-    if name not in header or not clock:
-        return [], []
-    where, step = header.index(name), header.index(clock)
-    cells = [(line[step], line[where]) for _, line in lines if line[step] and line[where]]
-    return [float(at) for at, _ in cells], [float(value) for _, value in cells]
-
-
 def _is_metric(name: str) -> bool:
     """Whether a tag or column is a metric for which a goal makes sense."""
     kinds = ("custom_scalars__config__", "text_summary", "step", "epoch")
@@ -254,73 +257,6 @@ def history_from_scalars(
     return history_of(columns, printable(source), (monitor or "", optimizer), list(scalars))
 
 
-class CsvRows:
-    """The rows of one prefix in a CSV file, read line by line."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.others: list[str] = []
-        """The names of the columns of other metrics."""
-        self._names: list[str] = []
-        self._ours: dict[int, str] = {}
-        self._values: dict[str, list[float]] = {}
-
-    def __len__(self) -> int:
-        return max(map(len, self._values.values()), default=0)
-
-    def add_from(self, path: Path, lines: Iterable[tuple[int, list[str]]]) -> None:
-        """Add lines of a file. The very first line has the names of the columns.
-
-        Raises:
-            ValueError: If two columns have the same metric, or a cell is not a finite number.
-        """
-        for number, line in lines:
-            if not self._names:
-                self._read_names(path, line)
-            elif any(line[k] for k in self._ours):  # else it is another callback's
-                for k, name in self._ours.items():
-                    self._values[name].append(_cell(line[k], path, number, self._names[k]))
-
-    def columns(self) -> dict[str, Array]:
-        """Return the values by metric, without the prefix. Missing values are NaN."""
-        return {name: np.array(values) for name, values in self._values.items()}
-
-    def _read_names(self, path: Path, names: list[str]) -> None:
-        self._names = names
-        named = ((k, name_in(tag, self.prefix)) for k, tag in enumerate(names))
-        self._ours = {k: name for k, name in named if name is not None and is_logged_number(name)}
-        self._values = {name: [] for name in self._ours.values()}
-        self.others = [name for k, name in enumerate(names) if k not in self._ours]
-        if len(self._values) < len(self._ours):
-            of = [*self._ours.values()]
-            twice = next(name for name in self._values if of.count(name) > 1)
-            alike = ", ".join(names[k] for k, name in self._ours.items() if name == twice)
-            raise ValueError(
-                f"`{printable(path)}` must have one column for each metric, got"
-                f" {printable(alike)}. Remove the columns of the other run."
-            )
-
-
-def is_logged_number(name: str) -> bool:
-    """Whether the history has a metric of this name, without its prefix."""
-    return name in _COLUMN_OF or name in ABOUT_RUN or name.startswith("group/")
-
-
-def _cell(text: str, path: Path, line: int, name: str) -> float:
-    if not text:
-        return math.nan  # not logged
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(
-            f"`{printable(name)}` must be finite, got {text!r} in line {line} of {printable(path)}."
-            " NoiseScaleMonitor only logs finite values: correct the program that wrote the file."
-        )
-    return value
-
-
 def history_of(
     logged: Mapping[str, NDArray[np.float64]],
     source: str,
@@ -345,9 +281,9 @@ def history_of(
         for name in ABOUT_RUN
     )
     columns = {
-        _COLUMN_OF.get(name, name): values
+        COLUMN_OF.get(name, name): values
         for name, values in logged.items()
-        if name in _COLUMN_OF or name.startswith("group/")
+        if name in COLUMN_OF or name.startswith("group/")
     }
     if missing := [name for name in _ALWAYS if name not in columns]:
         refuse_chart(source, others)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -20,7 +22,9 @@ from noisescale.history.metric_names import (
     name_in,
     prefix_of,
 )
-from noisescale.history.reading import history_from_scalars
+from noisescale.history.reading import history_from_scalars, read_run
+from noisescale.history.run_error import RunError
+from noisescale.history.run_files import files_of
 from noisescale.tensorboard_plugin.query import index
 from noisescale.tensorboard_plugin.sampled import in_rows, on_common_steps
 
@@ -71,6 +75,8 @@ class LoggedRuns(NamedTuple):
     provider: Any
     ctx: RequestContext
     experiment: str
+    logdir: str = ""
+    """The folder of all runs, if TensorBoard was given one."""
 
     def any(self) -> bool:
         """Whether there is a run with a monitor."""
@@ -98,13 +104,27 @@ class LoggedRuns(NamedTuple):
         )
         return {run: tags for run, tags in found.items() if tags}
 
+    def files_of(self, run: str) -> list[Path]:
+        """Return the event files of a run; none if they are on another machine."""
+        folder = Path(self.logdir, run)
+        return files_of(folder) if self.logdir and folder.is_dir() else []
+
     def history(self, measured: Measured) -> History:
-        """Return what was logged of one optimizer by one monitor.
+        """Return what was logged of one optimizer by one monitor, from the files of the run.
+
+        TensorBoard keeps a sample of the points of each metric. If the run's files are on another
+        machine, the history is made of these points.
 
         Raises:
             NotFoundError: If there is no such run, monitor or optimizer.
-            ValueError: If the history has no whole row.
+            ValueError: If the history has no whole row, or a file is damaged.
         """
+        if files := self.files_of(measured.run):
+            sizes = tuple(file.stat().st_size for file in files)
+            return _history_in_files(Path(self.logdir, measured.run), *measured[1:], sizes)
+        return self._history_in_points(measured)
+
+    def _history_in_points(self, measured: Measured) -> History:
         run, monitor, optimizer = measured
         prefix = prefix_of(optimizer, monitor)
         tags = [before + prefix + tag for before in TRAINER_PREFIXES for tag in TAGS]
@@ -124,8 +144,23 @@ class LoggedRuns(NamedTuple):
             for tag, points in found.get(run, {}).items()
         }
         if (base := f"{prefix}step") not in logged:
-            which = f" of optimizer {optimizer}" if optimizer else ""
-            which += f" by monitor {monitor!r}" if monitor else ""
-            raise errors.NotFoundError(f"`run` must have the noise scale{which}, got {run!r}.")
+            raise _not_found(measured)
         scalars = on_common_steps(in_rows(logged, base), base)
         return history_from_scalars(scalars, optimizer=optimizer, monitor=monitor, source=run)
+
+
+@lru_cache(maxsize=64)
+def _history_in_files(run: Path, monitor: str, optimizer: int, sizes: tuple[int, ...]) -> History:
+    """Return a history, from a cache as long as the files have the same sizes."""
+    try:
+        return read_run(run, monitor=monitor, optimizer=optimizer, allow_truncated=True)
+    except RunError as error:
+        if error.word in ("unmeasured", "absent"):
+            raise _not_found(Measured(run.name, monitor, optimizer)) from error
+        raise
+
+
+def _not_found(measured: Measured) -> errors.NotFoundError:
+    which = f" of optimizer {measured.optimizer}" if measured.optimizer else ""
+    which += f" by monitor {measured.monitor!r}" if measured.monitor else ""
+    return errors.NotFoundError(f"`run` must have the noise scale{which}, got {measured.run!r}.")

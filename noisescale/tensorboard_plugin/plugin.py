@@ -29,7 +29,7 @@ from noisescale.report.page import drawing_script
 from noisescale.report.records import finite
 from noisescale.report.runs import compared
 from noisescale.report.tables import headline, tables
-from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
+from noisescale.tensorboard_plugin.logged_runs import MOST_POINTS, LoggedRuns, Measured
 from noisescale.tensorboard_plugin.query import number, numbers
 from noisescale.tensorboard_plugin.tab import Tab
 
@@ -37,6 +37,13 @@ Application = Callable[..., Any]
 
 MOST_RUNS = 30
 """That are compared at once: each is predicted anew whenever the page looks for news."""
+
+
+SAMPLED = (
+    f"The files of this run are not on TensorBoard's machine. All numbers here are made of at most"
+    f" {MOST_POINTS:,} points of each metric, which TensorBoard chose at random. `noisescale"
+    " predict` reads all points."
+)
 
 
 class NoiseScalePlugin(Tab):
@@ -96,7 +103,7 @@ class NoiseScalePlugin(Tab):
             "name": measured.name,
             "headline": headline(p),
             "tables": [asdict(table) for table in tables(p)],
-            "warnings": p.warnings,
+            "warnings": [*p.warnings, *([] if runs.files_of(measured.run) else [SAMPLED])],
             "assumptions": p.assumptions,
             "last_step": float(p.history["step"][-1]),
         }
@@ -141,7 +148,7 @@ class NoiseScalePlugin(Tab):
     def _runs_for(self, request: wrappers.Request) -> LoggedRuns:
         environ = request.environ
         experiment = plugin_util.experiment_id(environ)
-        return LoggedRuns(self._provider, plugin_util.context(environ), experiment)
+        return LoggedRuns(self._provider, plugin_util.context(environ), experiment, self._logdir)
 
 
 def _predicted(runs: LoggedRuns, measured: Measured, asked: Mapping[str, str]) -> Prediction:

@@ -17,6 +17,7 @@ class Tab(base_plugin.TBPlugin):  # type: ignore[misc] # TensorBoard has no type
     def __init__(self, context: base_plugin.TBContext) -> None:
         super().__init__(context)
         self._provider = context.data_provider
+        self._logdir = context.logdir or ""
 
     def is_active(self) -> bool:
         """Whether there is a run to show."""

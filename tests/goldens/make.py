@@ -109,10 +109,10 @@ def columns(run: str, *options: str) -> str:
 def tab(run: str) -> str:
     """What the page in TensorBoard is sent."""
     multiplexer = EventMultiplexer(size_guidance={"tensors": 1000, "scalars": 1000})
-    multiplexer.AddRun(run, "run")
+    multiplexer.AddRun(run, run)
     multiplexer.Reload()
-    provider = MultiplexerDataProvider(multiplexer, "logs")
-    plugin = NoiseScalePlugin(TBContext(data_provider=provider, logdir="logs"))
+    provider = MultiplexerDataProvider(multiplexer, ".")
+    plugin = NoiseScalePlugin(TBContext(data_provider=provider, logdir="."))
     apps = plugin.get_plugin_apps()
     runs = Client(apps["/runs"]).get("/runs").json or []
     asked = {"runs": runs}

@@ -2,11 +2,13 @@
 import logging
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fits import both_loggers, fit, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -194,7 +196,7 @@ def test_each_monitor_of_a_run_can_be_read(tmp_path: Path, logged: str) -> None:
     if logged == "csv":
         header, cells = zip(*named.items(), strict=True)
         lines = [",".join(f"noise_scale/{key}" for key in header), ",".join(map(str, cells))]
-        (tmp_path / "metrics.csv").write_text("\n".join(lines))
+        (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
     else:
         write(tmp_path, range(1, 4), **named)
 
@@ -238,10 +240,42 @@ def test_a_flipped_bit_is_told(tmp_path: Path) -> None:
     file.write_bytes(content)
     silent = EventAccumulator(str(tmp_path)).Reload().Scalars("noise_scale/step")
 
-    with pytest.raises(ValueError, match=r"must end with a whole record, got [\d,]+ bytes"):
-        read_run(tmp_path)
+    for allowed in (False, True):
+        with pytest.raises(ValueError, match=r"must have whole events, got a damaged one after "):
+            read_run(tmp_path, allow_truncated=allowed)
 
     assert len(silent) < 60
+
+
+@pytest.mark.parametrize("of", ["name", "length"])
+def test_a_flipped_bit_in_a_picture_is_passed_by_and_one_in_its_length_is_told(
+    tmp_path: Path, of: str
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (1, 2):
+            for name, value in {"step": step, "examples": 32.0 * step, "batch_size": 32}.items():
+                writer.add_scalar(f"noise_scale/{name}", value, step)
+            writer.add_image("picture", torch.rand(3, 32, 32), step)
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    begin, end = next(frame for frame in frames(content) if b"picture" in content[slice(*frame)])
+    content[begin if of == "length" else end - 100] ^= 1
+    file.write_bytes(content)
+
+    if of == "length":
+        with pytest.raises(ValueError, match=r"must have whole events, got a damaged one after "):
+            read_run(tmp_path)
+    else:
+        assert read_run(tmp_path)["step"].tolist() == [1, 2]
+
+
+def frames(content: bytes) -> Iterator[tuple[int, int]]:
+    """Where each record begins, with its length and the checksum of it, and where it ends."""
+    begin = 0
+    while begin < len(content):
+        end = begin + 16 + int.from_bytes(content[begin : begin + 8], "little")
+        yield begin, end
+        begin = end
 
 
 def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -297,7 +331,7 @@ def test_runs_that_hold_nothing_are_refused_with_the_remedy(tmp_path: Path) -> N
         ),
         (
             "step,noise_scale/step\n0,nan\n",
-            "`noise_scale/step` must be finite, got 'nan' in line 2 of {path}. NoiseScaleMonitor"
+            "`noise_scale/step` must be finite, got nan in line 2 of {path}. NoiseScaleMonitor"
             " only logs finite values: correct the program that wrote the file.",
         ),
     ],
@@ -308,6 +342,18 @@ def test_csv_files_that_are_no_run_are_refused(tmp_path: Path, content: str, mes
 
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
         read_run(path)
+
+
+def test_half_a_last_line_is_left_out_with_a_word(tmp_path: Path) -> None:
+    """A killed run leaves it. A number in it may have lost its end."""
+    names = ("step", "examples", "batch_size")
+    rows = [",".join(f"noise_scale/{name}" for name in names), "1,32,32", "2,64,32", "3,96,3"]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows))
+
+    with pytest.warns(UserWarning, match=r"metrics\.csv ends within line 4, .* The line is left"):
+        read = read_run(tmp_path)
+
+    assert read["step"].tolist() == [1, 2]
 
 
 def test_a_run_is_predicted_from_by_the_name_of_its_folder(tmp_path: Path) -> None:

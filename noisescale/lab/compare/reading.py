@@ -12,9 +12,8 @@ from noisescale.csv_lines import csv_lines
 from noisescale.history.reading import refuse_metric
 from noisescale.history.trackers import refuse_tracker
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.csv_run import is_csv_run, read_csv_run
-from noisescale.lab.compare.readers.event_run import read_event_run
 from noisescale.lab.compare.readers.found import Found, is_event_file, natural
+from noisescale.lab.compare.readers.logged_run import is_csv_run, read_logged_run
 from noisescale.lab.compare.readers.long_csv import read_long_csv
 from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
 from noisescale.lab.compare.readers.wandb_chart import is_chart, read_chart
@@ -34,9 +33,9 @@ def read_trials(
 
     | path | trials | see |
     |---|---|---|
-    | a folder with event files of TensorBoard, or an event file | one | `readers/event_run.py` |
-    | a folder with a CSVLogger's metrics.csv, or this file | one | `readers/csv_run.py` |
-    | a CSV file with the whole history of a run of W&B or MLflow | one | `readers/csv_run.py` |
+    | a folder with event files of TensorBoard, or an event file | one | `readers/logged_run.py` |
+    | a folder with a CSVLogger's metrics.csv, or this file | one | `readers/logged_run.py` |
+    | a CSV file with the whole history of a run of W&B or MLflow | one | `readers/logged_run.py` |
     | a CSV file of a chart on W&B's page | one for each run | `readers/wandb_chart.py` |
     | another CSV file, with a line for each evaluation | many | `readers/long_csv.py` |
     | a folder above folders dataset/model/optimizer/batch_size/trial | many | \
@@ -104,16 +103,14 @@ def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found
             continue
         below.clear()
     for run in sorted(runs, key=natural):
-        of_events = any(is_event_file(file.name) for file in run.iterdir())
-        read = read_event_run if of_events else read_csv_run
-        yield read(run, path, metric, submission)
+        yield read_logged_run(run, path, metric, submission)
     if trials:
         yield read_shallue(path, trials, metric)
 
 
 def _found_in_file(path: Path, metric: str, submission: str | None) -> Iterator[Found]:
     if is_event_file(path.name):
-        yield read_event_run(path, path, metric, submission)
+        yield read_logged_run(path, path, metric, submission)
     elif path.name == MEASUREMENTS and (path.parent / "metadata.json").is_file():
         yield read_shallue(path.parent, [path.parent], metric)
     elif path.suffix == ".csv":
@@ -121,6 +118,6 @@ def _found_in_file(path: Path, metric: str, submission: str | None) -> Iterator[
         if is_chart(names):
             yield read_chart(path, metric, submission)
         elif is_csv_run(path, names):
-            yield read_csv_run(path, path, metric, submission)
+            yield read_logged_run(path, path, metric, submission)
         else:
             yield read_long_csv(path, metric, submission)

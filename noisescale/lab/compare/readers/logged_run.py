@@ -4,21 +4,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from noisescale.history.csv_log import CLOCKS, OF_LIGHTNING_IN_WANDB, OF_WANDB, TIMES, CsvLog
+from noisescale.history.event_log import HYPERPARAMETERS, EventLog
 from noisescale.history.history import History
+from noisescale.history.log import Metric
 from noisescale.history.metric_names import measured_in
-from noisescale.history.reading import history_from_scalars, last_logged, steps_behind
+from noisescale.history.reading import (
+    history_in,
+    last_logged,
+    metrics_of,
+    read_log,
+    steps_behind,
+)
 from noisescale.history.run_error import RunError
 from noisescale.lab.compare.measurements import Trial
-from noisescale.lab.compare.readers.found import measured
-from noisescale.lab.compare.readers.hyperparameters import hyperparameters
+from noisescale.lab.compare.readers.found import Found, is_event_file, measured, named
+from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
+from noisescale.lab.compare.readers.long_csv import GROUPS, TRIALS
+from noisescale.printable import printable
 
 Array = NDArray[np.float64]
 
@@ -28,58 +38,76 @@ EPOCHS = ("epoch", OF_TRANSFORMERS)
 """Names of the epoch: Lightning, the Trainer of transformers."""
 
 
-class Logged(NamedTuple):
-    """A metric in the order of logging."""
-
-    steps: ArrayLike
-    """Under which it was logged."""
-    values: ArrayLike
-    seconds: ArrayLike | None = None
-    """Since the run began, if known."""
+def is_csv_run(path: Path, names: Sequence[str]) -> bool:
+    """Whether a CSV file has one run, as a logger or tracker wrote it."""
+    if any(measured_in(n) is not None or n in (*CLOCKS[1:], *TIMES) for n in names):
+        return True
+    return path.name == "metrics.csv" and not _of_trials(names)
 
 
-@dataclass(frozen=True)
-class LoggedRun:
-    """What a logger wrote about one run."""
+def read_logged_run(run: Path, below: Path, metric: str, submission: str | None) -> Found:
+    """Read a run from event files of TensorBoard, or from a CSV file with one run.
 
-    source: str
-    """The run's file or folder, for messages."""
-    scalars: Mapping[str, Logged]
-    """By name: the metric that is asked for, the epochs, and all metrics of NoiseScaleMonitor."""
-    behind: float = 0.0
-    """How many steps the log is behind the optimizer, if the run has no NoiseScaleMonitor."""
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    counts_calls: bool = False
-    """Whether the steps are calls of the logger, if the run has no NoiseScaleMonitor."""
-
-
-def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> Trial:
-    """Return the trial of a run.
+    NoiseScaleMonitor is not needed, but makes the trial more exact. A file may end within an event
+    or a line, as that of a run that was killed.
 
     - Steps: optimizer steps. The rows of NoiseScaleMonitor show whether the log is a step behind
-      the optimizer (see `steps_behind`). Of steps that a resumed run trained again the last
-      evaluations count.
+      the optimizer (see `steps_behind`). Without it, a run of Lightning is taken to be one step
+      behind: one with an hparams.yaml, or with W&B's `trainer/global_step`. W&B's `_step` counts
+      calls of `wandb.log`. Of steps that a resumed run trained again the last evaluations count.
     - Examples: those that NoiseScaleMonitor logged, interpolated, else steps times batch size.
     - Epochs: from the logged epoch, see `_epochs`.
     - Seconds: the training time from the seconds per step that NoiseScaleMonitor logged, which
-      leave out validation, else the time of the log.
+      leave out validation. Without it, the time since the first event of the run, without the time
+      between two event files, or W&B's `_runtime` or `_timestamp`.
     - Batch size: that of NoiseScaleMonitor, if it was constant. In a run without the monitor it is
       the hyperparameter `batch_size`, which must then be the global one.
     - Learning rate: the hyperparameter, else the largest that NoiseScaleMonitor logged.
+    - Hyperparameters: those of hparams.yaml, if PyYAML is installed, and those that were logged for
+      TensorBoard's page of hyperparameters, into the same folder as by Lightning, or into a folder
+      in it as by torch's `add_hparams`.
 
     A metric that was not logged gives no evaluations.
+
+    Args:
+        run: The folder or file.
+        below: The path that was asked for, which names the trial.
+        metric: The name of the metric.
+        submission: See `read_trials`.
+
+    Raises:
+        ValueError: If a file is damaged, a step is missing, or a CSV file has several trials.
+        MissingExtraError: If there are event files, and TensorBoard is not installed.
     """
-    history, behind = _monitored(run)
-    steps, values, logged_seconds = run.scalars.get(metric, Logged([], []))
-    logged_at = np.asarray(steps, np.float64)
+    log = read_log(run, metric, *EPOCHS, HYPERPARAMETERS, allow_truncated=True)
+    folder = run.parent if run.is_file() else run
+    of_lightning, counts_calls = (folder / "hparams.yaml").is_file(), False
+    given = read_hparams(folder)
+    if isinstance(log, CsvLog):
+        if not is_csv_run(log.path, log.names):
+            raise ValueError(
+                f"`{printable(log.path)}` must have one run, got the columns"
+                f" {', '.join(_of_trials(log.names))} of several trials. Name the file, not its"
+                " folder."
+            )
+        clock = log.clock_of(metric)
+        of_lightning = clock == OF_LIGHTNING_IN_WANDB or (clock == CLOCKS[0] and of_lightning)
+        counts_calls = clock == OF_WANDB
+    else:
+        within = EventLog(folder, HYPERPARAMETERS)
+        within.read(sorted(file for file in folder.glob("*/*") if is_event_file(file.name)))
+        given = within.hyperparameters | log.hyperparameters | given
+    found = hyperparameters(given)
+    history, behind = _monitored(log, run, metric)
+    logged_at, values, logged_seconds = log.metric(metric)
     last = last_logged(logged_at)
+    behind = float(of_lightning) if behind is None else behind
     at = logged_at[last] + behind
-    given = hyperparameters(run.hyperparameters)
-    batch_size, learning_rate = given.batch_size, given.learning_rate
+    batch_size, learning_rate = found.batch_size, found.learning_rate
     examples = seconds = None
-    doubtful = {"steps"} if run.counts_calls and history is None else set[str]()
-    if logged_seconds is not None:  # clocks may be set back
-        seconds = np.fmax.accumulate(np.asarray(logged_seconds, np.float64)[last])
+    doubtful = {"steps"} if counts_calls and history is None else set[str]()
+    if np.isfinite(logged_seconds).any():  # clocks may be set back
+        seconds = np.fmax.accumulate(logged_seconds[last])
         doubtful.add("seconds")
         if (seconds < 0).any():  # to before the run began, which says nothing of its time
             seconds = None
@@ -92,41 +120,45 @@ def trial_of(run: LoggedRun, name: str, metric: str, submission: str | None) -> 
             doubtful.discard("seconds")
         if math.isnan(learning_rate) and np.isfinite(history["learning_rate"]).any():
             learning_rate = float(np.nanmax(history["learning_rate"]))
-    epoch = next((name for name in EPOCHS if name in run.scalars), None)
-    return Trial(
-        name,
+    epoch = next((name for name in EPOCHS if name in log.metrics), None)
+    trial = Trial(
+        named(run, below),
         measured(
-            run.source,
+            str(run),
             at,
-            np.asarray(values, np.float64)[last],
+            values[last],
             batch_size=batch_size,
             examples=examples,
-            epochs=None if epoch is None else _epochs(at, epoch, run.scalars[epoch], behind),
+            epochs=_epochs(at, epoch, log.metric(epoch, like=metric), behind) if epoch else None,
             seconds=seconds,
         ),
-        submission=given.optimizer if submission is None else submission,
+        submission=found.optimizer if submission is None else submission,
         batch_size=batch_size,
         learning_rate=learning_rate,
-        hyperparameters=MappingProxyType(dict(given.others)),
-        optimizer=given.optimizer,
+        hyperparameters=MappingProxyType(dict(found.others)),
+        optimizer=found.optimizer,
         doubtful_clocks=frozenset(doubtful),
     )
+    return Found([trial], lambda: metrics_of(run))
 
 
-def _monitored(run: LoggedRun) -> tuple[History | None, float]:
+def _monitored(
+    log: EventLog | CsvLog, run: Path, metric: str
+) -> tuple[History | None, float | None]:
     """Return the monitor's history, if there is one, and how far the log is behind."""
-    ours = next((name for name in sorted(run.scalars) if measured_in(name) is not None), None)
-    if ours is None:
-        return None, run.behind
-    monitor, optimizer = measured_in(ours) or ("", 0)
-    scalars = {name: (logged.steps, logged.values) for name, logged in run.scalars.items()}
+    ours = next((name for name in sorted(log.metrics) if measured_in(name) is not None), "")
+    clock = log.metric(ours, like=metric)
+    if not len(clock.steps):
+        return None, None
     try:
-        history = history_from_scalars(
-            scalars, optimizer=optimizer, monitor=monitor or None, source=run.source
-        )
+        history = history_in(log, run, *(measured_in(ours) or ("", 0)))
     except RunError:  # no whole row
-        return None, run.behind
-    return history, steps_behind(*scalars[ours])
+        return None, None
+    return history, steps_behind(clock.steps, clock.values)
+
+
+def _of_trials(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in (*GROUPS, *TRIALS)]
 
 
 def _constant(batch_sizes: Array) -> float:
@@ -157,7 +189,7 @@ def _training_time(at: Array, history: History) -> Array | None:
     return _along(at, history["step"], total, float(seconds[-1]))
 
 
-def _epochs(at: Array, name: str, logged: Logged, behind: float) -> Array:
+def _epochs(at: Array, name: str, logged: Metric, behind: float) -> Array:
     """Return the epochs until each step.
 
     The Trainer of transformers logs the epochs that have passed, parts of epochs too. These are
@@ -166,7 +198,7 @@ def _epochs(at: Array, name: str, logged: Logged, behind: float) -> Array:
     count alike. An epoch in which the log ends is as long as those before it, if there are any, and
     as the log.
     """
-    steps, values = np.asarray(logged.steps, np.float64), np.asarray(logged.values, np.float64)
+    steps, values, _ = logged
     last = last_logged(steps) & np.isfinite(values)
     steps, values = steps[last] + behind, values[last]
     if not len(steps):

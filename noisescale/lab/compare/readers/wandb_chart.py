@@ -27,7 +27,7 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
     The first column is the chart's x-axis. For each run there are the columns "RUN - METRIC",
     "RUN - METRIC__MIN" and "RUN - METRIC__MAX", of which the first counts. A group of runs has one
     such column, with the mean over its runs, and is one trial. W&B averages or samples the values
-    of long runs in charts. The whole history of a run is better, see `read_csv_run`.
+    of long runs in charts. The whole history of a run is better, see `read_logged_run`.
 
     The step is the x-axis, if it is "Step" or "trainer/global_step", or else "RUN - _step". "Step"
     and "_step" count calls of `wandb.log`, not optimizer steps. Choose "trainer/global_step" for

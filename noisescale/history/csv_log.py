@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in one CSV file: of a CSVLogger, or a history that W&B or MLflow exported."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.csv_lines import checked_lines
+from noisescale.history.log import PREFIXES, Array, Log, Metric, is_recorded
+from noisescale.history.metric_names import ROOT, name_in
+from noisescale.printable import printable
+
+OF_LIGHTNING_IN_WANDB, OF_WANDB = "trainer/global_step", "_step"
+
+CLOCKS = ("step", OF_LIGHTNING_IN_WANDB, "train/global_step", OF_WANDB)
+"""Columns of the step: CSVLogger and MLflow, W&B with Lightning, W&B with transformers, W&B."""
+
+TIMES = ("_runtime", "_timestamp")
+"""Columns of W&B with seconds: since the run began, since the epoch."""
+
+
+class CsvLog(Log):
+    """A CSV file with a line for each time of writing. It may still grow.
+
+    A last line without its end is not read: the run that wrote the file was killed, or still
+    writes.
+
+    Args:
+        path: The run, for errors.
+        *names: Names of metrics that are wanted, besides the monitor's.
+    """
+
+    def __init__(self, path: Path, *names: str) -> None:
+        super().__init__()
+        self.path = path
+        self.names: list[str] = []
+        """The names of the columns."""
+        self._wanted = {*names, *CLOCKS, *TIMES}
+        self._columns: dict[int, str] = {}
+        self._start, self._inode = b"", 0
+        self._end = self._size = self._lines = 0
+
+    @property
+    def unread(self) -> int:
+        """The bytes after the last whole line."""
+        return self._size - self._end
+
+    def replaced(self, files: list[Path]) -> bool:
+        """Return whether the file was replaced, or written again from its beginning.
+
+        Raises:
+            OSError: If the file does not exist any more.
+        """
+        if not self._end:
+            return False
+        if self.path not in files:
+            return True
+        found = self.path.stat()
+        if found.st_ino != self._inode or found.st_size < self._end:
+            return True
+        with self.path.open("rb") as file:
+            return file.read(len(self._start)) != self._start
+
+    def read(self, files: list[Path]) -> bool:
+        """Read what was added. Return whether there was anything new.
+
+        Raises:
+            ValueError: If the file is damaged, or has other things in its columns than numbers.
+            OSError: If the file cannot be read.
+        """
+        (self.path,) = files
+        before = len(self), len(self.names)
+        found = self.path.stat()
+        self._inode = found.st_ino
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            content = file.read()
+        self._size = self._end + len(content)
+        content = content[: content.rfind(b"\n") + 1]
+        self._end += len(content)
+        self._start = self._start or content[: content.find(b"\n") + 1]
+        lines = content.splitlines(keepends=True)
+        # Spreadsheets may begin a file with the mark that "-sig" is for.
+        text = codecs.iterdecode(lines, "utf-8-sig" if not self._lines else "utf-8")
+        for number, cells in checked_lines(self.path, text, len(self.names), self._lines):
+            if not self.names:
+                self._read_names(cells)
+            elif self._add_line(number, cells):
+                self.last_row_at = found.st_mtime
+        self._lines += len(lines)
+        return (len(self), len(self.names)) != before
+
+    def check_endings(self, *, allow_truncated: bool = False) -> None:
+        """Warn if the last line is not whole. It is left out, also with `allow_truncated`."""
+        if self.unread:
+            warnings.warn(
+                f"{printable(self.path)} ends within line {self._lines + 1}, as if the run was"
+                " killed while it wrote this line. The line is left out.",
+                stacklevel=3,
+            )
+
+    def others(self, prefix: str) -> list[str]:
+        """Return the names of the other columns."""
+        return [n for n in self.names if name_in(n, prefix) is None or not is_recorded(n)]
+
+    def clock_of(self, name: str) -> str:
+        """Return the column of steps that has numbers beside a metric; "" if there is none."""
+        lines = self.parts_of(name)
+        return next((c for c in CLOCKS if np.isin(lines, self.parts_of(c)).any()), "")
+
+    def metric(self, name: str, like: str = "") -> Metric:
+        """Return a metric. It is empty if it was not logged.
+
+        Args:
+            name: Of the metric.
+            like: Another metric. Its column of steps is used, and lines without a step are left
+                out.
+
+        Raises:
+            ValueError: If the step of a value is not known, and `like` is not given.
+        """
+        lines, values = self.parts_of(name), super().metric(name).values
+        clock = self.clock_of(like or name)
+        if len(lines) and not like and not clock:
+            raise ValueError(
+                f"`{printable(self.path)}` must have the step of each {printable(name)} in a column"
+                f" {', '.join(CLOCKS)}, got {printable(', '.join(self.names))}. Export all columns."
+            )
+        steps = self._beside(lines, clock)
+        known = np.isfinite(steps)
+        if not like and not known.all():
+            raise ValueError(
+                f"`{clock}` must be known of each {printable(name)}, got no number in line"
+                f" {lines[~known][0]} of {printable(self.path)}. Write the step into it, or remove"
+                " the line."
+            )
+        time = next((name for name in TIMES if name in self.places), "")
+        seconds = self._beside(lines, time)
+        if time == TIMES[1]:
+            seconds -= super().metric(time).values.min(initial=math.inf)
+        return Metric(steps[known], values[known], seconds[known])
+
+    def _beside(self, lines: NDArray[np.int64], name: str) -> Array:
+        """Return the values of another column in these lines; NaN where it has none."""
+        of_line = zip(self.parts_of(name).tolist(), super().metric(name).values, strict=True)
+        known = dict(of_line)
+        return np.array([known.get(line, math.nan) for line in lines.tolist()], dtype=np.float64)
+
+    def _read_names(self, names: list[str]) -> None:
+        self.names = names
+        for place, name in enumerate(names):
+            if is_recorded(name) or name in self._wanted:
+                self._columns[place] = name
+                self.places.setdefault(name, len(self.places))
+        alike: dict[str, list[str]] = {}
+        for name in filter(is_recorded, names):
+            alike.setdefault(name[name.index(ROOT) :], []).append(name)
+        if twice := next((found for found in alike.values() if len(found) > 1), None):
+            raise ValueError(
+                f"`{printable(self.path)}` must have one column for each metric, got"
+                f" {printable(', '.join(twice))}. Remove the columns of the other run."
+            )
+
+    def _add_line(self, line: int, cells: Sequence[str]) -> bool:
+        """Add the numbers of a line. Return whether it has any of a monitor."""
+        of_monitor = False
+        for place, name in self._columns.items():
+            if not (cell := cells[place]):
+                continue
+            ours = name.startswith(PREFIXES)
+            where = f"in line {line} of {printable(self.path)}"
+            try:
+                value = float(cell)
+            except ValueError:
+                raise ValueError(
+                    f"`{printable(name)}` must be a number, got {cell!r} {where}. Correct this"
+                    " cell, or remove the line."
+                ) from None
+            self.add(name, value, where, step=0.0, seconds=math.nan, part=line)  # lines are rows
+            of_monitor = of_monitor or ours
+        return of_monitor

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a logger wrote about a run: numbers by name and step, in the order of writing."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisescale.history.history import COLUMNS
+from noisescale.history.metric_names import ABOUT_RUN, ROOT, TRAINER_PREFIXES, name_in
+from noisescale.printable import printable
+
+Array = NDArray[np.float64]
+
+PREFIXES = tuple(before + ROOT for before in TRAINER_PREFIXES)
+"""The beginnings of the names of the monitor's metrics, as logs have them."""
+
+
+COLUMN_OF = {
+    "simple": "noise_scale",
+    "simple_high": "high",
+    "lower_bound": "low",
+    **{name: name for name in COLUMNS if name not in ("noise_scale", "low", "high")},
+}
+"""From a metric's name, without its prefix, to the column of the history."""
+
+
+def is_recorded(name: str) -> bool:
+    """Whether a name is that of a metric which a history is made of, of any monitor.
+
+    Examples:
+        >>> is_recorded("noise_scale/wide/optimizer_1/step"), is_recorded("noise_scale/report")
+        (True, False)
+    """
+    last = name.rpartition("/")[2]
+    return name.startswith(PREFIXES) and (
+        last in COLUMN_OF or last in ABOUT_RUN or f"{ROOT}group/" in name or "/group/" in name
+    )
+
+
+class Metric(NamedTuple):
+    """The values of one metric, in the order of writing."""
+
+    steps: Array
+    """Under which they were logged; NaN if not known."""
+    values: Array
+    seconds: Array
+    """Since the first value of the run, without the time between two files; NaN if not known."""
+
+
+class Log:
+    """The numbers that a logger wrote, in the order of writing. The files may still grow.
+
+    Readers of files add to it. Everybody else asks it for metrics, or for the rows of a monitor.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+        """From each name to its number, in the order in which the names were found."""
+        self.last_row_at: float | None = None
+        """The time at which a monitor's metric was last written, in seconds since the epoch."""
+        self._of = array("l")
+        self._parts = array("l")
+        self._steps, self._values, self._seconds = array("d"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics that were read."""
+        known = set(self._of)
+        return [name for name, place in self.places.items() if place in known]
+
+    def others(self, prefix: str) -> list[str]:
+        """Return the names without a prefix, also those of pictures and texts."""
+        return [name for name in self.places if name_in(name, prefix) is None]
+
+    def add(
+        self, name: str, value: float, where: str, *, step: float, seconds: float, part: int
+    ) -> None:
+        """Add a number.
+
+        Args:
+            name: The metric.
+            value: Its value.
+            where: The place in the file, for an error.
+            step: The step under which it was logged; 0 in a file whose lines are rows.
+            seconds: See `Metric`.
+            part: The number of the file or line. A row is never spread over two parts.
+
+        Raises:
+            ValueError: If a metric of a monitor is not finite.
+        """
+        if not math.isfinite(value) and name.startswith(PREFIXES):
+            raise ValueError(
+                f"`{printable(name)}` must be finite, got {value} {where}. NoiseScaleMonitor only"
+                " logs finite values: correct the program that wrote the file."
+            )
+        self._of.append(self.places.setdefault(name, len(self.places)))
+        self._steps.append(step)
+        self._values.append(value)
+        self._seconds.append(seconds)
+        self._parts.append(part)
+
+    def metric(self, name: str, like: str = "") -> Metric:
+        """Return a metric. It is empty if it was not logged. `like` matters in a CSV file."""
+        chosen = np.array(self._of) == self.places.get(name, -1)
+        columns = self._steps, self._values, self._seconds
+        return Metric(*(np.array(column)[chosen] for column in columns))
+
+    def parts_of(self, name: str) -> NDArray[np.int64]:
+        """Return the number of the file or line of each value of a metric."""
+        chosen = np.array(self._of) == self.places.get(name, -1)
+        return np.asarray(np.array(self._parts)[chosen], dtype=np.int64)
+
+    def rows(self, prefix: str) -> dict[str, Array]:
+        """Return what was logged under a prefix, as columns by name without the prefix.
+
+        The metrics of a row are written one after another, under one step. So a metric that comes
+        again starts the next row. A value that a row lacks is NaN.
+        """
+        ours = {
+            place: name
+            for tag, place in self.places.items()
+            if (name := name_in(tag, prefix)) is not None
+        }
+        chosen = np.flatnonzero(np.isin(self._of, list(ours)))
+        of, steps, parts = (np.array(each)[chosen] for each in (self._of, self._steps, self._parts))
+        rows, row, before = np.zeros(len(chosen), dtype=np.int64), -1, (math.nan, -1)
+        seen: set[str] = set()
+        written = zip(of.tolist(), steps.tolist(), parts.tolist(), strict=True)
+        for k, (place, step, part) in enumerate(written):
+            if (step, part) != before or ours[place] in seen:
+                row, before = row + 1, (step, part)
+                seen.clear()
+            seen.add(ours[place])
+            rows[k] = row
+        columns = {name: np.full(row + 1, math.nan) for name in ours.values()}
+        values = np.array(self._values)[chosen]
+        for place, name in ours.items():
+            columns[name][rows[of == place]] = values[of == place]
+        return columns
