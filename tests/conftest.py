@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from noisescale.collectors.rows.step_norms import StepNorms
     from noisescale.collectors.rows.step_rows import MeasuredStep
 
+# Last: an installed package comes before the sources.
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for `benchmarks`
+
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch and of NumPy
 # Asking whether there is a GPU must not initialise CUDA: forked ranks could not use it.

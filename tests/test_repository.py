@@ -332,28 +332,33 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
-        ("step_time_coverage.py", ["--fits", "6", "--only", "six", "--processes", "1"]),
+        ("accuracy/coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
+        ("prediction/step_times.py", ["--fits", "6", "--only", "six", "--processes", "1"]),
         pytest.param(
-            "accuracy.py", ["--seeds", "1", "--steps", "100"], marks=needs_measurable_shards
+            "accuracy/real_model.py",
+            ["--seeds", "1", "--steps", "100"],
+            marks=needs_measurable_shards,
         ),
-        ("prediction.py", ["--smoke"]),
-        ("whole_runs.py", ["--smoke"]),
-        ("prediction_coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
-        ("regimes.py", ["--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1"]),
-        ("report_speed.py", ["--smoke"]),
-        ("adaptive.py", ["--smoke"]),
-        ("adasum.py", ["--smoke"]),
-        ("suite.py", ["--smoke"]),
-        ("scheduler_overhead.py", ["--smoke"]),
-        ("endurance.py", ["--smoke"]),
-        ("decentlam.py", ["--smoke"]),
-        ("inner_product.py", ["--smoke"]),
-        ("tune_prior.py", ["--smoke"]),
-        ("carbs.py", ["--smoke"]),
-        ("groups.py", ["--steps", "20", "--seeds", "2", "--truth", "100"]),
+        ("prediction/single_runs.py", ["--smoke"]),
+        ("cost/whole_runs.py", ["--smoke"]),
+        ("prediction/coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
         (
-            "halves.py",
+            "prediction/regimes.py",
+            ["--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1"],
+        ),
+        ("cost/report.py", ["--smoke"]),
+        ("scheduling/adaptive.py", ["--smoke"]),
+        ("methods/adasum.py", ["--smoke"]),
+        ("suite/run.py", ["--smoke"]),
+        ("cost/scheduler.py", ["--smoke"]),
+        ("cost/endurance.py", ["--smoke"]),
+        ("methods/decentlam.py", ["--smoke"]),
+        ("scheduling/inner_product.py", ["--smoke"]),
+        ("methods/tune_prior.py", ["--smoke"]),
+        ("methods/carbs.py", ["--smoke"]),
+        ("accuracy/groups.py", ["--steps", "20", "--seeds", "2", "--truth", "100"]),
+        (
+            "accuracy/halves.py",
             ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],
         ),
     ],
@@ -365,4 +370,4 @@ def test_benchmarks_run(script: str, options: list[str]) -> None:
 @needs_measurable_shards
 def test_the_benchmark_that_profiles_runs() -> None:
     """Not in a fork of this process: torch's profiler does not always survive one."""
-    assert run("benchmarks/overhead.py", "--smoke")
+    assert run("benchmarks/cost/overhead.py", "--smoke")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/suite.py: its targets, its clock, its trainings, and what is trained next."""
+"""benchmarks/suite/run.py: its targets, its clock, its trainings, and what is trained next."""
 
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import _results
-import suite
-from _suite_report import tuners, untuned
-from _suite_scores import (
+from benchmarks.lib import results
+from benchmarks.suite import run as suite
+from benchmarks.suite._report import tuners, untuned
+from benchmarks.suite._scores import (
     mean_factor,
     mean_speed_up,
     scored,
@@ -24,9 +22,18 @@ from _suite_scores import (
     trial_by_trial,
     verdicts,
 )
-from _suite_submissions import CARBS, EXTERNAL, EXTERNALS, Key, Size, key_of, missing, target_of
-from _suite_trials import Method, Task, step_seconds, train
-from _suite_workloads import PROBLEMS, VARIANTS
+from benchmarks.suite._submissions import (
+    CARBS,
+    EXTERNAL,
+    EXTERNALS,
+    Key,
+    Size,
+    key_of,
+    missing,
+    target_of,
+)
+from benchmarks.suite._trials import Method, Task, step_seconds, train
+from benchmarks.suite._workloads import PROBLEMS, VARIANTS
 
 SMALL = Size(
     externals=("sgd", "sgd, CARBS"),
@@ -99,7 +106,7 @@ TINY = Size(
 def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     whole = suite.Suite([], TINY, saved=False, processes=1)
     assert whole.run(["regression"], math.inf)
     added = suite.Suite._add
@@ -115,8 +122,8 @@ def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
         once.setattr(suite, "key_of", lambda row: begun.append(key_of(row)) or begun[-1])
         with pytest.raises(KeyboardInterrupt):
             suite.Suite([], TINY, saved=True, processes=2).run(["regression"], math.inf)
-    kept = _results.saved_rows("suite")
-    later = suite.Suite(_results.saved_rows("suite"), TINY, saved=True, processes=2)
+    kept = results.saved_rows(suite.NAME)
+    later = suite.Suite(results.saved_rows(suite.NAME), TINY, saved=True, processes=2)
     assert later.run(["regression"], math.inf)
 
     assert {key_of(row) for row in kept} == set(begun)  # none of them is lost
@@ -124,13 +131,13 @@ def test_an_interrupted_suite_saves_what_is_under_way_and_goes_on(
     found = {key_of(row): row["best"] if "best" in row else row["goal"] for row in later.rows}
     assert len(found) == len(later.rows) == len(whole.rows) == 3 * 2 + 1 + 1 + 2 * 2
     assert found == {key_of(r): r["best"] if "best" in r else r["goal"] for r in whole.rows}
-    assert len(_results.saved_rows("suite")) == len(later.rows)
+    assert len(results.saved_rows(suite.NAME)) == len(later.rows)
 
 
 def test_results_of_another_protocol_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     suite.check_saved()  # nothing is saved
     suite.Suite([], TINY, saved=True, processes=1)._add(
         {"kind": "target", "workload": "digits", "submission": "", "goal": 0.1, "of_each": {}}

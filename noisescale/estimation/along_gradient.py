@@ -19,7 +19,7 @@ LEAST_ALIGNMENT = 0.25
 
 BEYOND = 5.0
 """The noise along G over that along m was 1.1 to 4.3 where the alignment was enough, on four models
-of others (benchmarks/along_gradient.py), and down to a third with isotropic noise."""
+of others (benchmarks/scheduling/along_gradient.py), and down to a third with isotropic noise."""
 
 
 class AlongGradient:

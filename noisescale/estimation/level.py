@@ -17,7 +17,7 @@ Without a limit, one step could dominate the window of a run in which |g|² vari
 limit depends on the step's own |g|², so it biases the ratio of averages wherever noise alone
 reaches the limit. Noise in few directions is skewed and does reach it. The table has the coverage
 of the 95 % interval of `RecentSteps`, and the median estimate as a multiple of the true value
-(200 steps; `benchmarks/coverage.py --only recent --largest-step ...`):
+(200 steps; `benchmarks/accuracy/coverage.py --only recent --largest-step ...`):
 
     cut                           2           4           6           8       none
     2 directions, 2 B      54 % 1.61   90 % 1.11   93 % 1.03   94 % 1.01   95 % 0.99

@@ -31,9 +31,9 @@ LARGEST_SHARE = 0.7
 DRIFT = 0.6
 """Standard deviation of the logarithm of the noise scale after the steps have grown e-fold.
 
-Chosen of 0.3 to 1 on the trainings of seeds 0 to 2 of `benchmarks/now.py`. On those of seeds 3 to 9
-the intervals held the truth in 92 to 98 % of the looks, at each cadence and length of run (0.5: 88
-to 96 %, 0.7: 90 to 99 %).
+Chosen of 0.3 to 1 on the trainings of seeds 0 to 2 of `benchmarks/accuracy/now.py`. On those of
+seeds 3 to 9 the intervals held the truth in 92 to 98 % of the looks, at each cadence and length of
+run (0.5: 88 to 96 %, 0.7: 90 to 99 %).
 """
 
 EARLY = 8

@@ -19,8 +19,8 @@ EARLY, EARLY_IF_DEAREST = 8, 32
 """In this many first steps steps are measured evenly; later, evenly in log time.
 
 By halves, 32 leave 26 of the first 53 measured steps to steps 200 to 1,500, and 8 leave 22. In a
-replay of half of the runs of `benchmarks/now.py` 56 % of the looks were then resolved, of 46 %. The
-cheap ways measure nearly all of the first steps.
+replay of half of the runs of `benchmarks/accuracy/now.py` 56 % of the looks were then resolved, of
+46 %. The cheap ways measure nearly all of the first steps.
 """
 
 FIRST = 2

@@ -18,8 +18,8 @@ from noisescale.tradeoff.tradeoff import Floats
 STEPS_SCATTER = 0.15
 """Of the logarithm of the steps to one result, by seed and by how finely learning rates are tuned.
 
-The trainings of benchmarks/prediction.py scatter by 5 to 23 % between seeds, 15 % in the root mean
-square.
+The trainings of benchmarks/prediction/single_runs.py scatter by 5 to 23 % between seeds, 15 % in
+the root mean square.
 """
 
 FARTHEST = 1e6

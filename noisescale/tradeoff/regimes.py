@@ -28,8 +28,8 @@ GENTLEST, SHARPEST = 0.4, 20.0
 """Exponents α of the bend that are considered.
 
 The law has 1. At 0.4 diminishing returns stretch over a factor of 400,000 in batch sizes, 20 is a
-corner. The sweeps of benchmarks/prediction.py and adaptive.py bend by 0.8 to 1.8, those of Zhang et
-al. 2024 by 0.8 to 1.3.
+corner. The sweeps of benchmarks/prediction/single_runs.py and benchmarks/scheduling/adaptive.py
+bend by 0.8 to 1.8, those of Zhang et al. 2024 by 0.8 to 1.3.
 """
 
 GENTLE = 0.5
@@ -127,8 +127,8 @@ def find_regimes(
 
     α = 1 gives B_crit/5 and 5·B_crit. The sweep has to say what α is: an interval holds the values
     of every curve that fits nearly as well as the best one, whatever its α. Bends gentler than the
-    law count as less likely beforehand (`GENTLE`). benchmarks/regimes.py counts how often the
-    intervals hold the truth, and how often intervals with α = 1 do.
+    law count as less likely beforehand (`GENTLE`). benchmarks/prediction/regimes.py counts how
+    often the intervals hold the truth, and how often intervals with α = 1 do.
 
     Args:
         batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.

@@ -73,7 +73,7 @@ def test_averages_stay_unbiased_when_the_batch_size_changes() -> None:
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """A small run of benchmarks/coverage.py, at a quarter of its price."""
+    """A small run of benchmarks/accuracy/coverage.py, at a quarter of its price."""
     answers = [
         estimator_after(*draws(60, signal=0.5, seed=seed), window=30).estimate()
         for seed in range(500)

@@ -64,7 +64,7 @@ def test_bounds_of_noisy_timings_hold_further_timings(
     """0.95, less two standard errors of 24 sets of timings with one further timing each: 0.09.
 
     The share of all further timings is known here, and so many sets tell as much or more. With
-    100 to 400 sets: benchmarks/step_time_coverage.py.
+    100 to 400 sets: benchmarks/prediction/step_times.py.
     """
     held = []
     for seed in range(sets):

@@ -159,7 +159,7 @@ def test_two_or_three_batch_sizes_leave_most_open(sizes: list[float]) -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.5])
 def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
-    """More of this: benchmarks/regimes.py."""
+    """More of this: benchmarks/prediction/regimes.py."""
     generator, sizes = np.random.default_rng(0), doublings(4, 10)
     apart = (1.2**alpha - 1) ** (1 / alpha)
     held = np.zeros(3)

@@ -7,17 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from methods.decentlam.oracle_of_decentlam import (
-    Array,
-    decentlam,
-    dmsgd,
-    regressions,
-    relative_distance,
-    ring,
-)
+from methods.decentlam.oracle_of_decentlam import decentlam, ring
 from ranks import on_ranks
 from torch import Tensor, _dynamo, nn
 
+from benchmarks.lib.regressions import Array, dmsgd, regressions, relative_distance
 from noisescale import DecentLaM, metropolis_weights
 
 _ = _dynamo  # Optimizers import it: here once, and not in each rank.

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the noise scale that is shown in a training with the exact one of its last 40 steps.
+
+Models and settings are other people's, see `_now_workloads.py`. Each run is looked at three or four
+times, the last time at its end. At a look the noise scale is shown as `NoiseScaleMonitor` does
+after the steps that the cadence had measured by then.
+
+    python benchmarks/accuracy/now.py                        # a minute: replays what was recorded
+    python benchmarks/accuracy/now.py --record [--seeds 10]  # hours: trains what was not recorded
+
+A look counts as held if the interval has the exact noise scale in it; an interval without an upper
+end has it if it is above the lower bound. All looks count, but those where the exact noise scale is
+known to less than 25 % (the ends of some cosine schedules): their number is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks.accuracy._now_workloads import BATCH_SIZE, LOOKS, WORKLOADS, Recorded, record
+from benchmarks.lib.results import FOLDER, write_results
+from noisescale import GradientMoments, NoiseScale, NoiseScaleEstimator
+from noisescale.meter.cadence import NOTHING, Cadence
+
+UNDER_WAY = Path(__file__).resolve().parents[2] / ".cache/now"
+RECORDED = FOLDER / "accuracy/now.npz"
+HALVES = 0.75
+"""What measuring a step by halves costs, in plain steps: as `HalvesCollector.cost`."""
+CADENCES = {"1 %": 0.01, "2 %": 0.02, "every step": None}
+"""The share of the run's time that measuring may take."""
+LEAST_KNOWN = 0.25
+"""The largest relative standard error of the exact noise scale at a look that counts."""
+WITHIN = 1.5
+RATIOS = (0, 4, 16, math.inf)
+"""Looks are told apart by how many batches the noise scale is."""
+
+
+class Look(NamedTuple):
+    workload: str
+    steps: int
+    """Of the whole run."""
+    seed: int
+    at: int
+    truth: float
+    shown: NoiseScale
+
+    @property
+    def held(self) -> bool:
+        return self.shown.low <= self.truth <= self.shown.high
+
+    @property
+    def near(self) -> bool:
+        if not self.shown.resolved:
+            return False
+        return self.truth / WITHIN <= self.shown.value <= self.truth * WITHIN
+
+
+def looks(cost: float | None) -> Iterator[Look]:
+    """Replay all runs at one cadence."""
+    for (workload, steps, seed), run in recorded_runs().items():
+        estimator, last = NoiseScaleEstimator(), 0
+        due = set(measured_steps(steps, cost))
+        truths = zip(LOOKS[steps], run.truth, run.truth_error, strict=True)
+        for at, truth, error in truths:
+            for step in range(last + 1, at + 1):
+                if step in due:
+                    moments = GradientMoments(run.grad_sq_norm[step - 1], run.noise_trace[step - 1])
+                    estimator.update(moments, BATCH_SIZE, step)
+            last = at
+            if truth > 0 and error <= LEAST_KNOWN:
+                yield Look(workload, steps, seed, at, float(truth), estimator.estimate(at))
+
+
+def measured_steps(steps: int, cost: float | None) -> Iterator[int]:
+    """The steps that are measured, as the meter chooses them."""
+    cadence = Cadence(1) if cost is None else Cadence("auto", cost)
+    spent = NOTHING
+    for step in range(1, steps + 1):
+        if due := cadence.due(step, spent, HALVES):
+            spent = spent.after(due, HALVES)
+            yield step
+
+
+def summary(found: list[Look]) -> dict[str, float]:
+    """Shares of the looks, and the median ratio of the ends of resolved intervals."""
+    ratios = [x.shown.high / x.shown.low for x in found if x.shown.resolved and x.shown.low > 0]
+    return {
+        "looks": len(found),
+        "held": round(np.mean([look.held for look in found]), 3),
+        "within": round(np.mean([look.near for look in found]), 3),
+        "resolved": round(np.mean([look.shown.resolved for look in found]), 3),
+        "high_over_low": round(float(np.median(ratios)), 2) if ratios else math.nan,
+    }
+
+
+def report(*, save: bool) -> None:
+    """Print the shares of looks, by cadence, length of run and the noise scale in batches."""
+    total = sum(len(LOOKS[steps]) for _, steps, _ in recorded_runs())
+    rows = []
+    for name, cost in CADENCES.items():
+        found = list(looks(cost))
+        for steps in LOOKS:
+            of_length = [look for look in found if look.steps == steps]
+            parts = {"all": of_length}
+            for low, high in pairwise(RATIOS):
+                parts[f"{low} to {high} B"] = [
+                    look for look in of_length if low <= look.truth / BATCH_SIZE < high
+                ]
+            parts |= {w: [look for look in of_length if look.workload == w] for w in WORKLOADS}
+            for part, those in parts.items():
+                if those:
+                    rows.append({"cadence": name, "steps": steps, "of": part} | summary(those))
+        print(f"{name}: {total - len(found)} of {total} looks are not known exactly enough")
+    for row in rows:
+        if row["of"] not in WORKLOADS:
+            print(
+                f"{row['cadence']:10} {row['steps']:5} steps  {row['of']:12} {row['looks']:4} looks"
+                f"  held {row['held']:4.0%}  within {WITHIN} x {row['within']:4.0%}"
+                f"  resolved {row['resolved']:4.0%}  high/low {row['high_over_low']:.1f}"
+            )
+    if save:
+        write_results("accuracy/now", rows)
+
+
+def record_all(seeds: int) -> None:
+    """Train what was not trained yet, one seed of all workloads after the other."""
+    torch.set_num_threads(1)
+    UNDER_WAY.mkdir(parents=True, exist_ok=True)
+    for seed in range(seeds):
+        for workload in WORKLOADS.values():
+            for steps in workload.lengths:
+                path = UNDER_WAY / f"{workload.name}-{steps}-{seed}.npz"
+                if not path.exists():
+                    recorded = record(workload, steps, seed)
+                    np.savez(path.with_suffix(".new.npz"), **vars(recorded))
+                    path.with_suffix(".new.npz").replace(path)  # an interruption leaves no half
+                    print(path.stem, recorded.truth.round(1), flush=True)
+    pack()
+
+
+def pack() -> None:
+    """Save all runs in one file."""
+    arrays = {
+        f"{path.stem}/{name}": array.astype(np.float32)
+        for path in sorted(UNDER_WAY.glob("*[0-9].npz"))
+        for name, array in np.load(path).items()
+    }
+    np.savez_compressed(RECORDED, **arrays)
+
+
+def recorded_runs() -> dict[tuple[str, int, int], Recorded]:
+    """All runs that were saved, by workload, steps and seed."""
+    arrays = np.load(RECORDED)
+    runs = sorted({key.partition("/")[0] for key in arrays})
+    found = {}
+    for run in runs:
+        name, steps, seed = run.rsplit("-", 2)
+        columns = {key: arrays[f"{run}/{key}"].astype(float) for key in Recorded.__annotations__}
+        found[name, int(steps), int(seed)] = Recorded(**columns)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--save", action="store_true", help="into results/accuracy/now.json")
+    options = parser.parse_args()
+    if options.record:
+        record_all(options.seeds)
+    report(save=options.save)
