@@ -26,8 +26,9 @@ from benchmarks.suite._trials import CLOCK, Row
 from benchmarks.suite._workloads import PROBLEMS, VARIANTS
 from noisescale import algoperf_score
 from noisescale.history.metrics import Goal
-from noisescale.lab.compare import Comparison, Measurements, Trial, compare
 from noisescale.lab.compare.algoperf import Ruleset, TrialTime, times_to_result
+from noisescale.lab.compare.comparison import Comparison, compare
+from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.profiles import speed_up
 
 Times = dict[str, dict[str, float]]

@@ -84,7 +84,7 @@ def test_a_study_goes_on_in_another_process(tmp_path: Path) -> None:
         "import sys; from tuning.carbs.test_sampler import stored;"
         "[stored(place, 3) for place in sys.argv[1:]]"
     )
-    tests = Path(__file__).parents[2]
+    tests = Path(__file__).parents[3]
     subprocess.run(
         [sys.executable, "-c", script, *places],
         check=True,
