@@ -21,7 +21,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 DEVICE :=
 ON_FAKE = --device fake $(DEVICE) tests
 
-.PHONY: demo test test-gpu test-mps test-oldest lint docs dist wheel-test clean
+.PHONY: demo test test-weekly test-gpu test-mps test-oldest lint docs dist wheel-test clean
 
 demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 	@$(BIN)/python examples/digits_ddp.py
@@ -29,6 +29,9 @@ demo: .venv/ready ## measure the noise scale of a small run on two CPU processes
 test: .venv/ready ## run all tests
 	$(BIN)/pytest $(WORKERS)
 	$(BIN)/pytest $(WORKERS) $(ON_FAKE)
+
+test-weekly: .venv/ready ## run the benchmarks that repeat what other tests test
+	$(BIN)/pytest $(WORKERS) -m weekly tests
 
 # In the second run torch looks for streams that do not wait. What both find is in build.
 test-gpu: .venv/ready ## run the tests that take a device on a GPU; .venv needs a torch with CUDA

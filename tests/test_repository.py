@@ -329,42 +329,57 @@ def test_lightnings_logger_stays_that_of_the_package_in_use() -> None:
     assert all(name.startswith(package) for package, name in said.items())
 
 
+SCRIPTS = [p for p in sorted(ROOT.glob("benchmarks/*/[!_]*.py")) if p.parent.name != "lib"]
+
+
+@pytest.mark.parametrize(
+    "script", SCRIPTS, ids=lambda script: f"{script.parent.name}/{script.stem}"
+)
+def test_every_benchmark_says_what_it_measures(script: Path) -> None:
+    assert "usage: " in printed(script, "--help")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cost/endurance",
+        "cost/report",
+        "cost/scheduler",
+        "cost/whole_runs",
+        "methods/carbs",
+        "methods/tune_prior",
+        "prediction/single_runs",
+        "scheduling/adaptive",
+        "scheduling/inner_product",
+    ],
+)
+def test_benchmarks_run(script: str) -> None:
+    assert printed(f"benchmarks/{script}.py", "--smoke")
+
+
+HALVES = ("--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8")
+
+
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("accuracy/coverage.py", ["--runs", "1000", "--only", "8 steps", "--processes", "1"]),
-        ("prediction/step_times.py", ["--fits", "6", "--only", "six", "--processes", "1"]),
+        ("accuracy/coverage", ("--runs", "1000", "--only", "8 steps", "--processes", "1")),
+        ("accuracy/groups", ("--steps", "20", "--seeds", "2", "--truth", "100")),
+        ("accuracy/halves", HALVES),
         pytest.param(
-            "accuracy/real_model.py",
-            ["--seeds", "1", "--steps", "100"],
-            marks=needs_measurable_shards,
+            "accuracy/real_model", ("--seeds", "1", "--steps", "100"), marks=needs_measurable_shards
         ),
-        ("prediction/single_runs.py", ["--smoke"]),
-        ("cost/whole_runs.py", ["--smoke"]),
-        ("prediction/coverage.py", ["--runs", "200", "--only", "b = 2 B, 200", "--processes", "1"]),
-        (
-            "prediction/regimes.py",
-            ["--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1"],
-        ),
-        ("cost/report.py", ["--smoke"]),
-        ("scheduling/adaptive.py", ["--smoke"]),
-        ("methods/adasum.py", ["--smoke"]),
-        ("suite/run.py", ["--smoke"]),
-        ("cost/scheduler.py", ["--smoke"]),
-        ("cost/endurance.py", ["--smoke"]),
-        ("methods/decentlam.py", ["--smoke"]),
-        ("scheduling/inner_product.py", ["--smoke"]),
-        ("methods/tune_prior.py", ["--smoke"]),
-        ("methods/carbs.py", ["--smoke"]),
-        ("accuracy/groups.py", ["--steps", "20", "--seeds", "2", "--truth", "100"]),
-        (
-            "accuracy/halves.py",
-            ["--models", "VAE", "two towers", "--seeds", "1", "--batches", "60", "--rounds", "8"],
-        ),
+        ("methods/adasum", ("--smoke",)),
+        ("methods/decentlam", ("--smoke",)),
+        ("prediction/coverage", ("--runs", "200", "--only", "b = 2 B, 200", "--processes", "1")),
+        ("prediction/regimes", ("--runs", "10", "--only", "perfect, α 1, 7", "--processes", "1")),
+        ("prediction/step_times", ("--fits", "6", "--only", "six", "--processes", "1")),
+        ("suite/run", ("--smoke",)),
     ],
 )
-def test_benchmarks_run(script: str, options: list[str]) -> None:
-    assert printed(f"benchmarks/{script}", *options)
+def test_benchmarks_that_repeat_tests_run(script: str, options: tuple[str, ...]) -> None:
+    assert printed(f"benchmarks/{script}.py", *options)
 
 
 @needs_measurable_shards
