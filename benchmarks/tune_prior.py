@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
-from noisescale.lab.jobs.ledger import results_of
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.reading import read_parameters
@@ -112,7 +111,7 @@ def searched(
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf
     while spent < allowed:
-        asked = suggested(job, results_of(entries), entries, with_prior=with_prior)
+        asked = suggested(job, entries, with_prior=with_prior)
         spec = job.spec(len(entries), asked) | {"seed": 1000 * seed + len(entries)}
         result = trained(spec)
         key = str(len(entries))

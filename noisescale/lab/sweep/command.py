@@ -181,16 +181,16 @@ def sweep_batch_sizes(
 
         def shown(entries: Mapping[str, Entry]) -> Shown:
             nonlocal written
-            if written != (results := results_of(entries)).keys():
-                write_sweep(job, results, output)
-                written = set(results)
+            if written != (ended := results_of(entries).keys()):
+                write_sweep(job, entries, output)
+                written = set(ended)
             progress = sweep_progress(job, entries)
             table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
             return sweep_shown.progress_line(progress), [table]
 
         entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
-        write_sweep(job, results_of(entries), output)
-    found = comparison_of(job, results_of(entries))
+        write_sweep(job, entries, output)
+    found = comparison_of(job, entries)
     if as_json:
         record = sweep_shown.status_as_dict(name, job, entries)
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
@@ -209,7 +209,6 @@ def _print_result(
     from rich.console import Console
 
     from noisescale.lab.compare.comparison_answers import sweep_answers
-    from noisescale.lab.jobs.ledger import results_of
     from noisescale.lab.sweep import sweep_shown
     from noisescale.lab.sweep.sweep_doubts import doubts_after
     from noisescale.lab.sweep.table import sweep_progress
@@ -219,7 +218,7 @@ def _print_result(
     progress = sweep_progress(job, entries)
     out.print(sweep_shown.progress_line(progress), markup=False)
     out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-    warnings = [*doubts, *doubts_after(job, found, results_of(entries), progress)]
+    warnings = [*doubts, *doubts_after(job, found, entries, progress)]
     answers = [line for each in found.sweeps for line in sweep_answers(each)]
     out.print(pairs([("", ""), *answers]))
     if warnings:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import NOTHING, Entry, Record, Task, Training
+from noisescale.lab.jobs.jobs import Entry, Record, Task, Training
 from noisescale.lab.sweep.results import TrialResult, trial_name
 from noisescale.lab.sweep.search import Progress, Search, limit_of, progress_of
 from noisescale.lab.sweep.space import LEARNING_RATE, Dimension
@@ -179,24 +179,12 @@ class SweepJob:
             spec["beta2"] = self.own.beta2 ** (size / base)
         return Task(trial_name(size, point, seed), spec)
 
-    def results_of(
-        self, size: int, results: Mapping[str, Record], specs: Mapping[str, Record]
-    ) -> list[TrialResult]:
-        """Return the results at a batch size."""
-        return [
-            TrialResult.of(specs[key], result)
-            for key, result in sorted(results.items())
-            if specs[key]["batch_size"] == size
-        ]
-
-    def progress(self, size: int, results: Mapping[str, Record]) -> Progress:
+    def progress(self, size: int, entries: Mapping[str, Entry]) -> Progress:
         """Return where the search at a batch size stands."""
-        found = self.results_of(size, results, {key: read_spec(key) for key in results})
+        found = results_at(size, entries)
         return progress_of(self.search, self.dimensions(size), found, self.goal)
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now, see `Job`.
 
         Small batch sizes come first: their trainings have the most steps and take longest. Shorter
@@ -205,24 +193,29 @@ class SweepJob:
         return [
             self.task(size, point, seed)
             for size in self.batch_sizes
-            for point, seed in self.progress(size, results).missing
+            for point, seed in self.progress(size, entries).missing
         ]
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train."""
-        return not self.wanted(results)
+        return not self.wanted(entries)
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more."""
-        spec = read_spec(key)
-        if spec["seed"]:
-            return math.inf
-        found = self.results_of(
-            spec["batch_size"], results, {key: read_spec(key) for key in results}
+        return (
+            math.inf
+            if spec["seed"]
+            else limit_of(results_at(spec["batch_size"], entries), self.goal)
         )
-        return limit_of(found, self.goal)
+
+
+def results_at(size: int, entries: Mapping[str, Entry]) -> list[TrialResult]:
+    """Return the results at a batch size, in the order of their tasks' keys."""
+    return [
+        TrialResult.of(entry.spec, entry.result)
+        for _, entry in sorted(entries.items())
+        if entry.result and entry.spec["batch_size"] == size
+    ]
 
 
 def equal_shares(size: int, devices: int, most: int) -> Plan:
@@ -245,19 +238,6 @@ def equal_shares(size: int, devices: int, most: int) -> Plan:
             )
         plan = Plan(size // (devices * count), count, devices)
     return plan
-
-
-def read_spec(key: str) -> dict[str, Any]:
-    """Return batch size, hyperparameters and seed from the name of a training.
-
-    Examples:
-        >>> read_spec("batch_size=64,learning_rate=0.1,seed=2")
-        {'batch_size': 64, 'hyperparameters': {'learning_rate': 0.1}, 'seed': 2}
-    """
-    parts = dict(part.split("=") for part in key.split(","))
-    size, seed = int(float(parts.pop("batch_size"))), int(parts.pop("seed"))
-    numbers = {name: float(text) for name, text in parts.items()}
-    return {"batch_size": size, "hyperparameters": numbers, "seed": seed}
 
 
 def read_batch_sizes(text: str) -> tuple[int, ...]:

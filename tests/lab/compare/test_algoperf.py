@@ -18,7 +18,7 @@ from noisescale.lab.compare.algoperf import (
 )
 from noisescale.lab.compare.profiles import Times, algoperf_score
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("NOISESCALE_DATA") or ROOT / "data") / "algoperf"
 
 needs_data = pytest.mark.skipif(

@@ -77,7 +77,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "train", raising=False)
-    package = str(Path(launchers.__file__).parents[2])
+    package = str(Path(launchers.__file__).parents[3])
     monkeypatch.syspath_prepend(package)
     monkeypatch.setenv("PYTHONPATH", package)  # of the workers too
     return tmp_path

@@ -11,7 +11,7 @@ import yaml
 
 import noisescale
 
-HUB = Path(__file__).parents[3] / "examples" / "optunahub"
+HUB = Path(__file__).parents[4] / "examples" / "optunahub"
 PACKAGE = HUB / "package" / "samplers" / "carbs"
 
 

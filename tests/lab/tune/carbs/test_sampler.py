@@ -81,10 +81,10 @@ def test_a_study_goes_on_in_another_process(tmp_path: Path) -> None:
         stored(place, 5)
 
     script = (
-        "import sys; from tuning.carbs.test_sampler import stored;"
+        "import sys; from lab.tune.carbs.test_sampler import stored;"
         "[stored(place, 3) for place in sys.argv[1:]]"
     )
-    tests = Path(__file__).parents[2]
+    tests = Path(__file__).parents[3]
     subprocess.run(
         [sys.executable, "-c", script, *places],
         check=True,
