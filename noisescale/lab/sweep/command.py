@@ -239,10 +239,15 @@ def _job(
 ) -> SweepJob:
     """Return the settings of the sweep, once module and data were tried for one step."""
     from noisescale.checks import checked_count, checked_positive
+    from noisescale.lab.parameter_texts import swept_parameters
     from noisescale.lab.sweep.search import Search
-    from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes, read_search
+    from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
 
-    wanted, sizes, dimensions = check_goal(goal), read_batch_sizes(batch_sizes), read_search(search)
+    wanted, sizes, parameters = (
+        check_goal(goal),
+        read_batch_sizes(batch_sizes),
+        swept_parameters(search),
+    )
     if checked_count("trials", trials, "Give 9.") < 3:
         raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
     checked_count("repeats", repeats, "Give 3.")
@@ -260,14 +265,14 @@ def _job(
     module, data = module_and_data(training.target, training.data)
     seeded = torch.initial_seed() != UNUSUAL_SEED
     with told_in_a_line(TOO_LARGE):
-        searched = [dimension.name for dimension in dimensions]
+        searched = [parameter.name for parameter in parameters]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
     if not own.learning_rate > 0:
         raise ValueError(
             f"`configure_optimizers` must set a positive learning rate, got {own.learning_rate:g}."
             " The sweep multiplies it."
         )
-    found = Search(dimensions, trials, repeats, seed)
+    found = Search(parameters, trials, repeats, seed)
     own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
 

@@ -13,9 +13,9 @@ from noisescale.csv_lines import write_csv
 from noisescale.lab.compare.comparison import Comparison, compare
 from noisescale.lab.compare.outcomes import middle
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, device_hours
+from noisescale.lab.parameters import LEARNING_RATE
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
 from noisescale.lab.sweep.settings import SweepJob, results_at
-from noisescale.lab.sweep.space import LEARNING_RATE
 
 SWEEP, TRIALS = "sweep.csv", "trials.csv"
 """The files: the steps to the goal at each batch size, and all evaluations."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from noisescale.lab.jobs.jobs import Entry, Record
-from noisescale.lab.tune.parameters import Value
+from noisescale.lab.parameters import Value
 from noisescale.lab.tune.prior_cost import prior_cost
 from noisescale.lab.tune.tune_job import DONE, TuneJob
 
@@ -52,7 +52,7 @@ def suggested(
         )
         for entry in entries.values():
             study.add_trial(_trial(job, entry))
-        trial = study.ask({each.name: each.distribution() for each in job.parameters})
+        trial = study.ask({each.name: each.distribution for each in job.parameters})
     finally:
         optuna.logging.set_verbosity(before)
     return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
@@ -62,7 +62,7 @@ def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     """Return the sampler of a search."""
     from noisescale.lab.tune.carbs.sampler import CarbsSampler
 
-    spaces = {each.name: space for each in job.parameters if (space := each.space()) is not None}
+    spaces = {each.name: each.space for each in job.parameters if each.space is not None}
     return CarbsSampler(
         seed=job.seed,
         centers=job.center,
@@ -79,7 +79,7 @@ def _trial(job: TuneJob, entry: Entry) -> FrozenTrial:
     values, result = entry.spec["parameters"], entry.result
     of_study: dict[str, Any] = {
         "params": {each.name: values[each.name] for each in job.parameters},
-        "distributions": {each.name: each.distribution() for each in job.parameters},
+        "distributions": {each.name: each.distribution for each in job.parameters},
     }
     if not result:
         return create_trial(state=TrialState.RUNNING, **of_study)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from noisescale.lab.jobs.jobs import Entry
-from noisescale.lab.tune.parameters import Value
+from noisescale.lab.parameters import Value
 from noisescale.lab.tune.tune_job import TuneJob
 
 

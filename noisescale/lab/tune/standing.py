@@ -11,9 +11,9 @@ from typing import Any
 
 from noisescale.csv_lines import write_csv
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, device_hours
+from noisescale.lab.parameters import LOG, POW2, Parameter
 from noisescale.lab.tune.asking import cost_of
 from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
-from noisescale.lab.tune.parameters import LINEAR, LOGIT, Parameter
 from noisescale.lab.tune.tune_job import DONE, TuneJob
 
 TRIALS, FRONT = "trials.csv", "front.csv"
@@ -58,8 +58,8 @@ def front_of(job: TuneJob, entries: Mapping[str, Entry]) -> CostFront:
 
 
 def _searched(each: Parameter) -> Searched:
-    low, high = each.low, each.high
-    return Searched(each.name, each.kind not in (LINEAR, LOGIT), each.is_number, low, high)
+    log = each.kind in (LOG, POW2)
+    return Searched(each.name, log, each.is_number, each.low, each.high)
 
 
 def _trial(entry: Entry) -> TunedTrial:

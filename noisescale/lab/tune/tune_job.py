@@ -5,28 +5,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.lab.jobs.jobs import Entry, Record, State, Task, Training, device_hours
-from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
-from noisescale.lab.sweep.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
-from noisescale.lab.tune.parameters import (
+from noisescale.lab.parameters import (
     BATCH_SIZE,
     EPOCHS,
     FITTED,
+    LEARNING_RATE,
+    MOMENTUM,
     POW2,
     STEPS,
+    SWEPT,
+    WEIGHT_DECAY,
     Parameter,
     Value,
 )
+from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
 from noisescale.plan import Plan
 
 DONE, TOO_DEAR = "done", "too dear"
 """How trainings end, besides "diverged"."""
-
-_OF_OPTIMIZERS = (LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class TuneJob:
         """Return what a training needs to know."""
         plan, steps = self.plan(parameters), self.steps_of(parameters)
         size = plan.batch_size
-        numbers = {name: parameters[name] for name in _OF_OPTIMIZERS if name in parameters}
+        numbers = {name: parameters[name] for name in SWEPT if name in parameters}
         found: dict[str, Any] = {
             "kind": self.kind,
             "training": asdict(self.training),
@@ -284,5 +285,7 @@ def centered(
     for each in parameters:
         value = begin.get(each.name)
         real = isinstance(value, float) and each.name not in FITTED
-        found.append((replace(each, whole=False) if real else each).beginning_at(value))
+        if real and each.whole and each.kind != POW2:
+            each = Parameter.from_dict({**each.as_dict(), "whole": False})
+        found.append(each.beginning_at(value))
     return tuple(found)

@@ -18,12 +18,12 @@ from noisescale.lab.jobs.known_jobs import job_from
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.storage import StorageError
 from noisescale.lab.jobs.worker import Worker
+from noisescale.lab.parameter_texts import all_parameters
+from noisescale.lab.parameters import ranged
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.cost_front import CostFront
-from noisescale.lab.tune.parameters import Parameter
 from noisescale.lab.tune.prior_cost import prior_cost
-from noisescale.lab.tune.reading import read_parameters
 from noisescale.lab.tune.standing import front_of, tune_progress, write_tuned
 from noisescale.lab.tune.tune_job import Length, TuneJob, centered
 
@@ -48,7 +48,7 @@ if p["learning_rate"] > 0.5:
 
 def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     length = others.pop("length", Length(epochs=2.0))
-    parameters = centered(read_parameters(search or SEARCH), own, length, {"width": 16})
+    parameters = centered(all_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
     return TuneJob(
@@ -310,8 +310,8 @@ def test_settings_that_cannot_be_trained_are_refused(others: dict[str, Any], sai
 
 
 def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() -> None:
-    rate = Parameter("learning_rate", "log", 0.001, 1, center=0.3)
-    (dropout,) = read_parameters(["dropout=0..1:linear"])
+    rate = ranged("learning_rate", 0.001, 1, center=0.3)
+    (dropout,) = all_parameters(["dropout=0..1:linear"])
 
     found = centered([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
 
