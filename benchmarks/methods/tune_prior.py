@@ -36,10 +36,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import saved_rows, write_results
 from noisescale import NoiseScaleMonitor, predict
 from noisescale.lab.jobs.jobs import Entry, State, Training
-from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.parameter_texts import all_parameters
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
-from noisescale.lab.tune.reading import read_parameters
 from noisescale.lab.tune.standing import front_of
 from noisescale.lab.tune.tune_job import Length, TuneJob, centered
 
@@ -109,13 +108,13 @@ def searched(
 ) -> tuple[float, float, int]:
     """The best loss, the area under the front, and the number of trainings."""
     length = Length(epochs=EPOCHS, noise_scale=noise_scale)
-    parameters = centered(read_parameters(SEARCH), OWN, length, {})
+    parameters = centered(all_parameters(SEARCH), OWN, length, {})
     settings: dict[str, Any] = {"trials": 999, "seed": seed, "suggest": suggested}
     job = TuneJob(Training("-"), OWN, "val_loss", False, parameters, length, **settings)
     entries: dict[str, Entry] = {}
     spent, allowed = 0.0, math.inf
     while spent < allowed:
-        asked = suggested(job, results_of(entries), entries, with_prior=with_prior)
+        asked = suggested(job, entries, with_prior=with_prior)
         spec = job.spec(len(entries), asked) | {"seed": 1000 * seed + len(entries)}
         result = trained(spec)
         key = str(len(entries))

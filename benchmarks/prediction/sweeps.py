@@ -138,6 +138,7 @@ def kill_some(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
 
 def idle(at: Path, swept: str) -> dict[str, Any]:
     """What a worker costs while there is nothing to train: its one task is taken by another."""
+    from noisescale.lab.jobs.jobs import Task
     from noisescale.lab.jobs.known_jobs import job_from
     from noisescale.lab.jobs.ledger import Ledger
 
@@ -145,10 +146,9 @@ def idle(at: Path, swept: str) -> dict[str, Any]:
     done = Ledger.open(str(place))
     job = job_from(done.job)
     other = Ledger.begin(str(at / "idle.journal"), "sweep", job)
-    results = done.results()
-    last = next(reversed(results))
-    other.take({key: result for key, result in results.items() if key != last})
-    waiting = job.wanted(other.results())
+    *earlier, _ = [each for each in done.entries().values() if each.result]
+    other.take((Task(each.key, each.spec), each.result) for each in earlier)
+    waiting = job.wanted(other.entries())
     other.want(waiting)
     for task in waiting:
         assert other.claim([task.key], {"host": "elsewhere", "process": 1})
@@ -163,7 +163,7 @@ def idle(at: Path, swept: str) -> dict[str, Any]:
     time.sleep(IDLE)
     row = {
         "sweep": "idle worker",
-        "trainings": len(results),
+        "trainings": len(earlier) + 1,
         "processor_share": round((sum(watched.cpu_times()[:2]) - before) / IDLE, 4),
         "megabytes": round(watched.memory_info().rss / 2**20),
         "bytes_written": (at / "idle.journal").stat().st_size - size,

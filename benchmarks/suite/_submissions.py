@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.suite._trials import CLOCK, DEVICES, MOST, Method, Row, Task, step_seconds
 from benchmarks.suite._workloads import PROBLEMS
 from noisescale.lab.compare.algoperf import RULESETS
-from noisescale.lab.sweep.space import Dimension, points
+from noisescale.lab.parameters import Parameter, points, ranged
 
 EXTERNAL, SELF = RULESETS["external_tuning_v06"], RULESETS["self_tuning_v06"]
 TARGET_TRIALS, RERUNS = 8, 5
@@ -31,16 +31,16 @@ CARBS = "sgd, CARBS"
 LONG = 15
 """Trials of a study that compares tuners."""
 
-LARGE = Dimension("batch_size", 512, 2 * MOST)
-SIZES = Dimension("batch_size", 16, 2 * MOST)
+LARGE = ranged("batch_size", 512, 2 * MOST, "log")
+SIZES = ranged("batch_size", 16, 2 * MOST, "log")
 """A value is rounded down to a power of two."""
-MOMENTUM = Dimension("momentum", 0.8, 0.98)
-SGD = Dimension("learning_rate", 0.1, 3.0)
-WITH_MOMENTUM = Dimension("learning_rate", 0.03, 1.0)
-ADAMW = Dimension("learning_rate", 0.001, 0.03)
-DECAY = Dimension("weight_decay", 1e-4, 0.1)
+MOMENTUM = ranged("momentum", 0.8, 0.98, "momentum")
+SGD = ranged("learning_rate", 0.1, 3.0, "log")
+WITH_MOMENTUM = ranged("learning_rate", 0.03, 1.0, "log")
+ADAMW = ranged("learning_rate", 0.001, 0.03, "log")
+DECAY = ranged("weight_decay", 1e-4, 0.1, "log")
 
-Space = tuple[Dimension, ...]
+Space = tuple[Parameter, ...]
 SPACES: Mapping[str, Space] = {
     "sgd": (SGD, SIZES),
     "momentum": (WITH_MOMENTUM, SIZES, MOMENTUM),

@@ -169,15 +169,15 @@ def of_sweep(name: str) -> Made:
 def tasks(journal: str) -> str:
     """What the search wanted at each number of results: its tasks, as workers get them."""
     from noisescale.lab.jobs.known_jobs import job_from
-    from noisescale.lab.jobs.ledger import Ledger, results_of
+    from noisescale.lab.jobs.ledger import Ledger
 
     ledger = Ledger.open(journal, None)
-    job, results = job_from(ledger.job), results_of(ledger.entries())
+    job = job_from(ledger.job)
     found, known = [], {}
-    for key in results:
+    for entry in (each for each in ledger.entries().values() if each.result):
         found.append({"known": len(known), "wanted": [(t.key, t.spec) for t in job.wanted(known)]}
                      if ledger.job["kind"] == "sweep" else {"known": len(known)})  # fmt: skip
-        known[key] = results[key]
+        known[entry.key] = entry
     return json.dumps({"job": ledger.job, "tasks": found}, indent=1)
 
 

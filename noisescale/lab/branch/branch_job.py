@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from noisescale.lab.jobs.jobs import FAILED, NOTHING, Entry, Record, Task, Training
+from noisescale.lab.jobs.jobs import FAILED, Entry, Record, Task, Training
+from noisescale.lab.jobs.ledger import results_of
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ class BranchJob:
         fields = {**read, "training": Training(**read["training"])}
         return cls(**{**fields, "sizes": tuple(fields["sizes"])})
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the branches that can be trained now, see `Job`."""
+        results = results_of(entries)
         tasks = []
         for order in range(self.orders):
             for number, size in enumerate(self.sizes):
@@ -61,13 +61,11 @@ class BranchJob:
                 tasks.append(Task(key, self._spec(number, order, known)))
         return tasks
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train."""
-        return not self.wanted(results)
+        return not self.wanted(entries)
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Branches end by themselves."""
         return math.inf
 

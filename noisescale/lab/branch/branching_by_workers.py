@@ -83,13 +83,15 @@ def _trained(
     told: Told,
 ) -> BranchedRun:
     from noisescale.lab.branch.branch_job import branch_name
-    from noisescale.lab.jobs.jobs import FAILED
+    from noisescale.lab.jobs.jobs import FAILED, Task
     from noisescale.lab.jobs.ledger import Ledger
     from noisescale.prediction.branches import Branch
 
     ledger = Ledger.begin(place, output.stem, job, to_start.lease)
-    known = {branch_name(b.batch_size, b.order): {"branch": asdict(b)} for b in branched.branches}
-    ledger.take(known)
+    ledger.take(
+        (Task(branch_name(b.batch_size, b.order), {}), {"branch": asdict(b)})
+        for b in branched.branches
+    )
     found = branched
 
     def show(entries: Mapping[str, Entry]) -> None:

@@ -118,9 +118,8 @@ def trained_by_workers(
     try:
         while True:
             entries = patiently(ledger.entries)
-            results = results_of(entries)
-            if known != results.keys():  # else nothing else is wanted
-                known, finished = set(results), job.finished(results, entries)
+            if known != (ended := results_of(entries).keys()):  # else nothing else is wanted
+                known, finished = set(ended), job.finished(entries)
             show(entries)
             if finished:
                 break
@@ -152,11 +151,9 @@ def _until_they_end(started: Workers, *, patiently: bool) -> None:
 
 
 def _refuse_to_go_on(ledger: Ledger, job: Job, started: Workers) -> None:
-    from noisescale.lab.jobs.ledger import results_of
     from noisescale.lab.jobs.storage import patiently
 
-    entries = patiently(ledger.entries)
-    if job.finished(results_of(entries), entries):
+    if job.finished(patiently(ledger.entries)):
         return
     printed = [line for line in started.printed().splitlines() if line.strip()]
     ours = [line for line in printed if "noisescale: " in line]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
@@ -14,9 +13,6 @@ Record = Mapping[str, Any]
 
 FAILED = "failed"
 """The key of a result that says why a task was given up."""
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""No tasks in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,12 @@ class Entry:
     started: float
     """Seconds since the epoch, by the clock of the worker; NaN if it was not begun."""
     result: Record
-    """See `Job.wanted`; empty before it is known."""
+    """What came of it; empty before it is known. If the task was given up, `FAILED` says why."""
+
+
+def device_hours(entries: Mapping[str, Entry]) -> float:
+    """Return what trainings have taken, with the starts of processes and with evaluations."""
+    return sum(float(e.result.get("device_seconds", 0.0)) for e in entries.values()) / 3600
 
 
 class Job(Protocol):
@@ -97,9 +98,7 @@ class Job(Protocol):
     def as_dict(self) -> dict[str, Any]:
         """Return the job as JSON can hold it."""
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now and have no result. None left: the job is done.
 
         The answer of a sweep depends on the results alone, not on their order. So one worker and
@@ -107,15 +106,11 @@ class Job(Protocol):
         under way.
 
         Args:
-            results: The result of each finished task, by its key. A task that was given up has the
-                key `FAILED` in its result.
-            entries: All tasks of the ledger, with their states.
+            entries: All tasks of the ledger, by their keys.
         """
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train. It costs less than `wanted`."""
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more; infinite for no limit."""

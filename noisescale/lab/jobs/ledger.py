@@ -162,19 +162,18 @@ class Ledger:
         for task in tasks:
             if task.key in known and known[task.key].state is not State.FAILED:
                 continue
-            attributes = {_KEY: task.key, _SPEC: json.dumps(dict(task.spec))}
-            template = create_trial(state=TrialState.WAITING, user_attrs=attributes)
+            template = create_trial(state=TrialState.WAITING, user_attrs=_attributes(task))
             self._storage.create_new_trial(self._study, template)
 
-    def take(self, results: Mapping[str, Record]) -> None:
-        """Add results that were found elsewhere, so that nobody trains them again."""
+    def take(self, done: Iterable[tuple[Task, Record]]) -> None:
+        """Add tasks with results that were found elsewhere, so that nobody trains them again."""
         from optuna.trial import TrialState, create_trial
 
         known = self.entries()
-        for key, result in results.items():
-            if key in known and known[key].state is not State.FAILED:
+        for task, result in done:
+            if task.key in known and known[task.key].state is not State.FAILED:
                 continue
-            attributes = {_KEY: key, _SPEC: "{}", _RESULT: json.dumps(dict(result))}
+            attributes = _attributes(task) | {_RESULT: json.dumps(dict(result))}
             template = create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs=attributes)
             self._storage.create_new_trial(self._study, template)
 
@@ -318,6 +317,10 @@ class Ledger:
 def results_of(entries: Mapping[str, Entry]) -> dict[str, Record]:
     """Return the results of tasks that are done or given up, by their keys."""
     return {key: each.result for key, each in entries.items() if each.result}
+
+
+def _attributes(task: Task) -> dict[str, Any]:
+    return {_KEY: task.key, _SPEC: json.dumps(dict(task.spec))}
 
 
 def _entry(key: str, every: list[FrozenTrial], trials: list[FrozenTrial]) -> Entry:

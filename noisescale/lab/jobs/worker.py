@@ -80,9 +80,8 @@ class Worker:
             entries = patiently(self._ledger.entries)
             states = {key: entry.state for key, entry in entries.items()}
             if known != states:  # else nothing else is wanted
-                results = results_of(entries)
-                _refuse_if_all_failed(results)
-                known, wanted = states, self._job.wanted(results, entries)
+                _refuse_if_all_failed(results_of(entries))
+                known, wanted = states, self._job.wanted(entries)
             if not wanted:
                 return
             for key in patiently(self._ledger.put_back_lost):
@@ -157,7 +156,7 @@ class Worker:
                 renewed = now
             if now - looked > min(every, 2.0):
                 looked = now
-                found = self._job.limit_of(entry.key, patiently(self._ledger.results))
+                found = self._job.limit_of(entry.spec, patiently(self._ledger.entries))
                 if found < limit:
                     limit = found
                     process.set_limit(limit)

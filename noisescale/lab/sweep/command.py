@@ -181,16 +181,16 @@ def sweep_batch_sizes(
 
         def shown(entries: Mapping[str, Entry]) -> Shown:
             nonlocal written
-            if written != (results := results_of(entries)).keys():
-                write_sweep(job, results, output)
-                written = set(results)
+            if written != (ended := results_of(entries).keys()):
+                write_sweep(job, entries, output)
+                written = set(ended)
             progress = sweep_progress(job, entries)
             table = Section(sweep_shown.sizes_table(job.goal, progress.sizes))
             return sweep_shown.progress_line(progress), [table]
 
         entries = trained_in_sight(job, place, name, output, to_start, err, doubts, shown)
-        write_sweep(job, results_of(entries), output)
-    found = comparison_of(job, results_of(entries))
+        write_sweep(job, entries, output)
+    found = comparison_of(job, entries)
     if as_json:
         record = sweep_shown.status_as_dict(name, job, entries)
         print(printable_json(json.dumps(record, indent=2, ensure_ascii=False)))
@@ -209,7 +209,6 @@ def _print_result(
     from rich.console import Console
 
     from noisescale.lab.compare.comparison_answers import sweep_answers
-    from noisescale.lab.jobs.ledger import results_of
     from noisescale.lab.sweep import sweep_shown
     from noisescale.lab.sweep.sweep_doubts import doubts_after
     from noisescale.lab.sweep.table import sweep_progress
@@ -219,7 +218,7 @@ def _print_result(
     progress = sweep_progress(job, entries)
     out.print(sweep_shown.progress_line(progress), markup=False)
     out.print(Section(sweep_shown.sizes_table(job.goal, progress.sizes)))
-    warnings = [*doubts, *doubts_after(job, found, results_of(entries), progress)]
+    warnings = [*doubts, *doubts_after(job, found, entries, progress)]
     answers = [line for each in found.sweeps for line in sweep_answers(each)]
     out.print(pairs([("", ""), *answers]))
     if warnings:
@@ -240,10 +239,15 @@ def _job(
 ) -> SweepJob:
     """Return the settings of the sweep, once module and data were tried for one step."""
     from noisescale.checks import checked_count, checked_positive
+    from noisescale.lab.parameter_texts import swept_parameters
     from noisescale.lab.sweep.search import Search
-    from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes, read_search
+    from noisescale.lab.sweep.settings import SweepJob, check_goal, read_batch_sizes
 
-    wanted, sizes, dimensions = check_goal(goal), read_batch_sizes(batch_sizes), read_search(search)
+    wanted, sizes, parameters = (
+        check_goal(goal),
+        read_batch_sizes(batch_sizes),
+        swept_parameters(search),
+    )
     if checked_count("trials", trials, "Give 9.") < 3:
         raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
     checked_count("repeats", repeats, "Give 3.")
@@ -261,14 +265,14 @@ def _job(
     module, data = module_and_data(training.target, training.data)
     seeded = torch.initial_seed() != UNUSUAL_SEED
     with told_in_a_line(TOO_LARGE):
-        searched = [dimension.name for dimension in dimensions]
+        searched = [parameter.name for parameter in parameters]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
     if not own.learning_rate > 0:
         raise ValueError(
             f"`configure_optimizers` must set a positive learning rate, got {own.learning_rate:g}."
             " The sweep multiplies it."
         )
-    found = Search(dimensions, trials, repeats, seed)
+    found = Search(parameters, trials, repeats, seed)
     own = replace(own, seeded=seeded)
     return SweepJob(training, own, wanted, sizes, found, epochs, max_device_batch_size)
 

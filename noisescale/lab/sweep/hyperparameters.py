@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from noisescale.lab.sweep.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+from noisescale.lab.parameters import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
 
@@ -77,7 +77,7 @@ def set_values(
 
     Args:
         optimizers: Of the fit.
-        values: From names of `SEARCHABLE` to values; what is left out stays the module's own.
+        values: From names of `SWEPT` to values; what is left out stays the module's own.
             Weight decay is set where there is some, or everywhere if there is none.
         beta2: Of an Adam.
 

@@ -13,7 +13,7 @@ from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.lab.compare.outcomes import Outcome, outcome_of
 from noisescale.lab.jobs.jobs import FAILED, Record
-from noisescale.lab.sweep.space import LEARNING_RATE
+from noisescale.lab.parameters import LEARNING_RATE
 
 REACHED, DIVERGED, PRUNED, OUT_OF_STEPS = "reached", "diverged", "pruned", "out of steps"
 """How trainings end."""

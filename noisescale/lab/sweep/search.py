@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.outcomes import Outcome, middle
 from noisescale.lab.jobs.jobs import FAILED
+from noisescale.lab.parameters import LEARNING_RATE, LOG, Parameter, points, ranged
 from noisescale.lab.sweep.results import DIVERGED, TrialResult
-from noisescale.lab.sweep.space import LEARNING_RATE, Dimension, points
 
 SLACK = 1.5
 """A training has lost once it has taken this many times the steps of the best one.
@@ -41,7 +41,7 @@ Key = tuple[tuple[str, float], ...]
 class Search:
     """How settings are searched at each batch size."""
 
-    dimensions: tuple[Dimension, ...]
+    parameters: tuple[Parameter, ...]
     trials: int
     """Points of the first round."""
     repeats: int
@@ -76,7 +76,7 @@ class Progress:
 
 
 def progress_of(
-    search: Search, dimensions: Sequence[Dimension], found: Sequence[TrialResult], goal: Goal
+    search: Search, parameters: Sequence[Parameter], found: Sequence[TrialResult], goal: Goal
 ) -> Progress:
     """Return where the search at one batch size stands, from its results.
 
@@ -87,12 +87,12 @@ def progress_of(
 
     Args:
         search: The settings.
-        dimensions: The ranges at this batch size.
+        parameters: With their ranges at this batch size.
         found: The results at this batch size, of any order.
         goal: With its side.
     """
     known = {(_key(result.hyperparameters), result.seed): result for result in found}
-    placed = points(dimensions, search.trials, search.seed)
+    placed = points(parameters, search.trials, search.seed)
     widened, refined, rounds = 0, False, 0
     while True:
         missing = [(point, 0) for point in placed if (_key(point), 0) not in known]
@@ -103,27 +103,25 @@ def progress_of(
         of_points = [(point, [known[_key(point), 0]]) for point in placed]
         best = _ranked(of_points, goal)[0][0]
         edge = _edge(placed, best)
-        ends = {results[0].ended for _, results in of_points}
-        if ends == {FAILED}:
+        endings = {results[0].ended for _, results in of_points}
+        if endings == {FAILED}:
             break  # other learning rates would fail too
-        if ends <= {DIVERGED, FAILED}:
+        if endings <= {DIVERGED, FAILED}:
             best, edge = min(placed, key=lambda point: point[LEARNING_RATE]), "low"
         rounds += 1
         seed = search.seed + SEED_STEP * rounds
         if edge and widened < MOST_WIDER:
-            beyond = [
-                d.beyond(best[d.name], WIDER, upwards=edge == "high")
-                if d.name == LEARNING_RATE
-                else d
-                for d in dimensions
-            ]
-            placed += points(beyond, search.later, seed)
+            rate = best[LEARNING_RATE]
+            ends = (rate, rate * WIDER) if edge == "high" else (rate / WIDER, rate)
+            beyond = ranged(LEARNING_RATE, *ends, LOG)
+            wider = [beyond if p.name == LEARNING_RATE else p for p in parameters]
+            placed += points(wider, search.later, seed)
             widened += 1
             continue
         if refined or known[_key(best), 0].outcome(goal).reached is None:
             break
-        share = 1 / search.trials ** (1 / len(dimensions))
-        placed += points([d.around(best[d.name], share) for d in dimensions], search.later, seed)
+        share = 1 / search.trials ** (1 / len(parameters))
+        placed += points([p.around(best[p.name], share) for p in parameters], search.later, seed)
         refined = True
     return _repeated(search, placed, known, goal, widened)
 

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import NOTHING, Entry, Record, Task, Training
+from noisescale.lab.jobs.jobs import Entry, Record, Task, Training
+from noisescale.lab.parameters import LEARNING_RATE, LOG, SWEPT, Parameter, ranged
 from noisescale.lab.sweep.results import TrialResult, trial_name
 from noisescale.lab.sweep.search import Progress, Search, limit_of, progress_of
-from noisescale.lab.sweep.space import LEARNING_RATE, Dimension
 from noisescale.plan import Plan, plan_for
-from noisescale.printable import printable
 
 AROUND = 8.0
 """The learning rate is searched between the module's own divided by this, and times this."""
@@ -116,24 +115,28 @@ class SweepJob:
         examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
         return max(1, math.floor(examples / size))
 
-    def dimensions(self, size: int) -> list[Dimension]:
-        """Return the ranges at a batch size.
+    def parameters(self, size: int) -> list[Parameter]:
+        """Return what is searched at a batch size, with its ranges.
 
         Without a range for the learning rate, it is searched around the module's own one times
         √(B/B0), where B0 is the batch size of the module's loader. If the rule is far off, the
         best one is at the edge and the range is widened.
         """
         base = self.own.batch_size or self.smallest
-        found = list(self.search.dimensions)
-        if all(d.name != LEARNING_RATE for d in found):
+        found = list(self.search.parameters)
+        if all(p.name != LEARNING_RATE for p in found):
             middle = self.own.learning_rate * math.sqrt(size / base)
-            found.insert(0, Dimension(LEARNING_RATE, middle / AROUND, middle * AROUND))
+            found.insert(0, ranged(LEARNING_RATE, middle / AROUND, middle * AROUND, LOG))
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
         found = asdict(self)
         examples = self.own.examples if math.isfinite(self.own.examples) else None
+        del found["search"]["parameters"]
+        found["search"]["dimensions"] = [
+            {"name": p.name, "low": p.low, "high": p.high} for p in self.search.parameters
+        ]
         return {**found, "own": {**found["own"], "examples": examples}}
 
     @classmethod
@@ -142,7 +145,9 @@ class SweepJob:
         own, search = dict(read["own"]), dict(read["search"])
         own["examples"] = math.inf if own["examples"] is None else own["examples"]
         own["schedules"] = tuple(own["schedules"])
-        search["dimensions"] = tuple(Dimension(**each) for each in search["dimensions"])
+        search["parameters"] = tuple(
+            ranged(**each, kind=SWEPT[each["name"]]) for each in search.pop("dimensions")
+        )
         return cls(
             Training(**read["training"]),
             Own(**own),
@@ -179,24 +184,12 @@ class SweepJob:
             spec["beta2"] = self.own.beta2 ** (size / base)
         return Task(trial_name(size, point, seed), spec)
 
-    def results_of(
-        self, size: int, results: Mapping[str, Record], specs: Mapping[str, Record]
-    ) -> list[TrialResult]:
-        """Return the results at a batch size."""
-        return [
-            TrialResult.of(specs[key], result)
-            for key, result in sorted(results.items())
-            if specs[key]["batch_size"] == size
-        ]
-
-    def progress(self, size: int, results: Mapping[str, Record]) -> Progress:
+    def progress(self, size: int, entries: Mapping[str, Entry]) -> Progress:
         """Return where the search at a batch size stands."""
-        found = self.results_of(size, results, {key: read_spec(key) for key in results})
-        return progress_of(self.search, self.dimensions(size), found, self.goal)
+        found = results_at(size, entries)
+        return progress_of(self.search, self.parameters(size), found, self.goal)
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return the tasks that can be trained now, see `Job`.
 
         Small batch sizes come first: their trainings have the most steps and take longest. Shorter
@@ -205,24 +198,29 @@ class SweepJob:
         return [
             self.task(size, point, seed)
             for size in self.batch_sizes
-            for point, seed in self.progress(size, results).missing
+            for point, seed in self.progress(size, entries).missing
         ]
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether nothing is left to train."""
-        return not self.wanted(results)
+        return not self.wanted(entries)
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Return the steps after which a training cannot win any more."""
-        spec = read_spec(key)
-        if spec["seed"]:
-            return math.inf
-        found = self.results_of(
-            spec["batch_size"], results, {key: read_spec(key) for key in results}
+        return (
+            math.inf
+            if spec["seed"]
+            else limit_of(results_at(spec["batch_size"], entries), self.goal)
         )
-        return limit_of(found, self.goal)
+
+
+def results_at(size: int, entries: Mapping[str, Entry]) -> list[TrialResult]:
+    """Return the results at a batch size, in the order of their tasks' keys."""
+    return [
+        TrialResult.of(entry.spec, entry.result)
+        for _, entry in sorted(entries.items())
+        if entry.result and entry.spec["batch_size"] == size
+    ]
 
 
 def equal_shares(size: int, devices: int, most: int) -> Plan:
@@ -245,19 +243,6 @@ def equal_shares(size: int, devices: int, most: int) -> Plan:
             )
         plan = Plan(size // (devices * count), count, devices)
     return plan
-
-
-def read_spec(key: str) -> dict[str, Any]:
-    """Return batch size, hyperparameters and seed from the name of a training.
-
-    Examples:
-        >>> read_spec("batch_size=64,learning_rate=0.1,seed=2")
-        {'batch_size': 64, 'hyperparameters': {'learning_rate': 0.1}, 'seed': 2}
-    """
-    parts = dict(part.split("=") for part in key.split(","))
-    size, seed = int(float(parts.pop("batch_size"))), int(parts.pop("seed"))
-    numbers = {name: float(text) for name, text in parts.items()}
-    return {"batch_size": size, "hyperparameters": numbers, "seed": seed}
 
 
 def read_batch_sizes(text: str) -> tuple[int, ...]:
@@ -307,35 +292,3 @@ def check_goal(text: str) -> Goal:
             f"Write {goal.metric}<={goal.value:g} or {goal.metric}>={goal.value:g}.",
         )
     return goal
-
-
-def read_search(texts: Sequence[str]) -> tuple[Dimension, ...]:
-    """Return the hyperparameters that are searched, from texts like "momentum=0.5..0.99".
-
-    Raises:
-        ValueError: If a name is unknown or given twice, or a range has another form.
-    """
-    from noisescale.lab.sweep.space import EXAMPLES, SEARCHABLE
-
-    found: dict[str, Dimension] = {}
-    for text in texts:
-        name, _, span = text.partition("=")
-        name = {"lr": LEARNING_RATE}.get(name.strip(), name.strip())
-        if name not in SEARCHABLE or name in found:
-            refuse(
-                "search",
-                f"name {', '.join(SEARCHABLE)}, each once",
-                repr(printable(text)),
-                "Write, for example, momentum=0.5..0.99.",
-            )
-        low, dots, high = span.partition("..")
-        try:
-            ends = float(low), float(high)
-        except ValueError:
-            ends = math.nan, math.nan
-        if not dots or math.isnan(sum(ends)):
-            refuse(
-                "search", "have a range", repr(printable(text)), f"Write {name}={EXAMPLES[name]}."
-            )
-        found[name] = Dimension(name, *ends)
-    return tuple(found.values())

@@ -10,7 +10,7 @@ from noisescale.printable import printable
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
-    from noisescale.lab.jobs.jobs import Record
+    from noisescale.lab.jobs.jobs import Entry
     from noisescale.lab.sweep.settings import SweepJob
     from noisescale.lab.sweep.table import SweepProgress
 
@@ -69,17 +69,17 @@ def doubts_before(job: SweepJob) -> list[str]:
 
 
 def doubts_after(
-    job: SweepJob, found: Comparison, results: Mapping[str, Record], progress: SweepProgress
+    job: SweepJob, found: Comparison, entries: Mapping[str, Entry], progress: SweepProgress
 ) -> list[str]:
     """Return what its trainings make doubtful."""
     from noisescale.lab.sweep.table import alike_in, failures_in
 
     doubts = [text for each in found.sweeps for text in each.warnings]
-    if alike := alike_in(job, results):
+    if alike := alike_in(job, entries):
         doubts.append(ALIKE.format(_sizes(alike)))
     if short := [s.batch_size for s in progress.sizes if s.out_of_steps and not s.reached]:
         doubts.append(TOO_SHORT.format(_sizes(short), job.epochs))
-    return doubts + [f"Failed: {key}: {reason}" for key, reason in failures_in(results).items()]
+    return doubts + [f"Failed: {key}: {reason}" for key, reason in failures_in(entries).items()]
 
 
 def _sizes(batch_sizes: list[int]) -> str:

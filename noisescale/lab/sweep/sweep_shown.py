@@ -100,12 +100,11 @@ def status_as_dict(name: str, job: Job, entries: Mapping[str, Entry]) -> dict[st
     from noisescale.lab.tune.tune_job import TuneJob
     from noisescale.lab.tune.tune_shown import tuned_as_dict
 
-    results = results_of(entries)
     found: dict[str, Any] = {
         "name": name,
         "kind": job.kind,
-        "done": len(results),
-        "failures": failures_in(results),
+        "done": len(results_of(entries)),
+        "failures": failures_in(entries),
         "workers": [
             {"trains": each.key, "attempt": each.attempt, **each.worker}
             for each in workers_of(entries)

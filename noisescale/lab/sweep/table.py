@@ -11,13 +11,11 @@ from typing import Any
 
 from noisescale.csv_lines import write_csv
 from noisescale.lab.compare.comparison import Comparison, compare
-from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.outcomes import middle
-from noisescale.lab.jobs.jobs import FAILED, Entry, Record, State
-from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, device_hours
+from noisescale.lab.parameters import LEARNING_RATE
 from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS, PRUNED, TrialResult
-from noisescale.lab.sweep.settings import SweepJob, read_spec
-from noisescale.lab.sweep.space import LEARNING_RATE
+from noisescale.lab.sweep.settings import SweepJob, results_at
 
 SWEEP, TRIALS = "sweep.csv", "trials.csv"
 """The files: the steps to the goal at each batch size, and all evaluations."""
@@ -72,34 +70,31 @@ class SweepProgress:
 
 def sweep_progress(job: SweepJob, entries: Mapping[str, Entry]) -> SweepProgress:
     """Return how far a sweep is."""
-    results = results_of(entries)
     running = tuple(each for each in entries.values() if each.state is State.RUNNING)
-    sizes = tuple(_of_size(job, size, results) for size in job.batch_sizes)
-    of_size = {size: _seconds(results, size) for size in job.batch_sizes}
+    sizes = tuple(_of_size(job, size, entries) for size in job.batch_sizes)
+    of_size = {size: _seconds(size, entries) for size in job.batch_sizes}
     usual = [mean for mean in of_size.values() if mean > 0]
     left = math.nan
     if usual:
         mean = sum(usual) / len(usual)
         work = sum((s.expected - s.done) * (of_size[s.batch_size] or mean) for s in sizes)
         left = work / job.devices / max(1, len(running))
-    hours = sum(result.get("device_seconds", 0.0) for result in results.values()) / 3600
-    return SweepProgress(sizes, hours, left, running)
+    return SweepProgress(sizes, device_hours(entries), left, running)
 
 
-def _seconds(results: Mapping[str, Record], size: int) -> float:
+def _seconds(size: int, entries: Mapping[str, Entry]) -> float:
     """Return the mean device-seconds of trainings at a batch size; 0 if none is done."""
     spent = [
-        float(result["device_seconds"])
-        for key, result in results.items()
-        if "device_seconds" in result and read_spec(key)["batch_size"] == size
+        float(entry.result["device_seconds"])
+        for entry in entries.values()
+        if "device_seconds" in entry.result and entry.spec["batch_size"] == size
     ]
     return sum(spent) / len(spent) if spent else 0.0
 
 
-def _of_size(job: SweepJob, size: int, results: Mapping[str, Record]) -> SizeProgress:
-    specs = {key: read_spec(key) for key in results}
-    found = job.results_of(size, results, specs)
-    progress = job.progress(size, results)
+def _of_size(job: SweepJob, size: int, entries: Mapping[str, Entry]) -> SizeProgress:
+    found = results_at(size, entries)
+    progress = job.progress(size, entries)
     ended = [result.ended for result in found]
     outcomes = [result.outcome(job.goal) for result in progress.best or found]
     reached = [outcome for outcome in outcomes if outcome.reached is not None]
@@ -120,33 +115,28 @@ def _of_size(job: SweepJob, size: int, results: Mapping[str, Record]) -> SizePro
     )
 
 
-def results_in(job: SweepJob, results: Mapping[str, Record]) -> list[TrialResult]:
+def results_in(job: SweepJob, entries: Mapping[str, Entry]) -> list[TrialResult]:
     """Return all results, by batch size and then in the order in which they were wanted.
 
     The order does not depend on who trained what.
     """
-    specs = {key: read_spec(key) for key in results}
     return [
         result
         for size in job.batch_sizes
         for result in sorted(
-            job.results_of(size, results, specs),
+            results_at(size, entries),
             key=lambda r: (r.seed, tuple(r.hyperparameters.values())),
         )
     ]
 
 
-def comparison_of(job: SweepJob, results: Mapping[str, Record]) -> Comparison:
-    """Return what `noisescale compare` says of the sweep."""
-    return compare(trials_of(job, results), job.goal, clock="steps")
+def comparison_of(job: SweepJob, entries: Mapping[str, Entry]) -> Comparison:
+    """Return what `noisescale compare` says of the sweep, by trainings with an evaluation."""
+    trials = [result.trial() for result in results_in(job, entries) if len(result.steps)]
+    return compare(trials, job.goal, clock="steps")
 
 
-def trials_of(job: SweepJob, results: Mapping[str, Record]) -> list[Trial]:
-    """Return the trainings that were evaluated at least once."""
-    return [result.trial() for result in results_in(job, results) if len(result.steps)]
-
-
-def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> None:
+def write_sweep(job: SweepJob, entries: Mapping[str, Entry], folder: Path) -> None:
     """Write the files of a sweep.
 
     `sweep.csv` has a line for each repetition of the best point that reached the goal, at each
@@ -159,20 +149,19 @@ def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> N
     what, except for the times of `trials.csv` and how far trainings without a chance were trained.
     """
     lines: list[Sequence[Any]] = [("batch_size", "steps", "learning_rate", "seed")]
-    specs = {key: read_spec(key) for key in results}
     for size in job.batch_sizes:
-        progress = job.progress(size, results)
+        progress = job.progress(size, entries)
         outcomes = [result.outcome(job.goal) for result in progress.best]
         if progress.missing or not outcomes or middle(outcomes, "steps").reached is None:
             continue
-        if _at_edge(progress.best[0], job.results_of(size, results, specs)):
+        if _at_edge(progress.best[0], results_at(size, entries)):
             continue
         for result, outcome in zip(progress.best, outcomes, strict=True):
             if outcome.reached is not None:
                 rate = f"{outcome.trial.learning_rate:g}"
                 lines.append((size, f"{outcome.at('steps'):.15g}", rate, result.seed))
     write_csv(folder / SWEEP, lines)
-    found = results_in(job, results)
+    found = results_in(job, entries)
     names = list(dict.fromkeys(name for result in found for name in result.hyperparameters))
     every: list[Sequence[Any]] = [
         ("batch_size", *names, "seed", "step", "seconds", job.goal.metric, "ended")
@@ -184,14 +173,14 @@ def write_sweep(job: SweepJob, results: Mapping[str, Record], folder: Path) -> N
     write_csv(folder / TRIALS, every)
 
 
-def alike_in(job: SweepJob, results: Mapping[str, Record]) -> list[int]:
+def alike_in(job: SweepJob, entries: Mapping[str, Entry]) -> list[int]:
     """Return the batch sizes at which all repetitions of the best point are the same training.
 
     Something in the module or its data ignores the seed. Their scatter would read as zero.
     """
     found = []
     for size in job.batch_sizes:
-        best = job.progress(size, results).best
+        best = job.progress(size, entries).best
         courses = {(tuple(each.steps), tuple(each.values)) for each in best}
         if len(best) > 1 and len(courses) == 1:
             found.append(size)
@@ -204,6 +193,6 @@ def _at_edge(best: TrialResult, tried: Sequence[TrialResult]) -> bool:
     return best.hyperparameters[LEARNING_RATE] in (min(rates), max(rates))
 
 
-def failures_in(results: Mapping[str, Record]) -> dict[str, str]:
+def failures_in(entries: Mapping[str, Entry]) -> dict[str, str]:
     """Return the reason of each task that was given up, by its key."""
-    return {key: result[FAILED] for key, result in results.items() if FAILED in result}
+    return {key: each.result[FAILED] for key, each in entries.items() if FAILED in each.result}

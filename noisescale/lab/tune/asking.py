@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from noisescale.lab.jobs.jobs import Entry, Record
-from noisescale.lab.tune.parameters import Value
+from noisescale.lab.parameters import Value
 from noisescale.lab.tune.prior_cost import prior_cost
 from noisescale.lab.tune.tune_job import DONE, TuneJob
 
@@ -26,11 +26,7 @@ Prior = Callable[[Mapping[str, Any]], float]
 
 
 def suggested(
-    job: TuneJob,
-    results: Mapping[str, Record],
-    entries: Mapping[str, Entry],
-    *,
-    with_prior: bool = True,
+    job: TuneJob, entries: Mapping[str, Entry], *, with_prior: bool = True
 ) -> dict[str, Value]:
     """Return the parameters of the next training.
 
@@ -40,7 +36,6 @@ def suggested(
 
     Args:
         job: The search.
-        results: The result of each training that has ended.
         entries: All trainings.
         with_prior: Whether the sampler gets the cost from `prior_cost`, or learns it from nothing.
     """
@@ -53,11 +48,11 @@ def suggested(
     try:
         study = optuna.create_study(
             direction="maximize" if job.maximize else "minimize",
-            sampler=sampler_of(job, prior_cost(job, results, entries) if with_prior else None),
+            sampler=sampler_of(job, prior_cost(job, entries) if with_prior else None),
         )
-        for key, entry in entries.items():
-            study.add_trial(_trial(job, entry, results.get(key)))
-        trial = study.ask({each.name: each.distribution() for each in job.parameters})
+        for entry in entries.values():
+            study.add_trial(_trial(job, entry))
+        trial = study.ask({each.name: each.distribution for each in job.parameters})
     finally:
         optuna.logging.set_verbosity(before)
     return {each.name: each.nearest(trial.params[each.name]) for each in job.parameters}
@@ -67,7 +62,7 @@ def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     """Return the sampler of a search."""
     from noisescale.lab.tune.carbs.sampler import CarbsSampler
 
-    spaces = {each.name: space for each in job.parameters if (space := each.space()) is not None}
+    spaces = {each.name: each.space for each in job.parameters if each.space is not None}
     return CarbsSampler(
         seed=job.seed,
         centers=job.center,
@@ -78,15 +73,15 @@ def sampler_of(job: TuneJob, prior: Prior | None) -> BaseSampler:
     )
 
 
-def _trial(job: TuneJob, entry: Entry, result: Record | None) -> FrozenTrial:
+def _trial(job: TuneJob, entry: Entry) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
-    values = entry.spec["parameters"]
+    values, result = entry.spec["parameters"], entry.result
     of_study: dict[str, Any] = {
         "params": {each.name: values[each.name] for each in job.parameters},
-        "distributions": {each.name: each.distribution() for each in job.parameters},
+        "distributions": {each.name: each.distribution for each in job.parameters},
     }
-    if result is None:
+    if not result:
         return create_trial(state=TrialState.RUNNING, **of_study)
     if result.get("ended") == DONE:
         attributes = {COST: max(cost_of(result), _LEAST)}

@@ -70,8 +70,8 @@ def tune_parameters(
             help="A parameter to search, and its values, for example learning_rate=0.001..1,"
             " batch_size=16..1024, dropout=0..0.5:linear or act=relu,tanh. learning_rate,"
             " batch_size, weight_decay, momentum, epochs and steps are those of the training. All"
-            " others are arguments of TARGET. Kinds: log, linear, logit, int, pow2. May be"
-            " repeated.",
+            " others are arguments of TARGET. Kinds: log, linear, logit, momentum, int, pow2."
+            " May be repeated.",
         ),
     ] = None,
     space: Annotated[

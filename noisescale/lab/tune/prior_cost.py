@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy.optimize import nnls
 
-from noisescale.lab.jobs.jobs import Entry, Record
-from noisescale.lab.tune.parameters import Value
+from noisescale.lab.jobs.jobs import Entry
+from noisescale.lab.parameters import Value
 from noisescale.lab.tune.tune_job import TuneJob
 
 
 def prior_cost(
-    job: TuneJob, results: Mapping[str, Record], entries: Mapping[str, Entry]
+    job: TuneJob, entries: Mapping[str, Entry]
 ) -> Callable[[Mapping[str, Value]], float] | None:
     """Return a function from parameters to device-seconds; None before a step was timed.
 
@@ -25,9 +25,9 @@ def prior_cost(
     what the prior does not know is left to the sampler to learn.
     """
     timed = [
-        (entries[key].spec["device_batch_size"], entries[key].spec["accumulation"], seconds / steps)
-        for key, result in results.items()
-        if (steps := result.get("steps", 0)) and (seconds := result.get("seconds", 0.0))
+        (each.spec["device_batch_size"], each.spec["accumulation"], seconds / steps)
+        for each in entries.values()
+        if (steps := each.result.get("steps", 0)) and (seconds := each.result.get("seconds", 0.0))
     ]
     timed = timed or list(job.timings)
     if not timed:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.csv_lines import write_csv
-from noisescale.lab.jobs.jobs import FAILED, Entry, State
-from noisescale.lab.jobs.ledger import results_of
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, device_hours
+from noisescale.lab.parameters import LOG, POW2, Parameter
 from noisescale.lab.tune.asking import cost_of
 from noisescale.lab.tune.cost_front import CostFront, Searched, TunedTrial
-from noisescale.lab.tune.parameters import LINEAR, LOGIT, Parameter
-from noisescale.lab.tune.tune_job import DONE, TuneJob, device_hours
+from noisescale.lab.tune.tune_job import DONE, TuneJob
 
 TRIALS, FRONT = "trials.csv", "front.csv"
 """The files: all trainings, and those of the front."""
@@ -41,14 +40,13 @@ class TuneProgress:
 
 def tune_progress(job: TuneJob, entries: Mapping[str, Entry]) -> TuneProgress:
     """Return how far a search is."""
-    results = results_of(entries)
     return TuneProgress(
         front_of(job, entries),
         tuple(each for each in entries.values() if each.state is State.RUNNING),
-        device_hours(results),
+        device_hours(entries),
         job.budget,
         job.trials,
-        job.finished(results, entries),
+        job.finished(entries),
     )
 
 
@@ -60,8 +58,8 @@ def front_of(job: TuneJob, entries: Mapping[str, Entry]) -> CostFront:
 
 
 def _searched(each: Parameter) -> Searched:
-    low, high = each.low, each.high
-    return Searched(each.name, each.kind not in (LINEAR, LOGIT), each.is_number, low, high)
+    log = each.kind in (LOG, POW2)
+    return Searched(each.name, log, each.is_number, each.low, each.high)
 
 
 def _trial(entry: Entry) -> TunedTrial:

@@ -5,28 +5,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from noisescale.checks import checked_count, checked_positive, refuse
-from noisescale.lab.jobs.jobs import NOTHING, Entry, Record, State, Task, Training
-from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
-from noisescale.lab.sweep.space import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
-from noisescale.lab.tune.parameters import (
+from noisescale.lab.jobs.jobs import Entry, Record, State, Task, Training, device_hours
+from noisescale.lab.parameters import (
     BATCH_SIZE,
     EPOCHS,
     FITTED,
+    LEARNING_RATE,
+    MOMENTUM,
     POW2,
     STEPS,
+    SWEPT,
+    WEIGHT_DECAY,
     Parameter,
     Value,
 )
+from noisescale.lab.sweep.settings import STREAM, Own, equal_shares
 from noisescale.plan import Plan
 
 DONE, TOO_DEAR = "done", "too dear"
 """How trainings end, besides "diverged"."""
-
-_OF_OPTIMIZERS = (LEARNING_RATE, MOMENTUM, WEIGHT_DECAY)
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Length:
         return 1.0 if noise_scale is None else (1 + noise_scale / size) / (1 + noise_scale / base)
 
 
-Suggest = Callable[["TuneJob", Mapping[str, Record], Mapping[str, Entry]], dict[str, Value]]
-"""From a search, its results and its tasks to the parameters of the next training."""
+Suggest = Callable[["TuneJob", Mapping[str, Entry]], dict[str, Value]]
+"""From a search and its tasks to the parameters of the next training."""
 
 
 @dataclass(frozen=True)
@@ -203,32 +204,28 @@ class TuneJob:
         examples = self.own.examples if math.isfinite(self.own.examples) else STREAM
         return max(1, math.floor(examples / size))
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
         """Return what waits; else a new training, while the budget lasts; else what is under way.
 
         A new training is only thought of when nothing waits: it learns from all results so far.
         """
-        left = [entry for entry in entries.values() if entry.key not in results]
+        left = [entry for entry in entries.values() if not entry.result]
         waiting = [e for e in left if e.state in (State.WAITING, State.FAILED)]
-        if waiting or self._is_spent(results, entries):
+        if waiting or self._is_spent(entries):
             return [Task(entry.key, entry.spec) for entry in waiting or left]
         number = len(entries)
-        return [Task(str(number), self.spec(number, self.suggest(self, results, entries)))]
+        return [Task(str(number), self.spec(number, self.suggest(self, entries)))]
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether the budget is spent, and nothing is under way."""
-        return self._is_spent(results, entries) and entries.keys() <= results.keys()
+        return self._is_spent(entries) and all(entry.result for entry in entries.values())
 
-    def _is_spent(self, results: Mapping[str, Record], entries: Mapping[str, Entry]) -> bool:
+    def _is_spent(self, entries: Mapping[str, Entry]) -> bool:
         if self.trials is not None and len(entries) >= self.trials:
             return True
-        return self.budget is not None and device_hours(results) >= self.budget
+        return self.budget is not None and device_hours(entries) >= self.budget
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
         """Trainings end by themselves."""
         return math.inf
 
@@ -236,7 +233,7 @@ class TuneJob:
         """Return what a training needs to know."""
         plan, steps = self.plan(parameters), self.steps_of(parameters)
         size = plan.batch_size
-        numbers = {name: parameters[name] for name in _OF_OPTIMIZERS if name in parameters}
+        numbers = {name: parameters[name] for name in SWEPT if name in parameters}
         found: dict[str, Any] = {
             "kind": self.kind,
             "training": asdict(self.training),
@@ -288,10 +285,7 @@ def centered(
     for each in parameters:
         value = begin.get(each.name)
         real = isinstance(value, float) and each.name not in FITTED
-        found.append((replace(each, whole=False) if real else each).beginning_at(value))
+        if real and each.whole and each.kind != POW2:
+            each = Parameter.from_dict({**each.as_dict(), "whole": False})
+        found.append(each.beginning_at(value))
     return tuple(found)
-
-
-def device_hours(results: Mapping[str, Record]) -> float:
-    """Return what trainings have taken, with the starts of processes and with evaluations."""
-    return float(sum(result.get("device_seconds", 0.0) for result in results.values())) / 3600

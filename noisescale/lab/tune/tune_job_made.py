@@ -50,11 +50,10 @@ def made_job(
 ) -> TuneJob:
     """Return the settings of the search, once module and data were tried for one step."""
     from noisescale.history.metrics import Goal
-    from noisescale.lab.sweep.space import SEARCHABLE
+    from noisescale.lab.parameter_texts import all_parameters
+    from noisescale.lab.parameters import FITTED, SWEPT
     from noisescale.lab.sweep.trial_fit import Made, describe
     from noisescale.lab.tune.asking import suggested
-    from noisescale.lab.tune.parameters import FITTED
-    from noisescale.lab.tune.reading import all_parameters, read_budget
     from noisescale.lab.tune.tune_job import Length, TuneJob, centered
     from noisescale.lightning.training import seed_all
 
@@ -88,7 +87,7 @@ def made_job(
     module, data = module_and_data(training.target, training.data, arguments)
     size = {each.name: each for each in parameters}.get("batch_size")
     usual = int(size.low) if size is not None else training.devices
-    searched = [name for name in SEARCHABLE if name in names]
+    searched = [name for name in SWEPT if name in names]
     with told_in_a_line(TOO_LARGE):
         goal = Goal(metric, 0.0, "<")
         own = describe(Made(module, data), training, goal, usual, searched)
@@ -126,9 +125,34 @@ def _check_metric(metric: str) -> None:
         )
 
 
+def read_budget(text: str) -> float:
+    """Return device-hours from a text like "0.5h", "30m" or "90s".
+
+    Raises:
+        ValueError: If the text has another form, or is not positive.
+
+    Examples:
+        >>> read_budget("0.5h"), read_budget("30m")
+        (0.5, 0.5)
+    """
+    hours = {"h": 1.0, "m": 1 / 60, "s": 1 / 3600}
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    try:
+        found = float(number) * hours[unit]
+    except (ValueError, KeyError):
+        found = math.nan
+    if not 0 < found < math.inf:
+        refuse(
+            "budget",
+            "be positive device-hours with a unit",
+            repr(printable(text)),
+            "Write, for example, 0.5h or 30m.",
+        )
+    return found
+
+
 def _time(text: str) -> float:
     """Return device-seconds."""
-    from noisescale.lab.tune.reading import read_budget
     from noisescale.renamed import renamed
 
     with renamed({"budget": "--max-cost"}):

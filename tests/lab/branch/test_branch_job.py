@@ -2,15 +2,21 @@
 import json
 from typing import Any
 
+from lab.jobs.jobs_for_tests import ended
+
 from noisescale.lab.branch.branch_job import BranchJob
-from noisescale.lab.jobs.jobs import FAILED, Training
+from noisescale.lab.jobs.jobs import FAILED, Task, Training
 from noisescale.lab.jobs.known_jobs import job_from
 
 JOB = BranchJob(Training("train.py:make"), {"rule": "sqrt"}, {"goal": 1}, (8.0, 32.0), 2, 100)
 
 
+def wanted(results: dict[str, Any]) -> list[Task]:
+    return JOB.wanted({key: ended(Task(key, {}), each) for key, each in results.items()})
+
+
 def keys(results: dict[str, Any]) -> list[str]:
-    return [task.key for task in JOB.wanted(results)]
+    return [task.key for task in wanted(results)]
 
 
 def test_later_orders_wait_for_the_first_and_take_its_learning_rate() -> None:
@@ -21,7 +27,7 @@ def test_later_orders_wait_for_the_first_and_take_its_learning_rate() -> None:
         "batch_size=32,order=0",
         "batch_size=8,order=1",
     ]
-    (_, later) = JOB.wanted({"batch_size=8,order=0": found})
+    (_, later) = wanted({"batch_size=8,order=0": found})
     assert later.spec["known"] == {"learning_rate_factor": 0.5}
     assert (later.spec["plan"], later.spec["order"]) == (0, 1)
     assert keys(dict.fromkeys((*keys({}), "batch_size=8,order=1"), found)) == [
@@ -30,7 +36,7 @@ def test_later_orders_wait_for_the_first_and_take_its_learning_rate() -> None:
 
 
 def test_if_the_first_order_was_given_up_the_others_search_anew() -> None:
-    (*_, later) = JOB.wanted({"batch_size=8,order=0": {FAILED: "x"}})
+    (*_, later) = wanted({"batch_size=8,order=0": {FAILED: "x"}})
 
     assert (later.key, later.spec["known"]) == ("batch_size=8,order=1", None)
 

@@ -2,13 +2,15 @@
 """A job whose trainings are short scripts, for tests of workers."""
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noisescale.lab.jobs.jobs import NOTHING, Entry, Record, Task
+from noisescale.lab.jobs.jobs import Entry, Record, State, Task
+from noisescale.lab.jobs.ledger import results_of
 
 SCRIPT = """
 import json, sys, time
@@ -32,14 +34,11 @@ class Squares:
     def as_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
-    def finished(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> bool:
-        return not self.wanted(results)
+    def finished(self, entries: Mapping[str, Entry]) -> bool:
+        return not self.wanted(entries)
 
-    def wanted(
-        self, results: Mapping[str, Record], entries: Mapping[str, Entry] = NOTHING
-    ) -> list[Task]:
+    def wanted(self, entries: Mapping[str, Entry]) -> list[Task]:
+        results = results_of(entries)
         first = [Task(f"n={n}", {"n": n}) for n in range(self.count)]
         missing = [task for task in first if task.key not in results]
         if missing:
@@ -48,8 +47,13 @@ class Squares:
         last = Task(f"sum={total}", {"n": total})
         return [] if last.key in results else [last]
 
-    def limit_of(self, key: str, results: Mapping[str, Record]) -> float:
-        return 1000.0 + len(results)
+    def limit_of(self, spec: Record, entries: Mapping[str, Entry]) -> float:
+        return 1000.0 + len(results_of(entries))
+
+
+def ended(task: Task, result: Record) -> Entry:
+    """What a ledger has of a task once it has a result."""
+    return Entry(task.key, State.DONE, 0, 1, task.spec, {}, math.nan, result)
 
 
 def script(path: Path, body: str = "") -> list[str]:

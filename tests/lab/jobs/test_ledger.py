@@ -188,9 +188,10 @@ def test_results_from_elsewhere_are_taken_once(place: str) -> None:
     ledger = begun(place)
 
     for _ in range(2):
-        ledger.take({"c": {"square": 9}})
+        ledger.take([(Task("c", {"n": 3}), {"square": 9})])
 
     assert ledger.results() == {"c": {"square": 9}}
+    assert ledger.entries()["c"].spec == {"n": 3}
     assert len(ledger.entries()) == 3
 
 

@@ -14,6 +14,7 @@ from lab.jobs.jobs_for_tests import Squares
 from packaging.version import Version
 
 from noisescale.lab.jobs import storage
+from noisescale.lab.jobs.jobs import Task
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.storage import StorageError, open_storage, patiently
 
@@ -56,7 +57,7 @@ def test_a_last_line_that_was_never_finished_is_cut_off(tmp_path: Path) -> None:
     path.write_bytes(whole + b'{"op_code":4,"worker_id":"x","tri')
 
     ledger = Ledger.open(str(path))
-    ledger.take({"n=9": {"square": 81}})
+    ledger.take([(Task("n=9", {"n": 9}), {"square": 81})])
 
     assert path.read_bytes().startswith(whole)
     assert len(Ledger.open(str(path)).entries()) == 4

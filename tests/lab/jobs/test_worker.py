@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 
 from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.awaited import trained_by_workers
-from noisescale.lab.jobs.jobs import FAILED, Entry, State
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task
 from noisescale.lab.jobs.ledger import ATTEMPTS, Ledger
 from noisescale.lab.jobs.worker import TELLING, AllFailedError, OnlyHereError, Worker
 from noisescale.lab.jobs.workers import WorkersToStart
@@ -273,7 +273,7 @@ def test_who_watches_waits_for_a_storage_that_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", Squares(0))
-    ledger.take({"sum=0": {"square": 0}})
+    ledger.take([(Task("sum=0", {"n": 0}), {"square": 0})])
     out_of_reach = [StorageInternalError("gone"), OSError("stale file handle")]
     entries, shown = ledger.entries, list[int]()
 

@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from lab.jobs.jobs_for_tests import ended as in_ledger
 from program import ended, refused, run
 
 from noisescale.history.metrics import Goal
 from noisescale.lab.jobs import launchers
-from noisescale.lab.jobs.jobs import Training
+from noisescale.lab.jobs.jobs import Entry, Training
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.trial_process import TrialProcess
 from noisescale.lab.sweep.command import _job, _next
@@ -97,19 +98,20 @@ def children(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process
     return found
 
 
-def trained_here(job: SweepJob, folder: Path) -> dict[str, Any]:
-    """The results of a sweep, by trainings in this process, one after the other."""
-    results: dict[str, Any] = {}
-    while wanted := job.wanted(results):
+def trained_here(job: SweepJob, folder: Path) -> dict[str, Entry]:
+    """The entries of a sweep, by trainings in this process, one after the other."""
+    entries: dict[str, Entry] = {}
+    while wanted := job.wanted(entries):
         for task in wanted:
-            limit = job.limit_of(task.key, results)
+            limit = job.limit_of(task.spec, entries)
             (folder / "limit").write_text(str(limit))
             seed_all(task.spec["seed"])
             made = Made(*module_and_data("train.py:make", None))
             seed_all(task.spec["seed"])
             train_task(made, task.spec, folder)
-            results[task.key] = json.loads((folder / "result.json").read_text())
-    return results
+            result = json.loads((folder / "result.json").read_text())
+            entries[task.key] = in_ledger(task, result)
+    return entries
 
 
 @pytest.mark.timeout(400)
@@ -195,9 +197,9 @@ def test_two_ranks_train_a_trial_and_one_that_dies_fails_it(
 
 def test_a_goal_that_nobody_reaches_ends_with_code_1(here: Path) -> None:
     ledger = Ledger.begin("sweep/sweep.journal", "sweep", begun := settings(here))
-    while wanted := begun.wanted(ledger.results()):
+    while wanted := begun.wanted(ledger.entries()):
         missed = {"steps": [1], "values": [2.0], "seconds": [1.0], "ended": "out of steps"}
-        ledger.take({task.key: missed for task in wanted})
+        ledger.take((task, missed) for task in wanted)
 
     code, output, said = sweep("--workers", 0)
 
@@ -271,7 +273,7 @@ def settings(here: Path) -> SweepJob:
             ("train.py:make", "--seed", -1),
             "`--seed` must be from 0 to below 2,147,483,648, got -1.",
         ),
-        (("train.py:make", "--search", "momentum"), "must have a range, got 'momentum'. Write mom"),
+        (("train.py:make", "--search", "momentum"), "must be written as name=values, got 'momentum'"),
         (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
         (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
         (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from lab.jobs.jobs_for_tests import ended
 
 from noisescale import fit_tradeoff
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.reading import read_trials
-from noisescale.lab.jobs.jobs import FAILED, State, Training
+from noisescale.lab.jobs.jobs import FAILED, Entry, State, Task, Training
 from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.sweep.search import Search
-from noisescale.lab.sweep.settings import Own, SweepJob, read_spec
+from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.table import (
     comparison_of,
     failures_in,
@@ -39,16 +40,16 @@ def truth(size: int, rate: float, seed: int) -> float:
     return round(100 * (1 + 64 / size) * math.exp(0.5 * away**2 + luck))
 
 
-def finished(order: int = 0) -> dict[str, Any]:
-    """The results of a whole sweep, whose trainings end in a random order."""
-    rng, results = random.Random(order), dict[str, Any]()
-    while wanted := JOB.wanted(results):
+def finished(order: int = 0) -> dict[str, Entry]:
+    """The entries of a whole sweep, whose trainings end in a random order."""
+    rng, entries = random.Random(order), dict[str, Entry]()
+    while wanted := JOB.wanted(entries):
         task = rng.choice(wanted)
         spec = task.spec
         steps = truth(spec["batch_size"], spec["hyperparameters"]["learning_rate"], spec["seed"])
-        limit = JOB.limit_of(task.key, results)
+        limit = JOB.limit_of(spec, entries)
         lost = steps > limit
-        results[task.key] = {
+        result = {
             "steps": [1, limit if lost else steps],
             "values": [0.9, 0.5 if lost else 0.1],
             "seconds": [0.1, 0.01 * steps],
@@ -56,7 +57,12 @@ def finished(order: int = 0) -> dict[str, Any]:
             "devices": 1,
             "device_seconds": 36.0,
         }
-    return results
+        entries[task.key] = ended(task, result)
+    return entries
+
+
+def taken(ledger: Ledger, entries: list[Entry]) -> None:
+    ledger.take((Task(each.key, each.spec), each.result) for each in entries)
 
 
 def test_the_files_are_those_that_fit_and_compare_take(tmp_path: Path) -> None:
@@ -82,11 +88,11 @@ def test_the_files_do_not_depend_on_the_order_of_trainings(tmp_path: Path) -> No
 
 
 def test_a_batch_size_whose_search_is_not_done_is_not_in_the_table_yet(tmp_path: Path) -> None:
-    results = finished()
-    last = next(key for key in reversed(results) if read_spec(key)["batch_size"] == 64)
-    del results[last]
+    entries = finished()
+    last = next(key for key in reversed(entries) if entries[key].spec["batch_size"] == 64)
+    del entries[last]
 
-    write_sweep(JOB, results, tmp_path)
+    write_sweep(JOB, entries, tmp_path)
 
     assert set(read_sweeps(tmp_path / "sweep.csv")[""].batch_sizes) == {16, 256}
 
@@ -103,14 +109,14 @@ def test_a_comparison_has_the_regimes_of_the_sweep() -> None:
 def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
     begun = sweep_progress(JOB, ledger.entries())
-    whole = finished()
-    half = dict(list(whole.items())[: len(whole) // 2])
-    ledger.take(half)
-    ledger.want(JOB.wanted(half))
-    claimed = ledger.claim([task.key for task in JOB.wanted(half)], {"host": "a", "process": 1})
+    whole = list(finished().values())
+    half = whole[: len(whole) // 2]
+    taken(ledger, half)
+    ledger.want(wanted := JOB.wanted(ledger.entries()))
+    claimed = ledger.claim([task.key for task in wanted], {"host": "a", "process": 1})
 
     going = sweep_progress(JOB, ledger.entries())
-    ledger.take(whole)
+    taken(ledger, whole)
 
     assert claimed is not None
     assert (begun.done, begun.expected) == (0, 3 * (6 + 2 + 2))
@@ -126,7 +132,7 @@ def test_progress_says_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
 
 def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
     ledger = Ledger.begin(str(tmp_path / "j"), "test", JOB)
-    ledger.take(whole := finished())
+    taken(ledger, whole := list(finished().values()))
 
     found = sweep_progress(JOB, ledger.entries())
 
@@ -140,12 +146,12 @@ def test_a_finished_sweep_has_what_was_best(tmp_path: Path) -> None:
 
 
 def test_failures_have_their_reasons_and_no_evaluations(tmp_path: Path) -> None:
-    results = finished()
-    first = next(iter(results))
-    results[first] = {FAILED: "no luck"}
+    entries = finished()
+    first = next(iter(entries))
+    entries[first] = replace(entries[first], result={FAILED: "no luck"})
 
-    write_sweep(JOB, results, tmp_path)
+    write_sweep(JOB, entries, tmp_path)
 
-    assert failures_in(results) == {first: "no luck"}
-    assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(results) - 1
-    assert any(result.reason == "no luck" for result in results_in(JOB, results))
+    assert failures_in(entries) == {first: "no luck"}
+    assert len(read_trials(tmp_path / "trials.csv", "loss")) == len(entries) - 1
+    assert any(result.reason == "no luck" for result in results_in(JOB, entries))

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 from pathlib import Path
 
+from lab.jobs.jobs_for_tests import ended
+
 from noisescale.history.metrics import Goal
-from noisescale.lab.jobs.jobs import Record, Training
+from noisescale.lab.jobs.jobs import Entry, Training
 from noisescale.lab.sweep.search import Search
 from noisescale.lab.sweep.settings import Own, SweepJob
 from noisescale.lab.sweep.table import alike_in, comparison_of, write_sweep
@@ -18,25 +21,21 @@ JOB = SweepJob(
 )
 
 
-def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict[str, Record]:
-    """All results of a search in which some repetitions, by their seeds, reach the goal.
+def searched(reached: tuple[bool, ...] = (True,) * 3, best: float = 0.1) -> dict[str, Entry]:
+    """All entries of a search in which some repetitions, by their seeds, reach the goal.
 
     Of the batch size 64 the best learning rate is `best`.
     """
-    found: dict[str, Record] = {}
+    found: dict[str, Entry] = {}
     while wanted := JOB.wanted(found):
         for task in wanted:
             middle = 0.1 if task.spec["batch_size"] == 16 else best
             away = abs(math.log(task.spec["hyperparameters"]["learning_rate"] / middle))
             good = task.spec["batch_size"] == 16 or reached[task.spec["seed"]]
             steps, last = [1, round(100 + 100 * away)], 0.1 if good else 0.2
-            ended = "reached" if good else "out of steps"
-            found[task.key] = {
-                "steps": steps,
-                "values": [1, last],
-                "seconds": steps,
-                "ended": ended,
-            }
+            word = "reached" if good else "out of steps"
+            result = {"steps": steps, "values": [1, last], "seconds": steps, "ended": word}
+            found[task.key] = ended(task, result)
     return found
 
 
@@ -58,10 +57,10 @@ def test_a_batch_size_at_which_most_repetitions_miss_the_goal_has_no_steps(tmp_p
 
 def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_path: Path) -> None:
     """The law of `compare` does not count it either."""
-    results = searched(best=1e9)
-    write_sweep(JOB, results, tmp_path)
+    entries = searched(best=1e9)
+    write_sweep(JOB, entries, tmp_path)
 
-    (found,) = comparison_of(JOB, results).sweeps
+    (found,) = comparison_of(JOB, entries).sweeps
     assert [(batch.batch_size, batch.counts) for batch in found.batches] == [
         (16, True),
         (64, False),
@@ -70,11 +69,11 @@ def test_a_batch_size_whose_best_learning_rate_is_at_the_edge_has_no_steps(tmp_p
 
 
 def test_repetitions_that_are_the_same_are_named() -> None:
-    results = searched()
-    assert alike_in(JOB, results) == [16, 64]
+    entries = searched()
+    assert alike_in(JOB, entries) == [16, 64]
 
     (last,) = (
-        key for key in results if key.startswith("batch_size=16,") and key.endswith("seed=2")
+        each for each in entries.values() if (each.spec["batch_size"], each.spec["seed"]) == (16, 2)
     )
-    changed = {**results, last: {**results[last], "values": [0.9, 0.1]}}
-    assert alike_in(JOB, changed) == [64]
+    changed = replace(last, result={**last.result, "values": [0.9, 0.1]})
+    assert alike_in(JOB, {**entries, last.key: changed}) == [64]

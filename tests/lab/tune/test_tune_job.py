@@ -15,15 +15,15 @@ import pytest
 from noisescale.lab.jobs import trial_process, worker
 from noisescale.lab.jobs.jobs import FAILED, Entry, State, Training
 from noisescale.lab.jobs.known_jobs import job_from
-from noisescale.lab.jobs.ledger import Ledger, results_of
+from noisescale.lab.jobs.ledger import Ledger
 from noisescale.lab.jobs.storage import StorageError
 from noisescale.lab.jobs.worker import Worker
+from noisescale.lab.parameter_texts import all_parameters
+from noisescale.lab.parameters import ranged
 from noisescale.lab.sweep.settings import Own
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.cost_front import CostFront
-from noisescale.lab.tune.parameters import Parameter
 from noisescale.lab.tune.prior_cost import prior_cost
-from noisescale.lab.tune.reading import read_parameters
 from noisescale.lab.tune.standing import front_of, tune_progress, write_tuned
 from noisescale.lab.tune.tune_job import Length, TuneJob, centered
 
@@ -48,7 +48,7 @@ if p["learning_rate"] > 0.5:
 
 def job(*search: str, own: Own = OWN, **others: Any) -> TuneJob:
     length = others.pop("length", Length(epochs=2.0))
-    parameters = centered(read_parameters(search or SEARCH), own, length, {"width": 16})
+    parameters = centered(all_parameters(search or SEARCH), own, length, {"width": 16})
     training = others.pop("training", Training("train.py:make"))
     settings: dict[str, Any] = {"trials": 6} | others
     return TuneJob(
@@ -99,7 +99,7 @@ def test_the_settings_come_back_from_json() -> None:
 
 
 def test_a_search_begins_at_the_own_settings_not_at_the_dearest() -> None:
-    (task,) = job().wanted({}, {})
+    (task,) = job().wanted({})
 
     assert (task.key, task.spec["parameters"]) == (
         "0",
@@ -125,8 +125,8 @@ def test_the_same_seed_and_results_suggest_the_same_again(searched: Ledger) -> N
     entries = {key: each for key, each in searched.entries().items() if int(key) < 8}
     begun = job(trials=9)
 
-    (again,) = begun.wanted(results_of(entries), entries)
-    (other,) = replace(begun, seed=1).wanted(results_of(entries), entries)
+    (again,) = begun.wanted(entries)
+    (other,) = replace(begun, seed=1).wanted(entries)
 
     assert again.spec["parameters"] == parameters_in(searched)[8]
     assert other.spec["parameters"] != again.spec["parameters"]
@@ -135,14 +135,13 @@ def test_the_same_seed_and_results_suggest_the_same_again(searched: Ledger) -> N
 def test_the_suggestion_depends_on_what_is_under_way(searched: Ledger) -> None:
     entries = {key: each for key, each in searched.entries().items() if int(key) < 7}
     begun = job(trials=9)
-    (first,) = begun.wanted(results_of(entries), entries)
+    (first,) = begun.wanted(entries)
     under_way = Entry("7", State.RUNNING, 9, 1, first.spec, {}, 0.0, {})
 
-    (second,) = begun.wanted(results_of(entries), {**entries, "7": under_way})
+    (second,) = begun.wanted({**entries, "7": under_way})
 
     lost = replace(under_way, state=State.GIVEN_UP, result={FAILED: "no such luck"})
-    all_known = {**entries, "7": lost}
-    (after_failure,) = begun.wanted(results_of(all_known), all_known)
+    (after_failure,) = begun.wanted({**entries, "7": lost})
     assert second.key == after_failure.key == "8"
     assert second.spec["parameters"] != after_failure.spec["parameters"]
 
@@ -151,7 +150,7 @@ def test_what_waits_comes_before_anything_new() -> None:
     begun = job()
     entries = {"0": entry(0, value=1.0, seconds=1.0, ended="done"), "1": entry(1, State.FAILED)}
 
-    (again,) = begun.wanted(results_of(entries), entries)
+    (again,) = begun.wanted(entries)
 
     assert (again.key, again.spec) == ("1", entries["1"].spec)
 
@@ -161,10 +160,10 @@ def test_the_budget_ends_the_search_and_lets_running_trainings_end() -> None:
     done = entry(0, value=1.0, seconds=9.0, ended="done", device_seconds=1900.0)
     entries = {"0": done, "1": entry(1, State.RUNNING)}
 
-    assert [task.key for task in begun.wanted(results_of(entries), entries)] == ["1"]
-    assert not begun.finished(results_of(entries), entries)
-    assert begun.wanted(results_of({"0": done}), {"0": done}) == []
-    assert begun.finished(results_of({"0": done}), {"0": done})
+    assert [task.key for task in begun.wanted(entries)] == ["1"]
+    assert not begun.finished(entries)
+    assert begun.wanted({"0": done}) == []
+    assert begun.finished({"0": done})
 
 
 def test_a_search_goes_on_with_a_larger_budget_and_with_nothing_else_changed(
@@ -260,14 +259,14 @@ def test_the_prior_of_the_cost_is_steps_times_seconds_a_step() -> None:
         for k, size in enumerate((8, 64, 256))
     }  # fmt: skip
 
-    cost = prior_cost(begun, results_of(entries), entries)
+    cost = prior_cost(begun, entries)
 
     assert cost is not None
     steps = math.ceil(100 * (1 + 64 / 128) / 3)
     assert cost({"batch_size": 128}) == pytest.approx(steps * (0.002 + 1e-4 * 128), rel=1e-6)
-    assert prior_cost(begun, {}, {}) is None
+    assert prior_cost(begun, {}) is None
     timed = replace(begun, timings=((32.0, 1, 0.01), (64.0, 1, 0.02)))
-    from_run = prior_cost(timed, {}, {})
+    from_run = prior_cost(timed, {})
     assert from_run is not None
     assert from_run({"batch_size": 32}) == pytest.approx(100 * 0.01)
 
@@ -311,8 +310,8 @@ def test_settings_that_cannot_be_trained_are_refused(others: dict[str, Any], sai
 
 
 def test_a_center_that_was_given_stays_and_a_real_default_makes_real_values() -> None:
-    rate = Parameter("learning_rate", "log", 0.001, 1, center=0.3)
-    (dropout,) = read_parameters(["dropout=0..1:linear"])
+    rate = ranged("learning_rate", 0.001, 1, center=0.3)
+    (dropout,) = all_parameters(["dropout=0..1:linear"])
 
     found = centered([rate, dropout], OWN, Length(epochs=1), {"dropout": 0.1})
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class Dimension:
     """A parameter: its distribution and its space.
 
     A categorical parameter has a coordinate for each choice, and no space. Its choice is the
-    largest coordinate.
+    largest coordinate. Where a categorical parameter has a space, its choices are numbers.
     """
 
     name: str
@@ -36,32 +37,53 @@ class Dimension:
     space: Space | None
 
     @property
-    def width(self) -> int:
-        """Number of coordinates."""
-        if self.space is None and isinstance(self.distribution, CategoricalDistribution):
-            return len(self.distribution.choices)
-        return 1
+    def choices(self) -> tuple[Any, ...]:
+        """The choices of a categorical parameter."""
+        if isinstance(self.distribution, CategoricalDistribution):
+            return tuple(self.distribution.choices)
+        return ()
 
     @property
+    def width(self) -> int:
+        """Number of coordinates."""
+        return len(self.choices) if self.space is None else 1
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest number that both the distribution and the space have."""
+        assert self.space is not None
+        if self.choices:
+            return float(min(self.choices)), float(max(self.choices))
+        assert isinstance(self.distribution, (FloatDistribution, IntDistribution))
+        return self.space.ends(self.distribution.low, self.distribution.high)
+
+    @cached_property
     def limits(self) -> tuple[float, float]:
         """The ends in each coordinate, half a step wider where values are rounded."""
         if self.space is None:
             return -math.inf, math.inf
-        low, high = self.space.ends
-        if isinstance(self.distribution, CategoricalDistribution):
-            choices = self.space.to_basic(self._numbers())
-            return float(choices.min() - 0.3), float(choices.max() + 0.3)
+        low, high = self.ends
+        exact = self.space.to_basic([low, high])
+        if self.choices:
+            return float(exact[0] - 0.3), float(exact[1] + 0.3)
         step = getattr(self.distribution, "step", None)
         half = max(step or 0, self.space.rounding_factor if self.space.is_integer else 0) / 2
         wider = self.space.to_basic([low - half, high + half])
-        exact = self.space.to_basic([low, high])
         wider = np.where(np.isfinite(wider), wider, exact)
         return float(wider[0]), float(wider[1])
+
+    @property
+    def middle(self) -> Array:
+        """The middle; of choices without a space the point that is as far from all."""
+        if self.space is None:
+            return np.zeros(self.width)
+        ends = self.space.to_basic(self.ends)
+        finite = np.where(np.isfinite(ends), ends, 0.0)
+        return np.asarray(self.snapped(np.array([[(finite.min() + finite.max()) / 2]]))[0])
 
     def to_basic(self, values: Sequence[Any]) -> Array:
         """Return a row of coordinates for each value."""
         if self.space is None:
-            assert isinstance(self.distribution, CategoricalDistribution)
             rows = [int(self.distribution.to_internal_repr(value)) for value in values]
             return np.asarray(CORNER * np.eye(self.width)[rows])
         return self.space.to_basic(values).reshape(-1, 1)
@@ -70,39 +92,33 @@ class Dimension:
         """Return the coordinates of the nearest values."""
         if self.space is None:
             return np.asarray(CORNER * np.eye(self.width)[basic.argmax(axis=1)])
-        return self.space.to_basic(self._values(basic)).reshape(-1, 1)
+        if self.choices:
+            return np.asarray(self.to_basic(self.choices)[self._nearest_choices(basic)])
+        return self.space.to_basic(self.nearest(self.space.from_basic(basic)))
 
     def from_basic(self, basic: Array) -> Any:
         """Return the value at one row of coordinates, as Optuna has it."""
         if self.space is None:
-            assert isinstance(self.distribution, CategoricalDistribution)
-            return self.distribution.choices[int(basic.argmax())]
-        value = float(self._values(basic.reshape(1, -1))[0])
-        if isinstance(self.distribution, CategoricalDistribution):
-            numbers = self._numbers()
-            return self.distribution.choices[int(np.abs(np.subtract(numbers, value)).argmin())]
+            return self.choices[int(basic.argmax())]
+        if self.choices:
+            return self.choices[int(self._nearest_choices(basic.reshape(1, 1))[0])]
+        value = float(self.nearest(self.space.from_basic(basic[0])))
         return int(value) if isinstance(self.distribution, IntDistribution) else value
 
-    def _numbers(self) -> list[float]:
-        assert isinstance(self.distribution, CategoricalDistribution)
-        # `_space_of` has refused choices that are no numbers.
-        return [float(choice) for choice in self.distribution.choices]  # type: ignore[arg-type]
-
-    def _values(self, basic: Array) -> Array:
-        """Return values that the space and the distribution have."""
+    def nearest(self, values: Array) -> Array:
+        """Return the numbers of space and distribution that are nearest to others."""
         assert self.space is not None
-        values = self.space.from_basic(basic[:, 0])
-        if isinstance(self.distribution, CategoricalDistribution):
-            choices = self.space.to_basic(self._numbers())
-            nearest = np.abs(basic - choices).argmin(axis=1)
-            return np.asarray(np.asarray(self._numbers())[nearest])
         assert isinstance(self.distribution, (FloatDistribution, IntDistribution))
+        values = np.clip(self.space.rounded(values), *self.ends)
         low, high, step = self.distribution.low, self.distribution.high, self.distribution.step
         if step is not None and step != 1:
             values = low + np.rint((values - low) / step) * step
         elif isinstance(self.distribution, IntDistribution):
             values = np.rint(values)
         return np.asarray(np.clip(values, low, high))
+
+    def _nearest_choices(self, basic: Array) -> Any:
+        return np.abs(basic - self.to_basic(self.choices)[:, 0]).argmin(axis=1)
 
 
 def dimensions_of(
@@ -115,69 +131,38 @@ def dimensions_of(
         TypeError: If a parameter has a space but choices that are not numbers.
     """
     return [
-        Dimension(name, distribution, _space_of(name, distribution, spaces.get(name)))
-        for name, distribution in sorted(distributions.items())
+        _dimension(name, each, spaces.get(name)) for name, each in sorted(distributions.items())
     ]
 
 
-def _space_of(name: str, distribution: BaseDistribution, given: Space | None) -> Space | None:
-    if isinstance(distribution, CategoricalDistribution):
-        if given is not None and not all(
-            is_real(choice) and not isinstance(choice, bool) for choice in distribution.choices
-        ):
-            refuse(
-                "spaces",
-                f"have no space for {name!r}, whose choices are not numbers",
-                repr(distribution.choices),
-                "Leave it out of `spaces`.",
-                error=TypeError,
-            )
-        if (
-            given is not None
-            and not np.isfinite(given.to_basic(np.array(distribution.choices, np.float64))).all()
-        ):
-            refuse(
-                "spaces",
-                f"have a space for {name!r} that contains its choices",
-                repr(distribution.choices),
-                "Pass another space, or leave it out of `spaces`.",
-            )
-        return given
-    assert isinstance(distribution, (FloatDistribution, IntDistribution))
-    space = given if given is not None else _default_space(distribution)
-    low, high = max(space.min, distribution.low), min(space.max, distribution.high)
-    if low > high:
+def _dimension(name: str, distribution: BaseDistribution, space: Space | None) -> Dimension:
+    if space is None and not isinstance(distribution, CategoricalDistribution):
+        assert isinstance(distribution, (FloatDistribution, IntDistribution))
+        kind = LogSpace if distribution.log else LinearSpace
+        space = kind.across(distribution.low, distribution.high, distribution.step or 0.0)
+    found = Dimension(name, distribution, space)
+    if space is None:
+        return found
+    if not all(is_real(choice) and not isinstance(choice, bool) for choice in found.choices):
         refuse(
             "spaces",
-            f"have a space for {name!r} that overlaps with what the trial asks for",
-            f"{space.min:g} to {space.max:g} and {distribution.low:g} to {distribution.high:g}",
-            "Make one of them wider.",
+            f"have no space for {name!r}, whose choices are not numbers",
+            repr(found.choices),
+            "Leave it out of `spaces`.",
+            error=TypeError,
         )
-    return replace(space, min=float(low), max=float(high))
-
-
-def _default_space(distribution: FloatDistribution | IntDistribution) -> Space:
-    """Return the space of a distribution: at least two units wide, a decade a unit at most.
-
-    Whole numbers take a scale of three steps at least. A step of the search then reaches the next.
-    """
-    low, high = distribution.low, distribution.high
-    if distribution.log:
-        decades = math.log10(high / low)
-        return LogSpace(
-            scale=min(1.0, decades / 2) or 1.0,
-            is_integer=isinstance(distribution, IntDistribution),
+    if not np.isfinite(space.to_basic(found.choices)).all():
+        refuse(
+            "spaces",
+            f"have a space for {name!r} that contains its choices",
+            repr(found.choices),
+            "Pass another space, or leave it out of `spaces`.",
         )
-    return LinearSpace(scale=max((high - low) / 2, 3 * (distribution.step or 0)) or 1.0)
-
-
-def middle_of(dimension: Dimension) -> Array:
-    """Return the middle of a dimension; of categorical ones the point as far from all choices."""
-    if dimension.space is None:
-        return np.zeros(dimension.width)
-    if isinstance(dimension.distribution, CategoricalDistribution):
-        ends = dimension.space.to_basic(dimension._numbers())
-    else:
-        ends = dimension.space.to_basic(dimension.space.ends)
-    finite = np.where(np.isfinite(ends), ends, 0.0)
-    return np.asarray(dimension.snapped(np.array([[(finite.min() + finite.max()) / 2]]))[0])
+    if found.ends[0] > found.ends[1]:
+        refuse(
+            "spaces",
+            f"have a space for {name!r} with a value that the trial may ask for",
+            f"{space} for {distribution}",
+            "Pass another space, or a wider distribution.",
+        )
+    return found

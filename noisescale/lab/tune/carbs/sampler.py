@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 from threadpoolctl import threadpool_limits
 
 from noisescale.lab.tune.carbs.acquisition import steps_from
-from noisescale.lab.tune.carbs.dimensions import Dimension, dimensions_of, middle_of
+from noisescale.lab.tune.carbs.dimensions import Dimension, dimensions_of
 from noisescale.lab.tune.carbs.observations import SUGGESTED, observe
 from noisescale.lab.tune.carbs.search import Suggestion, suggest
 from noisescale.lab.tune.carbs.spaces import Array, Space, checked_spaces
@@ -225,7 +225,7 @@ class CarbsSampler(BaseSampler):
         for dimension in dimensions:
             name = dimension.name
             values = [of[name] for of in (self._centers, enqueued) if name in of]
-            parts.append(_at_center(dimension, values[0]) if values else middle_of(dimension))
+            parts.append(_at_center(dimension, values[0]) if values else dimension.middle)
         return np.concatenate(parts)
 
     def _log_prior(self, points: Array, dimensions: Sequence[Dimension]) -> Array:

@@ -1,51 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces of parameters: values, and the basic coordinates in which the search takes steps.
+"""Spaces: maps from the values of a parameter to the coordinate in which the search takes steps.
 
-A step of the search is drawn from a normal distribution of the same width in every basic
-coordinate. A space says how far that is in the parameter.
+The values are those of an Optuna distribution. A step of the search is drawn from a normal
+distribution of the same width in every coordinate. A space says how far that is in the parameter.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from noisescale.checks import checked_count, checked_positive, is_real, refuse
+from noisescale.checks import checked_count, checked_positive, refuse
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The values of a numerical parameter; see the spaces below for its coordinate.
+    """A coordinate of a numerical parameter; the spaces below have one each.
 
     Args:
-        min: The least value.
-        max: The largest value.
         scale: How much of the coordinate's unit the search takes for one. The first suggestions
             have a standard deviation of 0.3 of it.
-        is_integer: Whether values are whole numbers.
+        is_integer: Whether values are whole numbers, also where the distribution has others.
         rounding_factor: Whole numbers are multiples of it.
 
     Raises:
-        ValueError: If no value lies in the space.
+        ValueError: If an argument is out of its range, or the space does not round.
     """
 
-    min: float = -math.inf
-    max: float = math.inf
     scale: float = 1.0
     is_integer: bool = False
     rounding_factor: int = 1
+
+    domain: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The least and the largest value that may have a coordinate."""
+    rounds: ClassVar[bool] = True
+    """Whether values may be whole numbers."""
 
     def __post_init__(self) -> None:
         """Check the arguments."""
         checked_positive("scale", self.scale, "Pass the size of a large step.")
         checked_count("rounding_factor", self.rounding_factor, "Pass 8 for multiples of 8.")
+        if self.is_integer and not self.rounds:
+            refuse(
+                "is_integer",
+                f"be left out for a {type(self).__name__}",
+                self.is_integer,
+                "Take a LinearSpace or a LogSpace for whole numbers.",
+            )
         if self.rounding_factor > 1 and not self.is_integer:
             refuse(
                 "rounding_factor",
@@ -53,25 +61,20 @@ class Space:
                 self.rounding_factor,
                 "Pass `is_integer=True`.",
             )
-        low, high = self.ends
-        if not (is_real(self.min) and is_real(self.max) and low <= high):
-            refuse(
-                "min",
-                f"leave a value up to `max` in a {type(self).__name__}",
-                f"{self.min!r} to {self.max!r}",
-                "Pass a lower `min` or a higher `max`.",
-            )
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The least and the largest value that the space has."""
+    @classmethod
+    def across(cls, low: float, high: float, step: float = 0.0, scale: float = 1.0) -> Self:
+        """Return the space whose scale is half of a range, but at most a decade, times `scale`."""
+        half = float(np.ptp(cls().to_basic([low, high]))) / 2
+        return cls(scale * (min(1.0, half) or 1.0))
+
+    def ends(self, low: float, high: float) -> tuple[float, float]:
+        """Return the least and the largest value that the space has in a range."""
+        low, high = max(low, self.domain[0]), min(high, self.domain[1])
         if not self.is_integer:
-            return self.min, self.max
+            return low, high
         unit = self.rounding_factor
-        return (
-            math.ceil(self.min / unit) * unit if math.isfinite(self.min) else self.min,
-            math.floor(self.max / unit) * unit if math.isfinite(self.max) else self.max,
-        )
+        return math.ceil(low / unit) * unit, math.floor(high / unit) * unit
 
     def to_basic(self, values: ArrayLike) -> Array:
         """Return the coordinates of values; infinite or NaN where a value has none."""
@@ -79,10 +82,16 @@ class Space:
             return self._coordinate(np.asarray(values, np.float64)) / self.scale
 
     def from_basic(self, basic: ArrayLike) -> Array:
-        """Return the values at coordinates, rounded and inside the space."""
+        """Return the values at coordinates, rounded."""
         with np.errstate(all="ignore"):
             values = self._value(np.asarray(basic, np.float64) * self.scale)
-            return np.clip(self._rounded(values), *self.ends)
+            return np.clip(self.rounded(values), *self.domain)
+
+    def rounded(self, values: Array) -> Array:
+        """Return the values of the space that are nearest to others."""
+        if not self.is_integer:
+            return values
+        return np.asarray(np.rint(values / self.rounding_factor) * self.rounding_factor)
 
     def _coordinate(self, values: Array) -> Array:
         raise NotImplementedError
@@ -90,13 +99,7 @@ class Space:
     def _value(self, coordinates: Array) -> Array:
         raise NotImplementedError
 
-    def _rounded(self, values: Array) -> Array:
-        if not self.is_integer:
-            return values
-        return np.rint(values / self.rounding_factor) * self.rounding_factor
 
-
-@dataclass(frozen=True)
 class LinearSpace(Space):
     """The coordinate is x/scale.
 
@@ -105,6 +108,15 @@ class LinearSpace(Space):
         80.0
     """
 
+    @classmethod
+    def across(cls, low: float, high: float, step: float = 0.0, scale: float = 1.0) -> Self:
+        """Return the space whose scale is half of a range, times `scale`.
+
+        The half counts as three steps of the values at least: a step of the search then reaches
+        the next value.
+        """
+        return cls(scale * (max((high - low) / 2, 3 * step) or 1.0))
+
     def _coordinate(self, values: Array) -> Array:
         return values
 
@@ -112,7 +124,6 @@ class LinearSpace(Space):
         return coordinates
 
 
-@dataclass(frozen=True)
 class LogSpace(Space):
     """The coordinate is log10(x)/scale: by default its unit is a factor of 10.
 
@@ -121,7 +132,7 @@ class LogSpace(Space):
         -3.0
     """
 
-    min: float = 0.0
+    domain = (0.0, math.inf)
 
     def _coordinate(self, values: Array) -> Array:
         return np.log10(values)
@@ -130,7 +141,6 @@ class LogSpace(Space):
         return np.asarray(10.0**coordinates)
 
 
-@dataclass(frozen=True)
 class LogitSpace(Space):
     """The coordinate is log10(x/(1-x))/scale: 0.9, 0.99 and 0.999 are a unit apart.
 
@@ -139,19 +149,8 @@ class LogitSpace(Space):
         [0.091, 0.5, 0.909]
     """
 
-    min: float = 0.0
-    max: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        if self.is_integer or not 0 <= self.min <= self.max <= 1:
-            refuse(
-                "min",
-                "lie between 0 and `max`, up to 1, in a LogitSpace, whose values are not whole",
-                f"{self.min!r} to {self.max!r}, `is_integer` {self.is_integer}",
-                "Take a LinearSpace or a LogSpace for other values.",
-            )
+    domain = (0.0, 1.0)
+    rounds = False
 
     def _coordinate(self, values: Array) -> Array:
         return np.log10(values / (1 - values))
@@ -160,43 +159,43 @@ class LogitSpace(Space):
         return np.asarray(expit(coordinates * math.log(10)))
 
 
-@dataclass(frozen=True)
-class PowerOfTwoSpace(Space):
+class MomentumSpace(Space):
+    """The coordinate is log10(1/(1-x))/scale: a momentum x averages over 1/(1-x) steps.
+
+    Examples:
+        >>> MomentumSpace().to_basic([0, 0.9, 0.99]).round(9).tolist()
+        [0.0, 1.0, 2.0]
+    """
+
+    domain = (0.0, 1.0)
+    rounds = False
+
+    def _coordinate(self, values: Array) -> Array:
+        return -np.log10(1 - values)
+
+    def _value(self, coordinates: Array) -> Array:
+        return np.asarray(1 - 10.0**-coordinates)
+
+
+class PowerOfTwoSpace(LogSpace):
     """Whole powers of two. The coordinate is log10(x)/scale, as of a `LogSpace`.
 
     Examples:
-        >>> PowerOfTwoSpace(min=8).from_basic([0, 1, 2]).tolist()
-        [8.0, 8.0, 128.0]
+        >>> PowerOfTwoSpace().from_basic([0, 1, 2]).tolist()
+        [1.0, 8.0, 128.0]
     """
 
-    min: float = 1.0
-    is_integer: bool = True
+    domain = (1.0, math.inf)
+    rounds = False
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        if not self.is_integer or self.rounding_factor != 1 or not self.max >= 1:
-            refuse(
-                "PowerOfTwoSpace",
-                "have whole values from 1 up and no `rounding_factor`",
-                f"`max` {self.max!r}, `rounding_factor` {self.rounding_factor!r}, `is_integer`"
-                f" {self.is_integer!r}",
-                "Take a LogSpace for other values.",
-            )
-        super().__post_init__()
+    def ends(self, low: float, high: float) -> tuple[float, float]:
+        """Return the least and the largest power of two in a range."""
+        if high < 1:
+            return super().ends(low, high)
+        return 2.0 ** math.ceil(math.log2(max(low, 1))), 2.0 ** math.floor(math.log2(high))
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The least and the largest power."""
-        most = 2.0 ** math.floor(math.log2(self.max)) if self.max < math.inf else math.inf
-        return 2.0 ** math.ceil(math.log2(max(self.min, 1))), most
-
-    def _coordinate(self, values: Array) -> Array:
-        return np.log10(values)
-
-    def _value(self, coordinates: Array) -> Array:
-        return np.asarray(10.0**coordinates)
-
-    def _rounded(self, values: Array) -> Array:
+    def rounded(self, values: Array) -> Array:
+        """Return the nearest powers of two, in logs."""
         return np.asarray(2.0 ** np.rint(np.log2(values)))
 
 

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-import math
 from pathlib import Path
 
 import pytest
 
-from noisescale.lab.tune.parameters import Parameter
-from noisescale.lab.tune.reading import (
-    all_parameters,
-    read_budget,
-    read_parameters,
-    read_space,
-)
+from noisescale.lab.parameter_texts import all_parameters, swept_parameters
+from noisescale.lab.parameters import Parameter, ranged
 
 
 def read(text: str) -> Parameter:
-    (found,) = read_parameters([text])
+    (found,) = all_parameters([text])
     return found
 
 
@@ -34,6 +28,7 @@ def read(text: str) -> Parameter:
         ("dropout=0..0.5", "linear", False),
         ("keep=0.5..0.99:logit", "logit", False),
         ("momentum=0.5..0.99", "logit", False),
+        ("momentum=0..0.99:momentum", "momentum", False),
     ],
 )
 def test_a_range_has_the_space_that_suits_it(text: str, kind: str, whole: bool) -> None:
@@ -51,32 +46,13 @@ def test_choices_are_numbers_words_and_truth_values() -> None:
     assert read("act=relu,tanh").middle == "relu"
 
 
-def test_values_are_rounded_and_stay_in_their_range() -> None:
-    assert read("batch_size=16..1024").nearest(100) == 128
-    assert read("batch_size=16..1024").nearest(5000) == 1024
-    assert read("width=16..512").nearest(99.6) == 100
-    assert read("lr=0.001..1").nearest(1 / 3) == 0.333333
-    assert read("lr=0.001..1").middle == pytest.approx(math.sqrt(0.001))
-    assert read("keep=0.1..0.9:logit").middle == 0.5
-
-
-def test_the_search_begins_at_the_own_value_or_the_nearest_or_the_middle() -> None:
-    width = read("width=16..512")
-
-    assert width.beginning_at(64).center == 64
-    assert width.beginning_at(4).center == 16
-    assert width.beginning_at(None).center == width.middle == 91
-    assert read("act=relu,tanh").beginning_at("tanh").center == "tanh"
-    assert read("act=relu,tanh").beginning_at("gelu").center == "relu"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("width", "`search` must be written as name=values, got 'width'. Write, for example"),
         ("width=", "`search` must have values, got 'width='"),
         ("width=a..b", "`search` must have numbers as ends, got 'width=a..b'"),
-        ("width=1..2:wide", "`search` must have one of the kinds log, linear, logit, pow2 or int"),
+        ("width=1..2:wide", "`search` must have one of the kinds log, linear, logit, momentum,"),
         ("width=5..2", "`search` must have a linear range of finite numbers, the smaller one fir"),
         ("width=-1..2:log", "`search` must have a log range of positive numbers"),
         ("keep=0.5..1.0:logit", "`search` must have a logit range within 0 to 1"),
@@ -101,7 +77,7 @@ def test_a_file_has_centers_and_scales(tmp_path: Path) -> None:
         '[act]\nchoices = ["relu", "tanh"]\ncenter = "tanh"\n'
     )
 
-    rate, act = read_space(path)
+    rate, act = all_parameters([], path)
 
     assert (rate.name, rate.kind, rate.center, rate.scale) == ("learning_rate", "log", 0.1, 0.5)
     assert (act.choices, act.center) == (("relu", "tanh"), "tanh")
@@ -125,7 +101,7 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
     path.write_text(text)
 
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
-        read_space(path)
+        all_parameters([], path)
 
     assert str(caught.value).startswith(said)
 
@@ -141,11 +117,32 @@ def test_no_parameter_or_the_same_one_twice_is_refused(tmp_path: Path) -> None:
         all_parameters([], tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("text", ["0h", "-1h", "1", "h", "", "nanh", "1d"])
-def test_a_budget_is_positive_and_has_a_unit(text: str) -> None:
-    with pytest.raises(ValueError, match="`budget` must be positive device-hours with a unit"):
-        read_budget(text)
+def test_a_sweep_searches_hyperparameters_of_optimizers_by_its_own_kinds() -> None:
+    assert swept_parameters(["lr=0.1..0.2", "momentum = 0..0.99"]) == (
+        ranged("learning_rate", 0.1, 0.2, "log"),
+        ranged("momentum", 0.0, 0.99, "momentum"),
+    )
 
 
-def test_a_budget_is_read_in_hours() -> None:
-    assert (read_budget("0.5h"), read_budget("30m"), read_budget("90s")) == (0.5, 0.5, 0.025)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (
+            ["dropout=0..1"],
+            "name learning_rate, momentum, weight_decay, without a kind, got dropou",
+        ),
+        (
+            ["lr=0.01..1:linear"],
+            "name learning_rate, momentum, weight_decay, without a kind, got l",
+        ),
+        (["lr=1..2", "learning_rate=1..2"], "name each parameter once, got learning_rate."),
+        (["lr"], "be written as name=values, got 'lr'."),
+        (["lr=0.1,0.2"], "have a range for learning_rate, got [0.1, 0.2]."),
+        (["lr=a..b"], "have numbers as ends, got 'lr=a..b'."),
+    ],
+)
+def test_what_a_sweep_cannot_search_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the start of its text is compared
+        swept_parameters(texts)
+
+    assert str(caught.value).startswith(f"`search` must {said}")
