@@ -97,8 +97,7 @@ class Collector(HookErrors, ABC):
 
         As it is not timed, all ranks, and a resumed run, measure the same steps.
         """
-        # A dot product reads the gradient and the momentum.
-        return COST_OF_NORMS * (1 if self.norms.momentum is None else 3)
+        return COST_OF_NORMS * (1 + sum(extra.cost for extra in self.norms.extra))
 
     @property
     def averaged_too_often(self) -> bool:

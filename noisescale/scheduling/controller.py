@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
@@ -78,11 +79,10 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "tradeoff", "ratio", "norm_test", "inner_product_test", "orthogonality_test",
-            "doubling"; "seesaw", "smith"; a mapping from
-            steps to batch sizes; or a function from (noise scale, plan, progress) to the global
-            batch that is wanted. A function is called at every step, unless it has the attribute
-            `needs_noise_scale = True`.
+        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
+            steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
+            the global batch that is wanted. A function is called at every step, unless it has the
+            attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": for
             policies that use the noise scale, "adascale" with SGD and "capped_sqrt" with other
             optimizers; else "sqrt".
@@ -265,7 +265,7 @@ steps on
         return self.decide(
             meter.noise_scale,
             meter.average_moments,
-            noise_along_gradient=meter.noise_along_gradient,
+            extra=meter.extra_noise_scales,
             measured_step=measured_step,
         )
 
@@ -289,7 +289,7 @@ steps on
         noise_scale: NoiseScale | None = None,
         average: GradientMoments | None = None,
         *,
-        noise_along_gradient: NoiseScale | None = None,
+        extra: Mapping[str, NoiseScale] = MappingProxyType({}),
         device_batch_size: float | None = None,
         measured_step: int | None = None,
     ) -> Move | None:
@@ -300,7 +300,7 @@ steps on
                 ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
-            noise_along_gradient: `NoiseScaleMeter.noise_along_gradient`, for policies that need it.
+            extra: `NoiseScaleMeter.extra_noise_scales`, for policies that need one.
             device_batch_size: Keep micro-batches at this many examples, for this decision.
             measured_step: The last measured step in the noise scale, see `due_after`.
 
@@ -320,7 +320,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._asked_for(before, noise_scale, noise_along_gradient)
+            answer = self._asked_for(before, noise_scale, extra)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -412,9 +412,9 @@ steps on
         self,
         state: ControllerState,
         noise_scale: NoiseScale = NOTHING_MEASURED,
-        along: NoiseScale | None = None,
+        extra: Mapping[str, NoiseScale] = MappingProxyType({}),
     ) -> Any:
-        progress = state.progress(self._scaled.learning_rate)._replace(noise_along_gradient=along)
+        progress = state.progress(self._scaled.learning_rate)._replace(extra=extra)
         return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
@@ -424,10 +424,12 @@ steps on
                 " None. Pass the `NoiseScaleMeter` of the run."
             )
         policy = self.settings.policy
-        if policy.needs_noise_along_gradient and not meter.measures_along_gradient:
+        extra = policy.extra
+        if extra is not None and extra.name not in {one.name for one in meter.extra}:
             raise ValueError(
-                f"`meter` must measure the noise along the momentum for {policy.kind}, got one that"
-                " does not. Make it with `NoiseScaleMeter(..., momentum=optimizer)`."
+                f"`meter` must measure {extra.__name__} for {policy.kind}, got one that does not."
+                f" Make it with `NoiseScaleMeter(..., extra=[{extra.__name__}],"
+                " optimizer=optimizer)`."
             )
         least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:

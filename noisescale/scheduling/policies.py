@@ -225,8 +225,6 @@ PolicyLike = (
         "tradeoff",
         "ratio",
         "norm_test",
-        "inner_product_test",
-        "orthogonality_test",
         "doubling",
         "seesaw",
         "smith",

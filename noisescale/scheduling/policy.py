@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
 
 
@@ -27,8 +29,8 @@ class Progress(NamedTuple):
     """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
-    noise_along_gradient: NoiseScale | None = None
-    """`NoiseScaleMeter.noise_along_gradient`, for policies that need it."""
+    extra: Mapping[str, NoiseScale] = MappingProxyType({})
+    """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 
 
 class Wanted(float):
@@ -63,8 +65,8 @@ class Policy:
     needs_noise_scale: bool = False
     """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
     every step."""
-    needs_noise_along_gradient: bool = False
-    """Whether the meter has to measure the noise along the optimizer's momentum, too."""
+    extra: type[ExtraMeasurement] | None = None
+    """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
     takes_noise_scale: bool = False
     """Whether it is given the noise scale, resolved or not, even if it does not need it."""
     by_reduced_values: bool = False
@@ -108,16 +110,16 @@ class FunctionPolicy(Policy):
 
     If its attribute `needs_noise_scale` is True, it is asked every few steps with a measured noise
     scale. Without the attribute it is asked at every step and given what is known of the noise
-    scale, and if the attribute is False, nothing. With `needs_noise_along_gradient = True` that is
-    measured too, and `progress` has it. It may have a state of its own.
+    scale, and if the attribute is False, nothing. What is in its attribute `extra` is measured too,
+    see `Policy`. It may have a state of its own.
     """
 
     def __init__(self, function: Callable[[NoiseScale, Plan, Progress], float]) -> None:
         self.function: Any = function
-        along = bool(getattr(function, "needs_noise_along_gradient", False))
-        self.needs_noise_along_gradient = along
-        self.needs_noise_scale = along or bool(getattr(function, "needs_noise_scale", False))
-        self.takes_noise_scale = along or bool(getattr(function, "needs_noise_scale", True))
+        self.extra = getattr(function, "extra", None)
+        beside = self.extra is not None
+        self.needs_noise_scale = beside or bool(getattr(function, "needs_noise_scale", False))
+        self.takes_noise_scale = beside or bool(getattr(function, "needs_noise_scale", True))
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
         """Return what the function returns."""

@@ -163,4 +163,7 @@ def test_every_step_of_a_batch_has_its_weight() -> None:
         fit(monitor, TwiceByHand())
 
     (saved,) = monitor.state_dict()["optimizers"]
-    assert (saved["meter"]["measured_steps"], saved["meter"]["skipped_steps"]) == (0, 6)
+    assert (
+        saved["meter"]["counts"]["measured_steps"],
+        saved["meter"]["counts"]["skipped_steps"],
+    ) == (0, 6)
