@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.moments import GradientMoments
@@ -13,6 +13,7 @@ from noisescale.estimation.pair_shares import PairShares
 from noisescale.history.increments import Increments
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
+from noisescale.state import State
 from noisescale.tradeoff.run_sums import gain_of
 
 
@@ -78,7 +79,7 @@ class RunAverage(NamedTuple):
         return RunAverage(base, so_far.plus(moments, base * gain * steps))
 
 
-class Estimates:
+class Estimates(State):
     """The estimators of a run, all with the same options.
 
     Args:
@@ -86,6 +87,8 @@ class Estimates:
         options: Options of the meter.
         extra: What is measured beside.
     """
+
+    _saved = ("sums", "run", "increments", "whole", "step", "pair_shares", "groups", "extra")
 
     def __init__(
         self, groups: Sequence[str], options: MeterOptions, extra: Sequence[ExtraMeasurement] = ()
@@ -144,29 +147,3 @@ class Estimates:
         for one, moments in zip(self.extra.values(), beside, strict=True):
             one.update(moments, whole, weight, self.step)
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything `load_state_dict` needs, in builtins."""
-        return {
-            "sums": list(self.sums),
-            "run": [self.run.base_batch_size, *self.run.sums],
-            "increments": self.increments.state_dict(),
-            "whole": self.whole.state_dict(),
-            "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
-            "extra": {name: one.state_dict() for name, one in self.extra.items()},
-            "pair_shares": self.pair_shares.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Groups go by name; a new one begins with no steps."""
-        self.sums = MomentSums(*state["sums"])
-        base, *sums = state["run"]
-        self.run = RunAverage(base, MomentSums(*sums))
-        self.increments.load_state_dict(state["increments"])
-        self.whole.load_state_dict(state["whole"])
-        self.step = state["step"]
-        self.pair_shares.load_state_dict(state["pair_shares"])
-        for kind, ours in (("groups", self.groups), ("extra", self.extra)):
-            for name in ours.keys() & state[kind].keys():
-                ours[name].load_state_dict(state[kind][name])

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.state import State
 
 
-class ExtraMeasurement(ABC):
+class ExtraMeasurement(State, ABC):
     """A noise scale of a meter from moments of its own, by a further entry of each row.
 
     A meter makes one from each of its `extra`. All parts of a step are measured alike, so that the
@@ -64,14 +65,6 @@ class ExtraMeasurement(ABC):
             noise_scale_at: The noise scale of the whole gradient, with a confidence.
             step: Optimizer steps of the run up to now.
         """
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, in builtins."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
 
     def close(self) -> None:
         """Let go of the optimizer."""

@@ -34,6 +34,7 @@ from noisescale.meter.estimates import Estimates, MomentSums
 from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.meter.soundness import fault_in
+from noisescale.state import restored, to_builtins
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
@@ -569,7 +570,7 @@ class NoiseScaleMeter:
         self._settle(alone=interrupted)
         return {
             "estimates": self._estimates.state_dict(),
-            "counts": vars(self._counts) | {"spent": list(self._counts.spent)},
+            "counts": to_builtins(self._counts),
             "collector": self._found,
         }
 
@@ -584,9 +585,8 @@ class NoiseScaleMeter:
         """
         begun_anew = self._estimates.state_dict()
         try:
-            for name in vars(self._counts):
-                setattr(self._counts, name, state["counts"][name])
-            self._counts.spent = Spent(*state["counts"]["spent"])
+            for name, now in vars(self._counts).items():
+                setattr(self._counts, name, restored(now, state["counts"][name]))
             if self._capture.collector is not None:  # which steps are due goes by what it knows
                 self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])

@@ -18,12 +18,11 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
-from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.decision import (
-    LATER,
     NOTHING_MEASURED,
     ControllerState,
     Move,
+    RunSoFar,
     adopted,
     decision,
     informed,
@@ -37,6 +36,7 @@ from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
+from noisescale.state import restored, to_builtins
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 
 _MOVES_KEPT = 1000
-
-_LATER = LATER | {"policy_kind"}
 
 
 def _read(path: str) -> Any:
@@ -366,7 +364,8 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs, in builtins. It is equal on all ranks."""
         policy = self.settings.policy
-        return self._state.state_dict() | {
+        return {
+            **to_builtins(self._state),
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
@@ -391,14 +390,15 @@ steps on
             ValueError: If a value is missing.
             RuntimeError: If the ranks have different schedules.
         """
-        needed = [name for name in self.state_dict() if name not in _LATER]
-        checked_state("BatchSizeController", state, needed)
-        checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
-        saved = ControllerState.loaded(state)
+        own = self.state_dict()
+        checked_state("BatchSizeController", state, own)
+        for name in ("clock", "run"):
+            checked_state(f"BatchSizeController, `{name}`,", state[name], own[name])
+        saved = restored(self._state, state)
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
-        if state["policy"] is not None:
-            self.settings.policy.go_on_from(state["policy"], state.get("policy_kind"))
+        if state["policy"]:
+            self.settings.policy.go_on_from(state["policy"], state["policy_kind"])
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
+from noisescale.state import State
 
 
 class Progress(NamedTuple):
@@ -51,7 +52,7 @@ class Wanted(float):
         return made
 
 
-class Policy:
+class Policy(State):
     """Choose the global batch size, in examples, from now on.
 
     Examples:
@@ -85,16 +86,9 @@ class Policy:
         """Name of this kind of policy, saved with its state."""
         return type(self).__qualname__
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs, in builtins; None if it has no state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-
-    def go_on_from(self, state: dict[str, Any], of_kind: str | None) -> None:
+    def go_on_from(self, state: dict[str, Any], of_kind: str) -> None:
         """Load a state; if another kind of policy saved it, warn and ignore it."""
-        if of_kind in (None, self.kind):
+        if of_kind == self.kind:
             self.load_state_dict(state)
             return
         warnings.warn(
@@ -130,14 +124,11 @@ class FunctionPolicy(Policy):
         """The function's name, or its class's."""
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> Any:
         """Return the state of the function, if it has one."""
-        state: dict[str, Any] | None = None
-        if hasattr(self.function, "state_dict"):
-            state = self.function.state_dict()
-        return state
+        return self.function.state_dict() if hasattr(self.function, "state_dict") else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`."""
         if hasattr(self.function, "load_state_dict"):
             self.function.load_state_dict(state)

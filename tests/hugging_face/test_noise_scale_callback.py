@@ -103,7 +103,7 @@ def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, fl
 
 def measured(run: Fit) -> GradientMoments:
     """What the callback found, averaged over all steps."""
-    return MomentSums(*run.state["meter"]["estimates"]["sums"]).mean
+    return MomentSums(**run.state["meter"]["estimates"]["sums"]).mean
 
 
 def logged(run: Fit) -> dict[str, float]:

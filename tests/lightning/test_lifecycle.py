@@ -80,9 +80,9 @@ def test_checkpoints_load_weights_only_and_are_alike_on_all_ranks(tmp_path: Path
     saved = state["optimizers"][0]["meter"]
     assert saved["counts"]["steps"] == 7
     increments = saved["estimates"].pop("increments")
-    assert increments["row"][0] == 1  # step 7, which the row at the end of the fit takes
+    assert increments["row"]["steps"] == 1  # step 7, which the row at the end of the fit takes
     for result in results:
-        assert result["meter"]["estimates"].pop("increments")["row"][0] == 0
+        assert result["meter"]["estimates"].pop("increments")["row"]["steps"] == 0
         np.testing.assert_equal(result["meter"], saved)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -18,6 +17,7 @@ from noisescale.estimation.recent import RecentSteps
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
 from noisescale.methods.inner_product.momentum import MomentumDirection
+from noisescale.state import State
 
 LEAST_SHARE = 0.5
 """Of the alignment that momentum would have if only its own noise turned it."""
@@ -30,7 +30,7 @@ BEYOND = 5.0
 of others (benchmarks/along_gradient.py), and down to a third with isotropic noise."""
 
 
-class AlongGradient:
+class AlongGradient(State):
     """Estimate G'ΣG/|G|⁴ from gradients along v = m/|m|, the direction of the momentum.
 
     g·v behaves like a gradient of one parameter, so its moments are (G·v)² and v'Σv. Their ratio is
@@ -53,6 +53,8 @@ class AlongGradient:
         confidence: Coverage of intervals.
         unit: The unit of batch sizes, for display.
     """
+
+    _saved = ("_level", "_batch_size", "_along", "_alignment")
 
     def __init__(self, confidence: float = 0.95, unit: str = "examples") -> None:
         self.confidence, self._unit = confidence, unit
@@ -115,21 +117,6 @@ class AlongGradient:
             return replace(along, low=along.low / BEYOND, high=along.high * BEYOND)
         return NoiseScale.unknown(self.confidence, self._unit, steps=along.steps)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that `load_state_dict` needs, in builtin types."""
-        return {
-            "level": self._level.sq_norm,
-            "batch_size": self._batch_size,
-            "along": self._along.state_dict(),
-            "alignment": self._alignment.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._level, self._batch_size = Level(state["level"]), state["batch_size"]
-        self._along.load_state_dict(state["along"])
-        self._alignment.load_state_dict(state["alignment"])
-
 
 class NoiseAlongGradient(ExtraMeasurement):
     """Measure G'ΣG/|G|⁴ along the optimizer's momentum, see `AlongGradient`.
@@ -142,6 +129,7 @@ class NoiseAlongGradient(ExtraMeasurement):
     """
 
     name = "along_gradient"
+    _saved = ("_along",)
 
     def __init__(self, options: MeterOptions, optimizer: Optimizer | None) -> None:
         super().__init__(options, optimizer)
@@ -177,11 +165,3 @@ class NoiseAlongGradient(ExtraMeasurement):
         """Let go of the optimizer."""
         self._persistence, self._entry = self.persistence, None
         super().close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, in builtins."""
-        return self._along.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._along.load_state_dict(state)

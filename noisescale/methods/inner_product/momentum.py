@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer, RMSprop
 
+from noisescale.collectors.devices import MOST_ELEMENTS, together
 from noisescale.collectors.gradient_norms import ExtraEntry, GradientNorms
 from noisescale.collectors.squared_norms import LONGEST_DOT, Norm, squared_norm, sums_of
-from noisescale.collectors.together import MOST_ELEMENTS, together
 from noisescale.guard import RefusalError
 
 _KEPT = ("momentum_buffer", "exp_avg")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -26,6 +25,7 @@ class PreconditionedNoiseScale(ExtraMeasurement):
     """
 
     name = "preconditioned"
+    _saved = ("_estimator",)
     title = "Preconditioned noise scale (not B_simple)"
 
     def __init__(self, options: MeterOptions, optimizer: Optimizer | None) -> None:
@@ -45,11 +45,3 @@ class PreconditionedNoiseScale(ExtraMeasurement):
     def estimate(self, noise_scale_at: Callable[[float], NoiseScale], step: int) -> NoiseScale:
         """Return the noise scale now."""
         return self._estimator.estimate(step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, in builtins."""
-        return self._estimator.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._estimator.load_state_dict(state)

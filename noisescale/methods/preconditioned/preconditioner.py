@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adamax, Optimizer
 
+from noisescale.collectors.devices import MOST_ELEMENTS, together
 from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.collectors.squared_norms import Norm, as_real, norms_of
-from noisescale.collectors.together import MOST_ELEMENTS, together
 
 # A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
 _BLOCK = 2**20

@@ -136,11 +136,3 @@ def test_wrong_groups_are_no_reason_to_go_on_without_measuring(groups: Any) -> N
     """On one device, where what cannot be measured by example is told by a warning."""
     with pytest.raises(ValueError, match="`groups` must have"):
         fit(NoiseScaleMonitor(groups=groups), ranks=1, strategy="auto")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_order_of_before_measures_the_same() -> None:
-    old, _ = fit(NoiseScaleMonitor(groups={p: n for n, p in GROUPS.items()}), results=seen)
-    new, _ = fit(NoiseScaleMonitor(groups=GROUPS), results=seen)
-
-    assert old["groups"] == new["groups"]
