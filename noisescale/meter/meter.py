@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -237,14 +237,15 @@ class NoiseScaleMeter:
         return {n: group.estimate(self.steps) for n, group in self._estimates.groups.items()}
 
     @property
-    def extra(self) -> Iterable[ExtraMeasurement]:
+    def extra(self) -> Collection[ExtraMeasurement]:
         """What is measured beside the noise scale. Reads nothing."""
         return self._estimates.extra.values()
 
     @property
     def extra_noise_scales(self) -> dict[str, NoiseScale]:
         """The estimate of each of `extra` now, in `unit`, by name."""
-        self._settle()
+        if self.extra:
+            self._settle()
         return {one.name: one.estimate(self.noise_scale_at, self.steps) for one in self.extra}
 
     steps: int = _read("_counts.steps")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, checked_choice, refuse
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
@@ -327,11 +328,13 @@ class BatchSizeScheduler(trainer_access.Callback):
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
         controller, monitor = fit.controller, self._monitor
         measured: tuple[Any, Any] = None, None
+        extra: dict[str, NoiseScale] = {}
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
+            extra = monitor.extra_noise_scales
         move = controller.decide(
             *measured,
-            extra={} if monitor is None else monitor.extra_noise_scales,
+            extra=extra,
             device_batch_size=controller.plan.device_batch_size,
             measured_step=measured_step,
         )
