@@ -202,14 +202,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
     """Every step that any meter takes in, in the process that it does it in."""
-    from noisescale.meter.readings import MeterReadings
+    from noisescale.meter.meter import NoiseScaleMeter
 
     steps: list[StepNorms] = []
-    take = MeterReadings._take
+    take = NoiseScaleMeter._take
 
-    def record(meter: MeterReadings, step: "MeasuredStep", coverage: float) -> None:
+    def record(meter: NoiseScaleMeter, step: "MeasuredStep", coverage: float) -> None:
         steps.append(step.norms)
         take(meter, step, coverage)
 
-    monkeypatch.setattr(MeterReadings, "_take", record)
+    monkeypatch.setattr(NoiseScaleMeter, "_take", record)
     return steps

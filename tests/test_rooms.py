@@ -13,7 +13,7 @@ PACKAGE = Path(noisescale.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    "_version guard checks printable renamed extras collectives",
+    "_version state guard checks printable renamed extras collectives",
     "bounded csv_lines estimation batches",
     "tradeoff plan",
     "history step_time",

@@ -44,6 +44,7 @@ from benchmarks.lib.results import saved_rows, write_results
 from benchmarks.lib.sweeping import Command, Row, Sweep
 from benchmarks.lib.workloads import PLAIN, WORKLOADS, Goal, Workload
 from noisescale import BatchSizeController, NoiseScaleMeter, Plan, TradeoffFit, fit_tradeoff
+from noisescale.methods.inner_product import WIDEST, InnerProductTest, NoiseAlongGradient
 
 FARTHER = {
     "digits": {"goal": 0.12, "batch_sizes": (2, 8, 32, 128, 512), "seeds": 8, "first_lr": 0.1},
@@ -70,16 +71,12 @@ ENDS = {"1/16": 1 / 16, "16 x": 16, "64 x": 64}
 FARTHEST, LARGE = "64 x", "16 x"
 """From the first only the default policy starts, with the learning rate tuned at the second."""
 
-POLICIES = (
-    "tradeoff",
-    "ratio",
-    "norm_test",
-    "doubling",
-    "inner_product_test",
-    "orthogonality_test",
-)
+ALONG_MOMENTUM = {
+    "inner_product_test": InnerProductTest(),
+    "orthogonality_test": InnerProductTest(nu=WIDEST),
+}
+POLICIES = ("tradeoff", "ratio", "norm_test", "doubling", *ALONG_MOMENTUM)
 DEFAULT = POLICIES[0]
-ALONG_MOMENTUM = POLICIES[4:]
 NAMES = (*PLAIN, "digits, momentum")
 
 KEPT, CALMER = "kept", "tradeoff, lr/1.41"
@@ -218,9 +215,9 @@ def scheduled_run(task: Task) -> Row:
     workload = replace(WORKLOADS[name], goal=target)
     model = workload.seeded_model(seed)
     optimizer = workload.optimizer_of(model, lr, start)
-    along: dict[str, Any] = {"small_batch": "half", "momentum": optimizer}
+    along: dict[str, Any] = {"small_batch": "half", "extra": [NoiseAlongGradient]}
     how = along if policy in ALONG_MOMENTUM else {"small_batch": "example"}
-    meter = NoiseScaleMeter(model, unit=workload.unit, **how)
+    meter = NoiseScaleMeter(model, unit=workload.unit, optimizer=optimizer, **how)
     meter.follow()
 
     def tuned(batch_size: float, base_batch_size: float, noise_scale: float) -> float:
@@ -229,7 +226,7 @@ def scheduled_run(task: Task) -> Row:
     controller = BatchSizeController(
         Plan(start, 1),
         optimizer,
-        {0: start} if policy == KEPT else DEFAULT if policy == CALMER else policy,
+        ALONG_MOMENTUM.get(policy) or {KEPT: {0: start}, CALMER: DEFAULT}.get(policy, policy),
         lr_scaling=tuned if scaling == TUNED else scaling,
         max_device_batch_size=2**14,
         max_batch_size=2**14,

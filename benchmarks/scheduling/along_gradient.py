@@ -28,6 +28,7 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.lib.results import write_results
 from noisescale import NoiseScaleMeter
+from noisescale.methods.inner_product import NoiseAlongGradient
 
 SMALL, BATCHES, MEASURED = 8, 300, 200
 
@@ -126,16 +127,21 @@ def row_of(
     sq_norm = float(mean @ mean) - trace / SMALL / batches
     half = batches // 2
 
-    meter = NoiseScaleMeter(net, momentum=optimizer, small_batch="micro_batch", every_n_steps=1)
+    meter = NoiseScaleMeter(
+        net,
+        extra=[NoiseAlongGradient],
+        optimizer=optimizer,
+        small_batch="micro_batch",
+        every_n_steps=1,
+    )
     meter.follow()
     for _ in range(measured):
         optimizer.zero_grad()
         for _ in range(2):
             meter.backward(drawn(SMALL) / 2, local_batch_size=SMALL)
         meter.step()
-    found = meter.noise_along_gradient
+    found = meter.extra_noise_scales["along_gradient"]
     meter.close()
-    assert found is not None
     return {
         "model": make.__name__,
         "optimizer": optimizer_name,

@@ -149,11 +149,7 @@ class AveragedGradient(HookErrors):
             else:
                 rows = slice(start, stop)
                 pieces.append(Piece(index, p.grad[rows], rows))
-        norms = self._norms.add(self._norms.none(), pieces, dots=False)
-        if self._norms.momentum is not None:
-            # It is squared, so it has to be whole: each rank's share is 1/W of the square.
-            norms[-1] = [dot / math.sqrt(self._ranks) for dot in self._norms.dots()]
-        return self._norms.sums(norms)
+        return self._norms.sums(self._norms.of_share(pieces, self._ranks))
 
 
 def share_of(parameters: list[Parameter], rank: int, ranks: int) -> list[tuple[int, int, int]]:

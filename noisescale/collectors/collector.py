@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows.step_rows import Unread
 from noisescale.collectors.rows.window_layout import Weight, WindowLayout
 from noisescale.guard import HookErrors
+from noisescale.state import State
 
 COST_OF_NORMS = 0.125
 """Cost, in plain steps, of the norms of all small batches' gradients, see `Collector.cost`.
@@ -26,12 +26,13 @@ Measured of 4 micro-batches, on CPU: 0.07 with 256 examples in each, 0.16 with 6
 """
 
 
-class Collector(HookErrors, ABC):
+class Collector(HookErrors, State, ABC):
     """Squared norms of the small batches of one optimizer step, and of the step's gradient.
 
     All norms are captured as autograd made them: with the divisor and the loss scale of the losses.
     The meter takes both out. A subclass for a way of training implements the abstract methods, and
-    overrides the defaults that do not fit it.
+    overrides the defaults that do not fit it. Its state is what the first steps learned about the
+    model, so that they need not be repeated.
 
     Args:
         norms: The parameters measured, and the entries that their norms are summed up in.
@@ -97,8 +98,7 @@ class Collector(HookErrors, ABC):
 
         As it is not timed, all ranks, and a resumed run, measure the same steps.
         """
-        # A dot product reads the gradient and the momentum.
-        return COST_OF_NORMS * (1 if self.norms.momentum is None else 3)
+        return COST_OF_NORMS * (1 + sum(extra.cost for extra in self.norms.extra))
 
     @property
     def averaged_too_often(self) -> bool:
@@ -228,10 +228,3 @@ class Collector(HookErrors, ABC):
     @abstractmethod
     def close(self) -> None:
         """Remove all hooks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the first steps learned about the model, in builtins."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, so that the first steps need not be repeated."""

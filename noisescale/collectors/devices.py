@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -88,3 +89,27 @@ class OnItsWay:
             self._copied.synchronize()
         numbers: list[float] = self._vector.tolist()
         return numbers
+
+
+T = TypeVar("T")
+
+MOST_ELEMENTS = 2**23
+"""The most that is copied at once: 32 MB in float32."""
+
+
+def together(items: Iterable[tuple[T, Hashable, int]]) -> Iterator[list[T]]:
+    """Yield lists of items of one kind, with `MOST_ELEMENTS` at most if they hold several.
+
+    Args:
+        items: Each with its kind and its elements.
+    """
+    kept: dict[Hashable, tuple[int, list[T]]] = {}
+    for item, kind, elements in items:
+        held, some = kept.get(kind, (0, []))
+        if some and held + elements > MOST_ELEMENTS:
+            yield some
+            held, some = 0, []
+        some.append(item)
+        kept[kind] = held + elements, some
+    for _, some in kept.values():
+        yield some

@@ -14,20 +14,16 @@ from torch.nn import Parameter
 
 from noisescale.collectors.devices import current_stream, keep_from
 from noisescale.collectors.groups import Groups, groups_of
-from noisescale.collectors.momentum import MomentumDirection
-from noisescale.collectors.preconditioner import AdamPreconditioner
 from noisescale.collectors.squared_norms import (
     Norm,
     norms_of,
     norms_of_one,
-    squared_norm,
-    sums_of,
     sums_of_squares,
 )
 
 Norms = list[list[Norm]]
-"""For each entry of a row, the norms from which `sums_of_squares` computes the entry. With a
-direction there is one list more, of the numbers that sum to the dot product of the current part."""
+"""For each entry of a row, the norms from which `sums_of_squares` computes the entry; and for each
+`ExtraEntry` one list more, of the numbers of the current part."""
 
 
 _ALL_ROWS = slice(None)
@@ -42,20 +38,45 @@ class Piece(NamedTuple):
     rows: slice = _ALL_ROWS
 
 
+class ExtraEntry:
+    """A further entry of a row: something of each part's gradient, beside its squared norm.
+
+    Numbers of single gradients are collected while a part is captured. At its end they become norms
+    whose squares sum to the entry.
+    """
+
+    cost = 0.0
+    """Cost of the numbers, in those of the norms, see `Collector.cost`."""
+    needs_whole = False
+    """Whether the numbers of all parameters make one, so that ranks cannot share parameters out."""
+
+    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> Sequence[Norm]:
+        """Return numbers of gradients, each of some rows of a parameter."""
+        raise NotImplementedError
+
+    def end_part(self, numbers: list[Norm], norms: GradientNorms) -> list[Norm]:
+        """Return the norms of a part, from all of its numbers."""
+        return numbers
+
+    def divisor(self, norms: GradientNorms) -> Tensor | None:
+        """Return what the sum of squares on the device is divided by, if it is."""
+        return None
+
+    def begin_step(self) -> None:
+        """Forget what holds for one step alone."""
+
+
 class GradientNorms:
     """The entries in which squared gradient norms are summed, the same on all ranks.
 
     There is one entry for each group of parameters, and one for parameters in no group. Together
-    these entries are the squared norm of the whole gradient. With a preconditioner, a further entry
-    holds the whole preconditioned gradient, and with momentum, the last entry has the square of the
-    gradient's dot product with its direction. Each gradient is read once for its norms, however
-    many groups there are.
+    these entries are the squared norm of the whole gradient. Extra entries come after these. Each
+    gradient is read once for its norms, however many groups there are.
 
     Args:
         named_parameters: The parameters that are trained, in an order that all ranks share.
         groups: See `Groups`; None: all parameters are one entry.
-        preconditioner: The preconditioner for a further entry; None: there is no such entry.
-        momentum: The direction for the last entry; None: there is no such entry.
+        extra: Further entries.
         device: Where norms are summed up; None: where the first parameter is that is not on the
             CPU, if there is one, as the host would wait for norms that come to the CPU.
 
@@ -68,9 +89,8 @@ class GradientNorms:
         self,
         named_parameters: Sequence[tuple[str, Parameter]],
         groups: Groups | None = None,
-        preconditioner: AdamPreconditioner | None = None,
+        extra: Sequence[ExtraEntry] = (),
         *,
-        momentum: MomentumDirection | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
@@ -79,19 +99,17 @@ class GradientNorms:
         self.home = next(elsewhere, self.parameters[0])
         """Norms are summed up where this parameter is, unless there is a `fixed_device`."""
         self.fixed_device = device
-        self.preconditioner, self.momentum = preconditioner, momentum
+        self.extra = extra
         group_of = [None] * len(self.names) if groups is None else groups_of(self.names, groups)
         self.group_names = tuple(dict.fromkeys(g for g in group_of if g is not None))
         self.partition = len(self.group_names) + 1
         """Number of entries that together are the whole gradient: the groups and the rest."""
-        self.entries = self.partition + (preconditioner is not None) + (momentum is not None)
+        self.entries = self.partition + len(extra)
         entry_of_group = {name: entry for entry, name in enumerate(self.group_names)}
         self.entry_of = [len(entry_of_group) if g is None else entry_of_group[g] for g in group_of]
         self._streams: set[torch.Stream] = set()
         """On which norms were made in the step under way."""
         self._left_out: frozenset[int] = frozenset()
-        self._of_direction: Tensor | None = None
-        """|m|² in the step under way."""
 
     @property
     def device(self) -> torch.device:
@@ -113,8 +131,9 @@ class GradientNorms:
 
     def begin_step(self) -> None:
         """Forget what holds for one step alone."""
-        self._of_direction = None
         self._streams = set()
+        for extra in self.extra:
+            extra.begin_step()
 
     def note_stream(self, device: torch.device) -> None:
         """Note that norms are made on the stream that is current now, see `keep`."""
@@ -139,14 +158,28 @@ class GradientNorms:
 
     def none(self) -> Norms:
         """Return empty norms, to add to."""
-        return [[] for _ in range(self.entries + (self.momentum is not None))]
+        return [[] for _ in range(self.entries + len(self.extra))]
 
     def of(self, pieces: Iterable[Piece]) -> Norms:
         """Return the norms of gradients, with one fused call for each entry."""
         return self.add(self.none(), pieces)
 
-    def add(self, norms: Norms, pieces: Iterable[Piece], *, dots: bool = True) -> Norms:
-        """Add the norms of gradients to `norms`, and return it; with or without dot products."""
+    def of_share(self, pieces: Iterable[Piece], ranks: int) -> Norms:
+        """Return the norms of a rank's share of what is in `p.grad`."""
+        norms = self.add(self.none(), pieces, shared=True)
+        for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
+            if extra.needs_whole:  # it is squared: each rank's share is 1/W of the square
+                with torch.no_grad():
+                    whole = extra.of(
+                        (p, p.grad, _ALL_ROWS)
+                        for which, p in enumerate(self.parameters)
+                        if p.grad is not None and p.requires_grad and which not in self._left_out
+                    )
+                    numbers.extend(number / math.sqrt(ranks) for number in whole)
+        return norms
+
+    def add(self, norms: Norms, pieces: Iterable[Piece], *, shared: bool = False) -> Norms:
+        """Add the norms of gradients, or of a rank's share of them, to `norms`, and return it."""
         of_entry: list[list[Tensor]] = [[] for _ in range(self.partition)]
         whole: list[tuple[Parameter, Tensor, slice]] = []
         with torch.no_grad():
@@ -155,10 +188,9 @@ class GradientNorms:
                     continue
                 of_entry[self.entry_of[piece.which]].append(piece.gradient)
                 whole.append((self.parameters[piece.which], piece.gradient, piece.rows))
-            if self.preconditioner is not None:
-                norms[self.partition].extend(self.preconditioner.norms(whole))
-            if self.momentum is not None and dots:
-                norms[-1].extend(self.momentum.dots((p, gradient) for p, gradient, _ in whole))
+            for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
+                if not (shared and extra.needs_whole):
+                    numbers.extend(extra.of(whole))
             for entry, gradients in enumerate(of_entry):
                 norms[entry].extend(norms_of(gradients))
             for device in {gradient.device for gradients in of_entry for gradient in gradients}:
@@ -174,26 +206,15 @@ class GradientNorms:
         norms[self.entry_of[which]] += norms_of_one(gradient)
         self.note_stream(gradient.device)
         parameter = self.parameters[which]
-        if self.preconditioner is not None:
-            norms[self.partition] += self.preconditioner.norms([(parameter, gradient, _ALL_ROWS)])
-        if self.momentum is not None:
-            norms[-1] += self.momentum.dots([(parameter, gradient)])
+        for extra, numbers in zip(self.extra, norms[self.entries :], strict=True):
+            numbers += extra.of([(parameter, gradient, _ALL_ROWS)])
 
     def end_part(self, norms: Norms) -> None:
-        """End a small batch whose norms are in `norms`: its dot product is whole, and squared."""
-        if self.momentum is None or not (dots := norms[-1]):
-            return
-        on_host = sum(dot for dot in dots if not isinstance(dot, Tensor))
-        if self.device.type == "cpu" and not any(isinstance(dot, Tensor) for dot in dots):
-            # See `Norm`. Along m/|m|: what is left is comparable to |g|².
-            norms[-2].append(on_host**2 / (float(self._sq_norm_of_direction()) or math.nan))
-        else:  # `sums` divides by |m|²
-            on_device = [dot for dot in dots if isinstance(dot, Tensor)]
-            self.keep(on_device)
-            alone = len(on_device) == 1 and not on_host
-            whole = on_device[0] if alone else sums_of([on_device], device=self.device) + on_host
-            norms[-2].append(whole.view(1))
-        norms[-1] = []
+        """End a small batch whose norms are in `norms`."""
+        for entry, extra in enumerate(self.extra, self.partition):
+            if numbers := norms[entry + len(self.extra)]:
+                norms[entry] += extra.end_part(numbers, self)
+                norms[entry + len(self.extra)] = []
 
     def sums(self, norms: Norms) -> Tensor:
         """Return the sums of squares, shape (entries,), on the device."""
@@ -201,32 +222,11 @@ class GradientNorms:
         self.end_part(norms)
         with torch.no_grad():
             sums = sums_of_squares(norms[: self.entries], device=self.device)
-            if self.momentum is not None and any(isinstance(x, Tensor) for x in norms[-2]):
-                sums[-1].div_(self._sq_norm_of_direction())
+            for entry, extra in enumerate(self.extra, self.partition):
+                on_device = any(isinstance(x, Tensor) for x in norms[entry])
+                if on_device and (divisor := extra.divisor(self)) is not None:
+                    sums[entry].div_(divisor)
         return sums
-
-    def _sq_norm_of_direction(self) -> Tensor:
-        """|m|², which stands still within a step."""
-        if self._of_direction is None:
-            parts = [
-                m
-                for which, p in enumerate(self.parameters)
-                if p.requires_grad and which not in self._left_out
-                if self.momentum is not None and (m := self.momentum.of(p)) is not None
-            ]
-            self._of_direction = squared_norm(parts, device=self.device)
-        return self._of_direction
-
-    def dots(self) -> list[Norm]:
-        """Return numbers that sum to the dot product of what is in `p.grad` with the direction."""
-        if self.momentum is None:
-            return []
-        with torch.no_grad():
-            return self.momentum.dots(
-                (p, p.grad)
-                for which, p in enumerate(self.parameters)
-                if p.grad is not None and p.requires_grad and which not in self._left_out
-            )
 
     def any_gradient(self) -> bool:
         """Whether any parameter has a gradient; none has after `zero_grad`."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from noisescale.history.metric_names import check_name
@@ -53,18 +52,13 @@ def check_groups(groups: Groups | None) -> None:
                 "`groups` must map names to regular expressions, got"
                 f" {name!r}: {patterns!r}. Pass a string or a list of strings for each group."
             )
-    try:
-        _pairs(groups)
-    except ValueError:
-        if not _is_in_old_order(groups):
-            raise
+    _pairs(groups)
 
 
 def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
     """Return the group of each parameter's name, None where it has none.
 
-    A name that belongs to several groups is in the first of them. A mapping from regular
-    expressions to names, as it was before, is read as such where it makes sense in no other way.
+    A name that belongs to several groups is in the first of them.
 
     Raises:
         ValueError: If a regular expression matches no parameter, or a function gives a name that
@@ -78,23 +72,7 @@ def groups_of(names: Sequence[str], groups: Groups) -> list[str | None]:
     check_groups(groups)
     if not isinstance(groups, Mapping):
         return _by_function(names, groups)
-    try:
-        return _by_patterns(names, _pairs(groups))
-    except ValueError as reason:
-        if not _is_in_old_order(groups):
-            raise
-        turned = [(name, pattern) for pattern, name in groups.items() if isinstance(name, str)]
-        try:
-            found = _by_patterns(names, turned)
-        except ValueError as old_reason:
-            raise reason from old_reason
-    warnings.warn(
-        "`groups` must map names to regular expressions, not expressions to names, which will be"
-        f" refused in 1.0. Write it as {_as_mapping(turned)!r}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return found
+    return _by_patterns(names, _pairs(groups))
 
 
 def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
@@ -111,19 +89,6 @@ def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
                 ) from None
             pairs.append((name, pattern))
     return pairs
-
-
-def _is_in_old_order(groups: Mapping[str, str | Sequence[str]]) -> bool:
-    """Whether it can be read from expressions to names."""
-    if not all(groups) or not all(isinstance(name, str) for name in groups.values()):
-        return False
-    try:
-        _pairs({str(name): [] for name in groups.values()})
-        for pattern in groups:
-            re.compile(pattern)
-    except (ValueError, re.error):
-        return False
-    return True
 
 
 def _by_patterns(names: Sequence[str], pairs: _Pairs) -> list[str | None]:
@@ -151,10 +116,3 @@ def _by_function(names: Sequence[str], function: Callable[[str], str | None]) ->
         if group is not None:
             check_name(group, _NAMES)
     return found
-
-
-def _as_mapping(pairs: _Pairs) -> dict[str, str | list[str]]:
-    patterns: dict[str, list[str]] = {}
-    for name, pattern in pairs:
-        patterns.setdefault(name, []).append(pattern)
-    return {name: some if len(some) > 1 else some[0] for name, some in patterns.items()}

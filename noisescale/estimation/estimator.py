@@ -10,12 +10,13 @@ from noisescale.checks import is_whole, refuse
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
+from noisescale.state import State
 
 LARGEST_MOMENT = 1e100
 """A step with a larger moment is left out: the sums of squares would overflow."""
 
 
-class NoiseScaleEstimator:
+class NoiseScaleEstimator(State):
     """Average per-step moments and turn them into the `NoiseScale` of now with its interval.
 
     The noise scale is a ratio of two means. The moments of a single step are noisy, and may be

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from noisescale.state import State
+
 _MOST_SIZES = 8
 """Batch sizes with a mean of their own. If there are more, as of tokens, all have one mean."""
 
 _ALL_SIZES = 0.0
 
 
-class PairShares:
+class PairShares(State):
     """Means of 1 - Σw² over the steps of each batch size, w the weights of a step's parts.
 
     With g = Σ w·g_part the products of different parts, |g|² - Σ w²|g_part|², are on average

@@ -16,6 +16,7 @@ from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.ratio_interval import WeightedMeans
+from noisescale.state import State
 
 Array = NDArray[np.float64]
 
@@ -49,7 +50,7 @@ class Window(NamedTuple):
     """Variance of the logarithm of the noise scale now around that of these steps."""
 
 
-class RecentSteps:
+class RecentSteps(State):
     """Estimate the noise scale of now from the last measured steps.
 
     |G|² falls, often a hundredfold in the first steps of a run. An average of raw moments then

@@ -294,7 +294,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         self._stride, self._seen = state["stride"], state["seen"]
         self.last_step = state["last_step"]
         columns = state["columns"]
-        self._pending = state.get("pending")  # earlier versions saved none
+        self._pending = state["pending"]
         unknown = [float("nan")] * len(columns["step"])
         self._columns = {name: array("d", columns.get(name, unknown)) for name in self}
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
+from noisescale.state import State
 
 Array = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ INCREMENTS = (*SUMS, *SQUARES)
 """The columns of a history that contain sums since the row before."""
 
 
-class Increments:
+class Increments(State):
     """Sum up measured steps, until a row of the history takes the sums.
 
     The sums are centred on the moving mean of the row: raw squares would cancel in float32.
@@ -50,6 +51,8 @@ class Increments:
         >>> row["increment_noise_trace_squares"]
         2048.0
     """
+
+    _saved = ("_level", "_row")
 
     def __init__(self) -> None:
         self._level = Level()
@@ -74,14 +77,6 @@ class Increments:
         noise, signal = row.weight * row.s, row.weight * row.q
         sums = (float(row.steps), row.weight, row.sq_weight, noise, signal)
         return dict(zip(INCREMENTS, (*sums, row.ss, row.sq, row.qq), strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that `load_state_dict` needs, in builtin types."""
-        return {"level": list(self._level), "row": list(self._row)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._level, self._row = Level(*state["level"]), _Row(*state["row"])
 
 
 class _Row(NamedTuple):

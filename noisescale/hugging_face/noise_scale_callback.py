@@ -14,8 +14,6 @@ from transformers.trainer_callback import ExportableState
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.batch_size import rows_in
-from noisescale.batches.shared_examples import SharedExamples
-from noisescale.collectors.choosing import SmallBatch, assigned_groups
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.guard import beside_training
@@ -23,10 +21,12 @@ from noisescale.hugging_face import trainer_access
 from noisescale.hugging_face.backward_start import BackwardStart, differentiable
 from noisescale.hugging_face.console import print_all, print_less
 from noisescale.hugging_face.supported import check_supported, check_wrapper
+from noisescale.meter.choosing import assigned_groups
+from noisescale.meter.extra import Extra
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import NoiseScaleMeter
-from noisescale.meter.options import MeterOptions
+from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 
 
@@ -42,34 +42,10 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     micro-batch. In one process that does not accumulate it is half of the batch. See
     `small_batch`. The training is bitwise the same with and without the callback.
 
-    At the Trainer's own log steps these keys join its loss in `trainer.state.log_history` and in
-    every tracker of the Trainer (TensorBoard, Weights & Biases, ...). All values are finite. The
-    noise scale appears once its interval has an upper end. The console shows only the noise scale
-    and its interval, or the lower bound.
-
-    | key | meaning |
-    |---|---|
-    | `noise_scale/simple` | B_simple = tr(Σ)/‖G‖², in `unit` |
-    | `noise_scale/simple_low`, `noise_scale/simple_high` | the ends of its interval |
-    | `noise_scale/efficiency` | B_simple/(B_simple + B): progress per example |
-    | `noise_scale/lower_bound` | the lower end of the interval, always |
-    | `noise_scale/grad_sq_norm`, `noise_scale/noise_trace` | ‖G‖² and tr(Σ) of the same steps |
-    | `noise_scale/batch_size` | the global batch size of that step |
-    | `noise_scale/seconds_per_step` | measured, without evaluation and checkpoints |
-    | `noise_scale/skipped_steps` | steps left out so far: not finite, or nothing to compare |
-    | `noise_scale/measured_steps` | measured steps that count |
-    | `noise_scale/measuring_cost` | what measuring took, in steps without it; estimated |
-    | `noise_scale/optimizer_kind` | 1: SGD, 2: with momentum, 3: Adam and variants, 4: another |
-    | `noise_scale/parameters` | how many numbers the optimizer trains |
-    | `noise_scale/learning_rate` | the largest of its parameter groups |
-    | `noise_scale/step`, `noise_scale/examples` | steps and examples (of all ranks) so far |
-    | `noise_scale/increment_<name>` | eight sums over the steps since the last log step, for \
-    `predict`; see `History` |
-    | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
-    | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
-    | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
-    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | the noise scale of g/(√v̂ + ε), with `preconditioned` |
+    At the Trainer's own log steps the keys of `NoiseScaleMonitor` join its loss in
+    `trainer.state.log_history` and in every tracker of the Trainer (TensorBoard, Weights & Biases,
+    ...). All values are finite. The noise scale appears once its interval has an upper end. The
+    console shows only the noise scale and its interval, or the lower bound.
 
     Gradients are measured before the Trainer clips and unscales them. Where the model divides its
     loss by the labels of the whole step (`num_items_in_batch`), each micro-batch and each rank is
@@ -90,8 +66,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         confidence: Coverage of the interval, between 0 and 1.
         small_batch: What is compared with the step's gradient, see `NoiseScaleMeter`.
         layers: With single examples, which layers are compared, see `NoiseScaleMeter`.
-        preconditioned: Also measure the noise scale of g/(√v̂ + ε), for optimizers like Adam. It
-            takes a second pass over the gradients. It is not B_simple.
+        extra: What is measured beside, see `NoiseScaleMonitor`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated, see
             `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take, see `NoiseScaleMeter`.
@@ -126,7 +101,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         *,
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
-        preconditioned: bool = False,
+        extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         cost: float | None = None,
     ) -> None:
@@ -135,19 +110,8 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
                 " model's keyword arguments to the number of examples in them."
             )
-        options = MeterOptions(
-            window=window,
-            every_n_steps=every_n_steps,
-            unit="examples" if unit is None else unit,
-            groups=groups,
-            confidence=confidence,
-            small_batch=small_batch,
-            layers=layers,
-            preconditioned=preconditioned,
-            cut=cut,
-            cost=cost,
-        )
-        super().__init__(options)
+        given = locals() | {"unit": "examples" if unit is None else unit}
+        super().__init__(MeterOptions.among(given))
         self._batch_size_fn = batch_size_fn
         self._guesses_unit = unit is None and batch_size_fn is None
         self._loaded: dict[str, Any] = {}
@@ -164,7 +128,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         self._stop(interrupted=True)  # an earlier training may have ended by an error
-        self._meters = []
+        self._forget()
         self._loaded = (
             trainer_access.saved_state(self, state).get("attributes", {}).get("_loaded", {})
         )
@@ -180,22 +144,17 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 self._options = replace(self._options, unit=self._guessed_unit(model))
             groups = assigned_groups(called, self._options.groups)
             options = replace(self._options, groups=groups)
-            try:
-                meter = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
-            except ValueError as reason:
-                if args.world_size > 1 or not options.leaves_choice:
-                    raise
-                self._tell_that_nothing_is_measured(reason)
+
+            def make() -> list[LoggedMeter]:
+                of = NoiseScaleMeter.from_options(called, options, optimizer, grad_scaler=scaler)
+                return [LoggedMeter(of, optimizer)]
+
+            self._make_meters(make, args.world_size, optional=options.leaves_choice)
+            if not self._meters:
                 return
-            logged = LoggedMeter(meter, optimizer)
-            if self._loaded:
-                logged.resume(self._loaded)
-            self._meters = [logged]
-            self._counted = False
-            self._shared = None
-            if args.world_size > 1:
-                device = next(called.parameters()).device
-                self._shared = SharedExamples(device, args.gradient_accumulation_steps, self._tell)
+            saved = [self._loaded] if self._loaded else []
+            device = next(called.parameters()).device
+            self._begin(saved, args.world_size, device, args.gradient_accumulation_steps)
             # Examples are taken to count alike, whatever number of labels each of them has.
             share_of = None if options.small_batch == "example" else model
             self._called, self._on_forward = called, self._forward_hook(share_of)
@@ -224,16 +183,13 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         self._start = None
         if self._measuring:
             self._watch()
-            for logged in self._meters:
-                logged.meter.resume()
+            self._pause(False)
 
     @beside_training
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        # So that evaluation, copies, pickles and exports between steps meet no hooks of ours.
         if self._measuring:
             self._remove_hooks()
-            for logged in self._meters:
-                logged.meter.pause()
+            self._pause(True)
 
     @beside_training
     def on_substep_end(self, *_: Any, **__: Any) -> None:
@@ -280,13 +236,13 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Return what goes into a checkpoint's `trainer_state.json`; runs no collective."""
         arguments = dict(vars(self._options))
-        del arguments["along_gradient"]  # what a scheduler of batch sizes asks a monitor for
         # With `restore_callback_states_from_checkpoint` the Trainer makes a new callback of these.
         # JSON has no functions: their names make it fail there rather than go on without them.
         if self._batch_size_fn is not None:
             arguments["batch_size_fn"] = _name(self._batch_size_fn)
         if callable(groups := arguments["groups"]):
             arguments["groups"] = _name(groups)
+        arguments["extra"] = [_name(one) for one in arguments["extra"]]
         measured = self._loaded if self._first is None else self._first.state_dict()
         return {"args": arguments, "attributes": {"_loaded": measured}}
 
@@ -331,8 +287,9 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
                 batch_size = batch_size_of(examples)
                 check_batch_size(batch_size, "What `batch_size_fn` returns")
                 self._counted = True
-                if self._shared is not None and not self._shared.over:
-                    self._shared.look([x for x in examples.values() if isinstance(x, Tensor)])
+                self._look_for_shared_examples(
+                    lambda: [x for x in examples.values() if isinstance(x, Tensor)]
+                )
                 self._meters[0].meter.before_backward(
                     cast(Tensor, start),
                     batch_size,

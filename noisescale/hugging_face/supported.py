@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale.checks import refuse_setting
-from noisescale.collectors.choosing import unwrapped
 from noisescale.collectors.ddp import spoiling_comm_hook
+from noisescale.meter.choosing import unwrapped
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

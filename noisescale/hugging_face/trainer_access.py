@@ -23,7 +23,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.utils.logging import get_logger
 
 from noisescale.batches import batch_counter
-from noisescale.collectors.choosing import unwrapped
+from noisescale.meter.choosing import unwrapped
 
 
 def on_first_training_pass(

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise scales of a run: of the whole gradient and its groups, scaled, and along momentum."""
+"""The noise scales of a run: of the whole gradient, of its groups, and extra ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from noisescale.estimation.along_gradient import AlongGradient
-from noisescale.estimation.estimator import NoiseScaleEstimator
+from noisescale.collectors.rows.step_rows import MeasuredStep
 from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.pair_shares import PairShares
 from noisescale.history.increments import Increments
+from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
+from noisescale.state import State
 from noisescale.tradeoff.run_sums import gain_of
 
 
@@ -77,15 +79,20 @@ class RunAverage(NamedTuple):
         return RunAverage(base, so_far.plus(moments, base * gain * steps))
 
 
-class Estimates:
+class Estimates(State):
     """The estimators of a run, all with the same options.
 
     Args:
         groups: Names of the parameter groups.
         options: Options of the meter.
+        extra: What is measured beside.
     """
 
-    def __init__(self, groups: Sequence[str], options: MeterOptions) -> None:
+    _saved = ("sums", "run", "increments", "whole", "step", "pair_shares", "groups", "extra")
+
+    def __init__(
+        self, groups: Sequence[str], options: MeterOptions, extra: Sequence[ExtraMeasurement] = ()
+    ) -> None:
         self.sums = MomentSums(0.0, 0.0, 0.0)
         """Sums of the whole gradient's moments over all measured steps."""
         self.run = RunAverage()
@@ -97,14 +104,22 @@ class Estimates:
         self.step = 0
         """Steps of the run up to the last measured one, also if that was left out."""
         self.groups = {name: options.new_estimator() for name in groups}
-        self.preconditioned: NoiseScaleEstimator | None = None
-        """Estimator of the gradient as Adam scales it; its noise scale is not B_simple."""
-        if options.preconditioned:
-            self.preconditioned = options.new_estimator()
-        self.along_gradient: AlongGradient | None = None
-        """The last steps of the gradient along the optimizer's momentum."""
-        if options.along_gradient:
-            self.along_gradient = AlongGradient(options.confidence, options.unit)
+        self.extra = {one.name: one for one in extra}
+        self.pair_shares = PairShares()
+        """The mean shares of steps whose parts weigh unequally."""
+
+    def take(self, step: MeasuredStep, *, sound: bool) -> bool:
+        """Take in a measured step; False if it is left out, as it is if it is not `sound`."""
+        norms, share = step.norms, None
+        self.step += 1 + step.unmeasured_steps
+        if sound and norms.weighted and norms.big_batch == norms.examples:  # no mean of means
+            share = self.pair_shares.mean(norms.examples, norms.pair_share)
+        return sound and self.update(
+            norms.moments(share),
+            [entry.moments(share) for entry in step.entries],
+            weight=norms.examples,
+            steps=1 + step.unmeasured_steps,
+        )
 
     def update(
         self,
@@ -117,8 +132,7 @@ class Estimates:
 
         Args:
             whole: The moments of the whole gradient.
-            entries: The moments of the groups, of the rest, of the preconditioned gradient and of
-                the gradient along the momentum, as far as these are measured.
+            entries: The moments of the groups, of the rest, and of what is measured beside.
             weight: See `NoiseScaleEstimator.update`.
             steps: The steps that it stands for, see `Increments.add`.
         """
@@ -129,38 +143,7 @@ class Estimates:
         self.increments.add(whole, weight, steps)
         for estimator, moments in zip(self.groups.values(), entries, strict=False):
             estimator.update(moments, weight, self.step)
-        if self.preconditioned is not None:
-            self.preconditioned.update(entries[len(self.groups) + 1], weight, self.step)
-        if self.along_gradient is not None and all(map(math.isfinite, entries[-1])):
-            self.along_gradient.add(entries[-1], whole, weight, self.step)
+        beside = entries[len(self.groups) + 1 :]
+        for one, moments in zip(self.extra.values(), beside, strict=True):
+            one.update(moments, whole, weight, self.step)
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything `load_state_dict` needs, in builtins."""
-        return {
-            "sums": list(self.sums),
-            "run": [self.run.base_batch_size, *self.run.sums],
-            "increments": self.increments.state_dict(),
-            "whole": self.whole.state_dict(),
-            "groups": {name: estimator.state_dict() for name, estimator in self.groups.items()},
-            "preconditioned": self.preconditioned and self.preconditioned.state_dict(),
-            "step": self.step,
-            "along_gradient": self.along_gradient and self.along_gradient.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Groups go by name; a new group begins with no steps."""
-        self.sums = MomentSums(*state["sums"])
-        base, *sums = state.get("run", [0.0, *self.sums])  # earlier versions weighed by batch size
-        self.run = RunAverage(base, MomentSums(*sums))
-        if "increments" in state:  # earlier versions saved none
-            self.increments.load_state_dict(state["increments"])
-        self.whole.load_state_dict(state["whole"])
-        self.step = state["step"]
-        for name, estimator in self.groups.items():
-            if name in state["groups"]:
-                estimator.load_state_dict(state["groups"][name])
-        if self.preconditioned is not None and state["preconditioned"] is not None:
-            self.preconditioned.load_state_dict(state["preconditioned"])
-        if self.along_gradient is not None and state.get("along_gradient") is not None:
-            self.along_gradient.load_state_dict(state["along_gradient"])

@@ -219,15 +219,13 @@ class LoggedMeter:
         unresolved = set() if estimate.resolved else {*_NEED_UPPER_END}
         if (coverage := meter.coverage) < 1:
             metrics["coverage"] = coverage
-        if (of_adam := meter.preconditioned_noise_scale) is not None:
-            of_adam = _current(of_adam, in_force)
-            interval = {
-                "preconditioned": of_adam.value,
-                "preconditioned_low": of_adam.low,
-                "preconditioned_high": of_adam.high,
-            }
-            metrics |= interval
-            unresolved |= set() if of_adam.resolved else interval.keys()
+        for one in meter.extra:
+            if one.title is not None:
+                extra = _current(meter.extra_noise_scales[one.name], in_force)
+                ends = {"": extra.value, "_low": extra.low, "_high": extra.high}
+                interval = {one.name + end: value for end, value in ends.items()}
+                metrics |= interval
+                unresolved |= set() if extra.resolved else interval.keys()
         for name, of_group in meter.group_noise_scales.items():
             of_group = _current(of_group, in_force)
             metrics[f"group/{name}"] = of_group.value
@@ -286,8 +284,8 @@ class LoggedMeter:
         """Continue from a `state_dict`. What cannot be restored starts again, with a warning."""
         with self.guard("The saved averages were not restored and start again"):
             self.meter.load_state_dict(state["meter"])
-            self._measured_by_last_row = state.get("measured_by_last_row", 0)
-            self._in_force = state.get("in_force", False)
+            self._measured_by_last_row = state["measured_by_last_row"]
+            self._in_force = state["in_force"]
         with self.guard("The saved history was not restored and starts again"):
             unit = state["meter"]["estimates"]["whole"]["unit"]
             if unit != self.history.unit:

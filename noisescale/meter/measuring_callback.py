@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
@@ -33,6 +36,7 @@ class MeasuringCallback(ABC):
         self._meters: list[LoggedMeter] = []
         self._shared: SharedExamples | None = None
         self._counted = False
+        """Whether the examples of a batch have been counted."""
         self._guard = Guard(*let_pass)
 
     def __repr__(self) -> str:
@@ -69,9 +73,9 @@ class MeasuringCallback(ABC):
         return {} if self._first is None else self._first.meter.group_noise_scales
 
     @property
-    def preconditioned_noise_scale(self) -> NoiseScale | None:
-        """The noise scale of g/(√v̂ + ε), if it is measured. It is not B_simple."""
-        return None if self._first is None else self._first.meter.preconditioned_noise_scale
+    def extra_noise_scales(self) -> dict[str, NoiseScale]:
+        """The latest estimate of each of `extra`, of the first optimizer."""
+        return {} if self._first is None else self._first.meter.extra_noise_scales
 
     @property
     def history(self) -> History:
@@ -97,6 +101,43 @@ class MeasuringCallback(ABC):
     @abstractmethod
     def _stop(self, *, interrupted: bool) -> None:
         """Take everything back that was put into the model."""
+
+    def _make_meters(
+        self, make: Callable[[], list[LoggedMeter]], ranks: int, *, optional: bool
+    ) -> None:
+        """Make the meters of a training; `make` raises a ValueError if it cannot be measured.
+
+        Where that is `optional`, a process that trains alone goes on with a warning.
+        """
+        try:
+            self._meters = make()
+        except ValueError as reason:
+            if ranks > 1 or not optional:
+                raise
+            self._tell_that_nothing_is_measured(reason)
+
+    def _begin(
+        self, saved: Sequence[dict[str, Any]], ranks: int, device: torch.device, accumulation: int
+    ) -> None:
+        """Continue from the saved states of the meters, and begin to look for shared examples."""
+        with self._guard("The saved averages were not restored and start again"):
+            for logged, state in zip(self._meters, saved, strict=False):
+                logged.resume(state)
+        if ranks > 1:
+            self._shared = SharedExamples(device, accumulation, self._tell)
+
+    def _forget(self) -> None:
+        """Forget an earlier training."""
+        self._counted, self._meters, self._shared = False, [], None
+
+    def _look_for_shared_examples(self, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
+        if self._shared is not None and not self._shared.over:
+            self._shared.look(tensors())
+
+    def _pause(self, paused: bool) -> None:
+        """Have evaluation, copies, pickles and exports between steps meet no hooks of ours."""
+        for logged in self._meters:
+            (logged.meter.pause if paused else logged.meter.resume)()
 
     @contextmanager
     def _leaving_step_out(self) -> Iterator[None]:

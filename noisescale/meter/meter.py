@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -13,21 +17,65 @@ from torch.optim import Optimizer
 
 from noisescale.batches.batch_counter import check_batch_size
 from noisescale.batches.row_groups import RowGroupsLike, check_groups_are_used, checked_row_groups
-from noisescale.collectors.choosing import SmallBatch, choose_collector, unwrapped
+from noisescale.collectors.changes import hooks_on
 from noisescale.collectors.fsdp.collector import is_sharded
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.in_model import InModel
 from noisescale.collectors.per_example.collector import Layers
+from noisescale.collectors.rows.step_rows import MeasuredStep, Unread
 from noisescale.collectors.rows.window_layout import Weight
+from noisescale.estimation.moments import GradientMoments
+from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.guard import WarnOnce
+from noisescale.meter.cadence import COST_OF_DECISIONS, NOTHING, Cadence, Spent
 from noisescale.meter.capture import STEPS_LOST, BackwardPass, StepCapture
-from noisescale.meter.options import MeterOptions
-from noisescale.meter.readings import MeterReadings
+from noisescale.meter.choosing import choose_collector, unwrapped
+from noisescale.meter.estimates import Estimates, MomentSums
+from noisescale.meter.extra import Extra, ExtraMeasurement
+from noisescale.meter.options import MeterOptions, SmallBatch
+from noisescale.meter.soundness import fault_in
+from noisescale.state import restored, to_builtins
 
 # Reduced steps wait on the device until somebody asks; this many at most (a few kB).
 _MOST_UNREAD = 1024
 
 
-class NoiseScaleMeter(MeterReadings):
+@dataclass
+class _Counts:
+    """The counts of a meter, which go on even where saved averages cannot be restored."""
+
+    steps: int = 0
+    last_measured_step: int = 0
+    measured_steps: int = 0
+    skipped_steps: int = 0
+    examples: float = 0.0
+    unmeasured_examples: float = 0.0
+    """This rank's examples since the last measured step."""
+    batch_size: float = math.nan
+    accumulation: int = 1
+    lone_since: int | None = None
+    lone_steps: int = 0
+    spent: Spent = NOTHING
+    """The cost of measuring."""
+
+
+def _read(path: str) -> Any:
+    """Return an attribute that is read alone."""
+    return property(attrgetter(path))
+
+
+def _settled(path: str) -> Any:
+    """Return an attribute that is read alone, once all reduced steps are taken in."""
+    of = attrgetter(path)
+
+    def read(meter: NoiseScaleMeter) -> Any:
+        meter._settle()
+        return of(meter)
+
+    return property(read)
+
+
+class NoiseScaleMeter:
     """Measure the gradient noise scale in a torch loop.
 
     The meter compares the gradients of small batches with the gradient of the whole step. What a
@@ -66,11 +114,9 @@ class NoiseScaleMeter(MeterReadings):
             the names of parameters; or a function from a parameter's name to the name of its group,
             or to None. A parameter belongs to the first group that fits.
         grad_scaler: The GradScaler whose `scale(loss)` is passed to `backward`.
-        preconditioner: An optimizer of Adam's family. Its second moments scale the gradients for
-            `preconditioned_noise_scale`, which is not B_simple.
-        momentum: The optimizer whose momentum is the direction for `noise_along_gradient`, which
-            policies with an inner-product test use. A measured step then reads gradients and
-            momentum once more for each part, and once for itself.
+        extra: What is measured beside the noise scale, for `extra_noise_scales`: see
+            `ExtraMeasurement`.
+        optimizer: The optimizer that steps, if something in `extra` needs it.
         cut: Where the halves of a batch are separated: names of modules whose outputs have the rows
             of the batch as their first dimension. All trained parameters must act on the loss
             through these outputs. Default: modules that the training step calls, or else the
@@ -115,27 +161,14 @@ class NoiseScaleMeter(MeterReadings):
         layers: Layers = "all",
         groups: Groups | None = None,
         grad_scaler: GradScaler | None = None,
-        preconditioner: Optimizer | None = None,
-        momentum: Optimizer | None = None,
+        extra: Sequence[Extra] = (),
+        optimizer: Optimizer | None = None,
         cut: Sequence[str] | None = None,
         averaged: bool = True,
     ) -> None:
         # Arguments are checked before the collector puts hooks into the model.
-        options = MeterOptions(
-            window=window,
-            every_n_steps=every_n_steps,
-            cost=cost,
-            unit=unit,
-            groups=groups,
-            confidence=confidence,
-            small_batch=small_batch,
-            layers=layers,
-            preconditioned=preconditioner is not None,
-            cut=cut,
-            along_gradient=momentum is not None,
-        )
-        optimizers = preconditioner, momentum
-        self._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
+        options = MeterOptions.among(locals())
+        self._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
 
     @classmethod
     def from_options(
@@ -148,49 +181,139 @@ class NoiseScaleMeter(MeterReadings):
         grad_scaler: GradScaler | None = None,
         averaged: bool = True,
     ) -> NoiseScaleMeter:
-        """Return a meter as `options` describe it.
-
-        `optimizer` is the preconditioner, and that of the momentum, as far as these are wanted.
-        """
+        """Return a meter as `options` describe it."""
         meter = cls.__new__(cls)
-        optimizers = (
-            optimizer if options.preconditioned else None,
-            optimizer if options.along_gradient else None,
-        )
-        meter._open(model, options, parameters, grad_scaler, optimizers, averaged=averaged)
+        meter._open(model, options, optimizer, parameters, grad_scaler, averaged=averaged)
         return meter
 
     def _open(
         self,
         model: nn.Module,
         options: MeterOptions,
+        optimizer: Optimizer | None,
         parameters: Iterable[nn.Parameter] | None,
         grad_scaler: GradScaler | None,
-        optimizers: tuple[Optimizer | None, Optimizer | None],
         *,
         averaged: bool,
     ) -> None:
         """Have a collector put its hooks into the model, and begin with no steps."""
+        extra = [make(options, optimizer) for make in options.extra]
         collector = choose_collector(
-            model,
-            small_batch=options.small_batch,
-            layers=options.layers,
-            parameters=parameters,
-            groups=options.groups,
-            preconditioner=optimizers[0],
-            momentum=optimizers[1],
-            cut=options.cut,
-            averaged=averaged,
+            model, options, parameters=parameters, averaged=averaged, extra=extra
         )
-        wrapper = unwrapped(model)
+        wrapper, norms = unwrapped(model), collector.norms
         ddp = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         in_model = None  # FSDP exchanges whole parameters and their shards
         if not is_sharded(wrapper):
             inner = wrapper if ddp is None else ddp.module
-            in_model = InModel(inner, collector.norms.names, collector.norms.parameters)
-        capture = StepCapture(collector, ddp, grad_scaler, in_model)
-        super().__init__(capture, collector, options)
+            in_model = InModel(inner, norms.names, norms.parameters)
+        self._options = options
+        self._capture = StepCapture(collector, ddp, grad_scaler, in_model)
+        self._cadence = Cadence(options.every_n_steps, options.cost)
+        self._counts = _Counts()
+        self._estimates = Estimates(norms.group_names, options, extra)
+        self._way = type(collector)
+        self._warn = WarnOnce()
+        self._device = collector.device
+        self._coverage_at_close = 1.0
         self._found_by_close: dict[str, Any] = {}
+        self.suspects: list[str] = []
+        """What else may write to gradients, for warnings."""
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The noise scale now. Reads the device: use it when you log, not at every step."""
+        return self.noise_scale_at(self._options.confidence)
+
+    def noise_scale_at(self, confidence: float) -> NoiseScale:
+        """Return the noise scale now with an interval of another confidence. Reads the device."""
+        self._settle()
+        return self._estimates.whole.estimate(self.steps, confidence=confidence)
+
+    @property
+    def group_noise_scales(self) -> dict[str, NoiseScale]:
+        """The noise scale now of each of `groups`."""
+        self._settle()
+        return {n: group.estimate(self.steps) for n, group in self._estimates.groups.items()}
+
+    @property
+    def extra(self) -> Collection[ExtraMeasurement]:
+        """What is measured beside the noise scale. Reads nothing."""
+        return self._estimates.extra.values()
+
+    @property
+    def extra_noise_scales(self) -> dict[str, NoiseScale]:
+        """The estimate of each of `extra` now, in `unit`, by name."""
+        if self.extra:
+            self._settle()
+        return {one.name: one.estimate(self.noise_scale_at, self.steps) for one in self.extra}
+
+    steps: int = _read("_counts.steps")
+    """Optimizer steps so far, measured or not."""
+    last_measured_step: int = _read("_counts.last_measured_step")
+    """Optimizer steps up to the last measured one. Their examples are counted."""
+    accumulation: int = _read("_counts.accumulation")
+    """Micro-batches (backward passes) of this rank in the last measured step."""
+    lone_since: int | None = _read("_counts.lone_since")
+    """The step since which measured steps had too few micro-batches; None: the last had enough.
+    Such steps are left out, as there is nothing to compare. See `least_micro_batches`."""
+    lone_steps: int = _read("_counts.lone_steps")
+    """Measured steps since `lone_since`."""
+    devices: int = _read("_capture.unread.ranks")
+    """Ranks that train together."""
+    measured_steps: int = _settled("_counts.measured_steps")
+    """Measured steps in the averages, without those that were left out."""
+    skipped_steps: int = _settled("_counts.skipped_steps")
+    """Measured steps that were left out: a gradient was not finite, or had no counterpart."""
+    examples: float = _settled("_counts.examples")
+    """Examples processed by all ranks, up to the last measured step."""
+    batch_size: float = _settled("_counts.batch_size")
+    """Global batch size of the last measured step, in examples; NaN before it."""
+    average_moments: GradientMoments | None = _settled("_estimates.run.mean")
+    """|G|² and tr(Σ), averaged over the run; None before its first step. See `RunAverage`."""
+    sums: MomentSums = _settled("_estimates.sums")
+    """Sums over the measured steps so far. Their differences describe any part of a run."""
+
+    def take_increments(self) -> dict[str, float]:
+        """Return the measurements since the last call, for a row of a `History`."""
+        self._settle()
+        return self._estimates.increments.take()
+
+    @property
+    def measuring_cost(self) -> float:
+        """The cost of measuring so far, in steps that are not measured.
+
+        It is computed from a constant for each way of measuring, `Collector.cost`, not timed.
+        """
+        return self._counts.spent.budget + self._counts.spent.opening
+
+    @property
+    def unmeasured_examples(self) -> float:
+        """Examples since the last measured step, if all ranks have as many as this one."""
+        return self._counts.unmeasured_examples * self.devices
+
+    @property
+    def coverage(self) -> float:
+        """The share of |g|² in parameters that are measured. Reads the device.
+
+        It is below 1 only with `small_batch="example"`, if some layers have no formula. Steps with
+        a share below 0.9 are left out, unless you chose `layers="normalization"`.
+        """
+        collector = self._capture.collector
+        return self._coverage_at_close if collector is None else collector.coverage
+
+    @property
+    def least_micro_batches(self) -> int:
+        """Micro-batches that a step needs to be measured; 2 if one process compares them."""
+        collector = self._capture.collector
+        return 1 if collector is None else collector.least_micro_batches
+
+    @property
+    def device(self) -> torch.device:
+        """Where the norms of gradients are. Once the meter is closed, where they were."""
+        if self._capture.collector is not None:
+            self._device = self._capture.collector.device
+        return self._device
 
     def backward(
         self,
@@ -314,13 +437,25 @@ class NoiseScaleMeter(MeterReadings):
                 counts.unmeasured_examples += one.size
             self._open_step()
             return
-        counts.close_measured(len(step.passes), least=self.least_micro_batches)
-        if counts.spent is not None:
-            counts.spent = counts.spent.after(step.due, self._cost)
+        counts.unmeasured_examples = 0.0
+        counts.last_measured_step = counts.steps
+        counts.accumulation = len(step.passes) or counts.accumulation
+        enough = len(step.passes) >= self.least_micro_batches
+        counts.lone_steps = 0 if enough else counts.lone_steps + 1
+        counts.lone_since = None if enough else counts.lone_since or counts.steps
+        counts.spent = counts.spent.after(step.due, self._cost)
         self._open_step()
         if len(capture.unread) >= _MOST_UNREAD:
             with capture.guard(STEPS_LOST):
                 self._settle()
+
+    def follow(self) -> None:
+        """Measure for decisions. Call it before the first step.
+
+        Unless a `cost` was given, more steps are then measured, as decisions wait for them.
+        """
+        if self._options.cost is None:
+            self._cadence = Cadence(self._options.every_n_steps, COST_OF_DECISIONS)
 
     def pause(self) -> None:
         """Ignore forward passes until `resume`, for example between two steps.
@@ -352,10 +487,14 @@ class NoiseScaleMeter(MeterReadings):
                 self._found_by_close = self._found
                 self._coverage_at_close = self.coverage
             self._capture.close()
+            for one in self.extra:
+                one.close()
 
     def _open_step(self) -> None:
         """Begin the next step, which is to be measured or is not."""
-        self._capture.open_step(due=self._next_due(self._cost))
+        counts = self._counts
+        due = self._cadence.due(counts.steps + 1, counts.spent, self._cost)
+        self._capture.open_step(due=due)
 
     @property
     def _cost(self) -> float:
@@ -368,6 +507,54 @@ class NoiseScaleMeter(MeterReadings):
         """What the collector found out about the model in its first steps."""
         collector = self._capture.collector
         return self._found_by_close if collector is None else collector.state_dict()
+
+    def _settle(self, *, alone: bool = False) -> None:
+        """Take in the steps that have been reduced."""
+        capture = self._capture
+        beside: Sequence[Unread] = ()
+        if not alone and capture.collector is not None:
+            beside = (capture.terms, *capture.collector.beside_rows)
+        steps = list(capture.unread.read(without_waiting=alone, beside=beside))
+        if steps and not alone:
+            capture.terms.settle()
+        coverage = self.coverage if steps else 1.0
+        for step in steps:
+            self._take(step, coverage)
+
+    def _take(self, step: MeasuredStep, coverage: float) -> None:
+        """Take a step into the averages, or leave it out."""
+        counts, norms = self._counts, step.norms
+        counts.examples += step.unmeasured_examples
+        counts.examples += norms.examples
+        counts.batch_size = norms.examples
+        if self._estimates.take(step, sound=self._is_sound(step, coverage)):
+            counts.measured_steps += 1
+        else:
+            counts.skipped_steps += 1
+
+    def _is_sound(self, step: MeasuredStep, coverage: float) -> bool:
+        """Whether a step shows the noise; warn if it does not and the user can change that."""
+        capture, counts, changes = self._capture, self._counts, step.changes
+        if changes.checked:
+            capture.note_check(clean=changes.cause is None)
+        if changes.cause is not None:
+            suspects = [*self.suspects]
+            if capture.collector is not None:
+                norms = capture.collector.norms
+                suspects += hooks_on(zip(norms.names, norms.parameters, strict=True))
+            self._warn(changes.told(changes.cause, capture.gone, suspects), about=changes.cause)
+            return False
+        fault = fault_in(
+            step.norms,
+            coverage,
+            self._way,
+            self._options,
+            lone=counts.lone_since is not None,
+            measured=counts.measured_steps > 0,
+        )
+        if fault:
+            self._warn(fault)
+        return fault is None
 
     def state_dict(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Return everything measured so far, in builtins, so that it loads weights-only.
@@ -384,9 +571,7 @@ class NoiseScaleMeter(MeterReadings):
         self._settle(alone=interrupted)
         return {
             "estimates": self._estimates.state_dict(),
-            **vars(self._counts),
-            "spent": self._counts.spent and list(self._counts.spent),
-            "pair_shares": self._pair_shares.state_dict(),
+            "counts": to_builtins(self._counts),
             "collector": self._found,
         }
 
@@ -401,12 +586,10 @@ class NoiseScaleMeter(MeterReadings):
         """
         begun_anew = self._estimates.state_dict()
         try:
-            try:
-                self._counts.load_state_dict(state)
-                self._pair_shares.load_state_dict(state.get("pair_shares", []))
-            finally:  # which steps are due goes by what the collector knows
-                if self._capture.collector is not None:
-                    self._capture.collector.load_state_dict(state["collector"])
+            for name, now in vars(self._counts).items():
+                setattr(self._counts, name, restored(now, state["counts"][name]))
+            if self._capture.collector is not None:  # which steps are due goes by what it knows
+                self._capture.collector.load_state_dict(state["collector"])
             self._estimates.load_state_dict(state["estimates"])
         except Exception:
             self._estimates.load_state_dict(begun_anew)

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
-from noisescale.checks import check_confidence
-from noisescale.collectors.choosing import SmallBatch, checked_cut, checked_small_batch
+from noisescale.checks import check_confidence, checked_choice
 from noisescale.collectors.groups import Groups, check_groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
 from noisescale.meter.cadence import checked_cost, checked_every_n_steps
+from noisescale.meter.extra import Extra
+
+SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,28 @@ class MeterOptions:
     confidence: float = 0.95
     small_batch: SmallBatch = "auto"
     layers: Layers = "all"
-    preconditioned: bool = False
-    """Whether the preconditioned noise scale is measured too."""
     cut: Sequence[str] | None = None
-    along_gradient: bool = False
-    """Whether the noise along the optimizer's momentum is measured too."""
+    extra: Sequence[Extra] = ()
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> MeterOptions:
+        """Return the options that are among the arguments of a call."""
+        return cls(**{f.name: arguments[f.name] for f in fields(cls) if f.name in arguments})
 
     def __post_init__(self) -> None:
-        every_n_steps = checked_every_n_steps(self.every_n_steps)
-        cost = None if self.cost is None else checked_cost(self.cost)
         check_window(self.window)
         check_confidence(self.confidence)
         check_unit(self.unit)
-        small_batch = checked_small_batch(self.small_batch, self.layers, self.preconditioned)
         check_groups(self.groups)
-        cut = checked_cut(self.cut, small_batch)
-        as_checked = {"every_n_steps": every_n_steps, "cost": cost}
-        for name, value in (as_checked | {"small_batch": small_batch, "cut": cut}).items():
+        small_batch = self._checked_small_batch()
+        as_checked = {
+            "every_n_steps": checked_every_n_steps(self.every_n_steps),
+            "cost": None if self.cost is None else checked_cost(self.cost),
+            "small_batch": small_batch,
+            "cut": self._checked_cut(small_batch),
+            "extra": tuple(self.extra),
+        }
+        for name, value in as_checked.items():
             object.__setattr__(self, name, value)  # the record is frozen
 
     def new_estimator(self) -> NoiseScaleEstimator:
@@ -67,3 +74,49 @@ class MeterOptions:
         Then it is no error if the halves of a batch turn out not to be comparable.
         """
         return self.small_batch == "auto" and self.cut is None
+
+    def _checked_small_batch(self) -> SmallBatch:
+        """Return the small batch to compare: "example" if only some layers are wanted."""
+        small_batch, layers = self.small_batch, self.layers
+        for name, value, known in (
+            ("small_batch", small_batch, get_args(SmallBatch)),
+            ("layers", layers, get_args(Layers)),
+        ):
+            checked_choice(name, value, known, f'Leave it at "{known[0]}".')
+        if layers != "all":
+            if small_batch not in ("auto", "example"):
+                raise ValueError(
+                    f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}:'
+                    " only single examples are measured layer by layer. Leave `small_batch` out."
+                )
+            small_batch = "example"
+        if self.extra and small_batch == "example":
+            raise ValueError(
+                "`extra` must be empty if examples are the small batches, got"
+                f" {self.names_of_extra}: the gradients of single examples are never formed. Pass"
+                ' `small_batch="micro_batch"` or "rank".'
+            )
+        return small_batch
+
+    def _checked_cut(self, small_batch: SmallBatch) -> Sequence[str] | None:
+        """Return the names of modules as a list; one name becomes a list of one."""
+        cut = self.cut
+        if cut is None:
+            return None
+        names = [cut] if isinstance(cut, str) else list(cut)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"`cut` must be names of modules, got {cut!r}. Leave it out, or see"
+                " `model.named_modules()`."
+            )
+        if small_batch not in ("auto", "half"):
+            raise ValueError(
+                f'`cut` must be None with `small_batch="{small_batch}"`, got {cut!r}: only halves'
+                " of a batch are separated at a cut. Leave `small_batch` out."
+            )
+        return names
+
+    @property
+    def names_of_extra(self) -> str:
+        """The names of the extra measurements, for messages."""
+        return ", ".join(getattr(one, "__name__", repr(one)) for one in self.extra) or "none"

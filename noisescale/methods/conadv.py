@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from noisescale.checks import checked_choice, checked_positive, is_real, is_whole, refuse
-from noisescale.collectors.choosing import unwrapped
 from noisescale.collectors.halves.row_pass import random_numbers_kept
 from noisescale.collectors.own_pass import own_pass
+from noisescale.meter.choosing import unwrapped
 
 LossOf = Callable[[Any], Tensor]
 """From the model's output for the inputs to a scalar loss."""

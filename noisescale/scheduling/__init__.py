@@ -3,7 +3,6 @@
 
 from noisescale.plan import Plan as Plan
 from noisescale.scheduling.gate import Gate as Gate
-from noisescale.scheduling.inner_product import InnerProductTest as InnerProductTest
 from noisescale.scheduling.learning_rate import adascale_gain as adascale_gain
 from noisescale.scheduling.policies import DoublingRule as DoublingRule
 from noisescale.scheduling.policies import Given as Given

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 
+from noisescale.state import State
+
 _ROUNDING = 1e-6
 
 
-class Clock:
+class Clock(State):
     """Count time in steps of the first batch size, and the whole steps that a schedule must take.
 
     A schedule is sized in whole steps an epoch, including a short last one. So each epoch has the
@@ -25,6 +27,8 @@ class Clock:
         >>> [clock.advance(0.75) for _ in range(4)], clock.is_past_end
         ([0, 1, 1, 0], True)
     """
+
+    _saved = ("time", "taken", "steps_per_epoch", "_epoch_began")
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -107,20 +111,6 @@ class Clock:
         due = max(due, 0)  # a run that goes on with another clock may be ahead of it
         self.taken += due
         return due
-
-    def state_dict(self) -> dict[str, float]:
-        """Return what `load_state_dict` needs, in builtins."""
-        return {
-            "time": self.time,
-            "taken": self.taken,
-            "steps_per_epoch": self.steps_per_epoch,
-            "epoch_began": self._epoch_began,
-        }
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a `state_dict`."""
-        self.time, self.taken = state["time"], int(state["taken"])
-        self.steps_per_epoch, self._epoch_began = state["steps_per_epoch"], state["epoch_began"]
 
     @property
     def _end(self) -> float:

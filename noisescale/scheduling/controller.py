@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
@@ -17,12 +18,11 @@ from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
-from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.decision import (
-    LATER,
     NOTHING_MEASURED,
     ControllerState,
     Move,
+    RunSoFar,
     adopted,
     decision,
     informed,
@@ -36,6 +36,7 @@ from noisescale.scheduling.policies import PolicyLike
 from noisescale.scheduling.policy import Progress
 from noisescale.scheduling.scaled_steps import ScaledSteps, check_betas
 from noisescale.scheduling.settings import DECIDE_EVERY_N_STEPS, SchedulerOptions, Settings
+from noisescale.state import restored, to_builtins
 
 if TYPE_CHECKING:
     from noisescale.meter.meter import NoiseScaleMeter
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 
 _MOVES_KEPT = 1000
-
-_LATER = LATER | {"policy_kind"}
 
 
 def _read(path: str) -> Any:
@@ -78,11 +77,10 @@ class BatchSizeController:
     Args:
         plan: The plan that the run starts with.
         optimizers: One, or all of them.
-        policy: "tradeoff", "ratio", "norm_test", "inner_product_test", "orthogonality_test",
-            "doubling"; "seesaw", "smith"; a mapping from
-            steps to batch sizes; or a function from (noise scale, plan, progress) to the global
-            batch that is wanted. A function is called at every step, unless it has the attribute
-            `needs_noise_scale = True`.
+        policy: "tradeoff", "ratio", "norm_test", "doubling"; "seesaw", "smith"; a mapping from
+            steps to batch sizes; a `Policy`; or a function from (noise scale, plan, progress) to
+            the global batch that is wanted. A function is called at every step, unless it has the
+            attribute `needs_noise_scale = True`.
         lr_scaling: How the learning rate follows the batch size, see `factors_for`. "auto": for
             policies that use the noise scale, "adascale" with SGD and "capped_sqrt" with other
             optimizers; else "sqrt".
@@ -265,7 +263,7 @@ steps on
         return self.decide(
             meter.noise_scale,
             meter.average_moments,
-            noise_along_gradient=meter.noise_along_gradient,
+            extra=meter.extra_noise_scales,
             measured_step=measured_step,
         )
 
@@ -289,7 +287,7 @@ steps on
         noise_scale: NoiseScale | None = None,
         average: GradientMoments | None = None,
         *,
-        noise_along_gradient: NoiseScale | None = None,
+        extra: Mapping[str, NoiseScale] = MappingProxyType({}),
         device_batch_size: float | None = None,
         measured_step: int | None = None,
     ) -> Move | None:
@@ -300,7 +298,7 @@ steps on
                 ranks.
             average: Moments averaged over the run, `NoiseScaleMeter.average_moments`, for the
                 learning rate.
-            noise_along_gradient: `NoiseScaleMeter.noise_along_gradient`, for policies that need it.
+            extra: `NoiseScaleMeter.extra_noise_scales`, for policies that need one.
             device_batch_size: Keep micro-batches at this many examples, for this decision.
             measured_step: The last measured step in the noise scale, see `due_after`.
 
@@ -320,7 +318,7 @@ steps on
             measured_step or 0,
         )
         try:
-            answer = self._asked_for(before, noise_scale, noise_along_gradient)
+            answer = self._asked_for(before, noise_scale, extra)
             state, move = decision(self.settings, before, answer, average, device_batch_size)
         except Exception:
             self._agreement.check(0.0)  # the other ranks would wait for this one
@@ -366,7 +364,8 @@ steps on
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs, in builtins. It is equal on all ranks."""
         policy = self.settings.policy
-        return self._state.state_dict() | {
+        return {
+            **to_builtins(self._state),
             "clock": self.clock.state_dict(),
             "same_schedule": self._agreement.same_schedule,
             "policy": policy.state_dict(),
@@ -391,14 +390,15 @@ steps on
             ValueError: If a value is missing.
             RuntimeError: If the ranks have different schedules.
         """
-        needed = [name for name in self.state_dict() if name not in _LATER]
-        checked_state("BatchSizeController", state, needed)
-        checked_state("BatchSizeController, `clock`,", state["clock"], self.clock.state_dict())
-        saved = ControllerState.loaded(state)
+        own = self.state_dict()
+        checked_state("BatchSizeController", state, own)
+        for name in ("clock", "run"):
+            checked_state(f"BatchSizeController, `{name}`,", state[name], own[name])
+        saved = restored(self._state, state)
         self._go_on(resumed(self.settings, self.plan, saved, device_batch_size))
         self.clock.load_state_dict(state["clock"])
-        if state["policy"] is not None:
-            self.settings.policy.go_on_from(state["policy"], state.get("policy_kind"))
+        if state["policy"]:
+            self.settings.policy.go_on_from(state["policy"], state["policy_kind"])
         if state["same_schedule"]:  # agreed now, or it would take a decision that is not due
             self._agreement.check_schedule()
 
@@ -412,9 +412,9 @@ steps on
         self,
         state: ControllerState,
         noise_scale: NoiseScale = NOTHING_MEASURED,
-        along: NoiseScale | None = None,
+        extra: Mapping[str, NoiseScale] = MappingProxyType({}),
     ) -> Any:
-        progress = state.progress(self._scaled.learning_rate)._replace(noise_along_gradient=along)
+        progress = state.progress(self._scaled.learning_rate)._replace(extra=extra)
         return self.settings.policy(noise_scale, state.plan, progress)
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
@@ -424,10 +424,12 @@ steps on
                 " None. Pass the `NoiseScaleMeter` of the run."
             )
         policy = self.settings.policy
-        if policy.needs_noise_along_gradient and not meter.measures_along_gradient:
+        extra = policy.extra
+        if extra is not None and extra.name not in {one.name for one in meter.extra}:
             raise ValueError(
-                f"`meter` must measure the noise along the momentum for {policy.kind}, got one that"
-                " does not. Make it with `NoiseScaleMeter(..., momentum=optimizer)`."
+                f"`meter` must measure {extra.__name__} for {policy.kind}, got one that does not."
+                f" Make it with `NoiseScaleMeter(..., extra=[{extra.__name__}],"
+                " optimizer=optimizer)`."
             )
         least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:

@@ -7,32 +7,72 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from noisescale.checks import checked_state, is_positive
+from noisescale.checks import is_positive
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan, plan_for
-from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
 from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for
 from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.settings import Settings
-from noisescale.tradeoff.run_sums import gain_of
+from noisescale.tradeoff.run_sums import gain_of, worth
 
 FIRST_DECISION = 4
 """Least steps from which the scatter of two moments can be estimated."""
 
-LATER = {"measured_step"}
-"""Keys that old states lack and can do without."""
-
 NOTHING_MEASURED = NoiseScale.unknown()
+
+
+class RunSoFar(NamedTuple):
+    """Sum up what the steps of a run are worth while it goes on; see `Parts`.
+
+    While the noise scale is not resolved, the last resolved value is used, or its current lower
+    bound if that is larger. The steps before the first resolved value use that value. The same
+    holds if averages of few steps show no noise at all. In a finished run the next value is used
+    instead (`next_measured`), which is not known yet here.
+
+    Examples:
+        >>> b = NoiseScale(20.0, 15.0, 30.0, grad_sq_norm=1.0, noise_trace=20.0, steps=9)
+        >>> run = RunSoFar().after(b, batch_size=20, steps=10)
+        >>> run.min_steps, run.critical_batch_size
+        (5.0, 20.0)
+    """
+
+    min_steps: float = 0.0
+    """S_min of what the run has reached, in steps."""
+    min_examples: float = 0.0
+    """E_min of what the run has reached, in examples."""
+    last: float = 0.0
+    """The last resolved noise scale; 0 before the first one."""
+    unknown: tuple[tuple[float, float], ...] = ()
+    """Batch sizes, with numbers of steps, that wait for the first resolved noise scale."""
+
+    @property
+    def critical_batch_size(self) -> float | None:
+        """E_min/S_min, a mean of the noise scale over the run's progress; None if not known."""
+        return self.min_examples / self.min_steps if self.min_steps else None
+
+    def after(self, noise_scale: NoiseScale, *, batch_size: float, steps: float) -> RunSoFar:
+        """Return the sums after some steps at one batch size, with the noise scale at their end."""
+        counts = dict(self.unknown)
+        counts[batch_size] = counts.get(batch_size, 0.0) + steps
+        known = noise_scale.resolved and noise_scale.value > 0
+        last = noise_scale.value if known else self.last
+        if not last:
+            return RunSoFar(self.min_steps, self.min_examples, last, tuple(counts.items()))
+        b = last if known else max(last, noise_scale.low)
+        worths = [worth(b, size, count) for size, count in counts.items()]
+        min_steps, min_examples = map(sum, zip(*worths, strict=True))
+        return RunSoFar(self.min_steps + min_steps, self.min_examples + min_examples, last)
 
 
 class ControllerState(NamedTuple):
     """The saved state of the batch size along a run.
 
     Examples:
+        >>> from noisescale.state import restored, to_builtins
         >>> state = ControllerState(Plan(8, 4), base_batch_size=32.0, wanted=32.0)
-        >>> ControllerState.loaded(state.state_dict()).plan
-        Plan(device_batch_size=8, accumulation=4, devices=1, nodes=1)
+        >>> restored(now=state, saved=to_builtins(state)) == state
+        True
     """
 
     plan: Plan
@@ -75,29 +115,6 @@ class ControllerState(NamedTuple):
             self.run.critical_batch_size,
             learning_rate,
             self.peak_learning_rate,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `loaded` needs, in builtins, without the nodes, which a resumed run sets."""
-        return self._asdict() | {
-            "plan": [self.plan.device_batch_size, self.plan.accumulation, self.plan.devices],
-            "factors": list(self.factors),
-            "run": self.run.state_dict(),
-        }
-
-    @classmethod
-    def loaded(cls, state: dict[str, Any]) -> ControllerState:
-        """Return the record of a `state_dict`, which may have more keys.
-
-        Raises:
-            ValueError: If something is missing.
-        """
-        checked_state("BatchSizeController, `run`,", state["run"], RunSoFar._fields)
-        fields = {name: state[name] for name in cls._fields if name not in LATER or name in state}
-        return cls(**fields)._replace(
-            plan=Plan(*state["plan"]),
-            factors=Factors(*state["factors"]),
-            run=RunSoFar.loaded(state["run"]),
         )
 
 

@@ -11,7 +11,7 @@ import math
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from noisescale.checks import checked_positive, is_real
 from noisescale.estimation.noise_scale import NoiseScale
@@ -195,6 +195,8 @@ class InsteadOfDecay(Policy):
         Smith et al. 2018, arXiv:1711.00489. Meterez et al. 2025, "Seesaw".
     """
 
+    _saved = ("_batch_size",)
+
     def __init__(self, batch_size: float | None = None) -> None:
         if batch_size is not None:
             checked_positive(
@@ -211,22 +213,12 @@ class InsteadOfDecay(Policy):
         decay = peak / rate
         return Wanted(self._batch_size * decay, f"the schedule's lr is 1/{decay:.3g} of its peak")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, in builtins."""
-        return {"batch_size": self._batch_size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._batch_size = state["batch_size"]
-
 
 PolicyLike = (
     Literal[
         "tradeoff",
         "ratio",
         "norm_test",
-        "inner_product_test",
-        "orthogonality_test",
         "doubling",
         "seesaw",
         "smith",

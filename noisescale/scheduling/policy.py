@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.meter.extra import ExtraMeasurement
 from noisescale.plan import Plan
+from noisescale.state import State
 
 
 class Progress(NamedTuple):
@@ -27,8 +30,8 @@ class Progress(NamedTuple):
     """The learning rate of the run's own schedule, without the factor of `lr_scaling`."""
     peak_learning_rate: float = 1.0
     """The largest learning rate of the run's own schedule so far."""
-    noise_along_gradient: NoiseScale | None = None
-    """`NoiseScaleMeter.noise_along_gradient`, for policies that need it."""
+    extra: Mapping[str, NoiseScale] = MappingProxyType({})
+    """`NoiseScaleMeter.extra_noise_scales`, for policies that need one."""
 
 
 class Wanted(float):
@@ -49,7 +52,7 @@ class Wanted(float):
         return made
 
 
-class Policy:
+class Policy(State):
     """Choose the global batch size, in examples, from now on.
 
     Examples:
@@ -63,8 +66,8 @@ class Policy:
     needs_noise_scale: bool = False
     """Whether it is asked every few steps, with a measured noise scale. Otherwise it is asked at
     every step."""
-    needs_noise_along_gradient: bool = False
-    """Whether the meter has to measure the noise along the optimizer's momentum, too."""
+    extra: type[ExtraMeasurement] | None = None
+    """What the meter has to measure beside the noise scale; `Progress.extra` has it by name."""
     takes_noise_scale: bool = False
     """Whether it is given the noise scale, resolved or not, even if it does not need it."""
     by_reduced_values: bool = False
@@ -83,16 +86,9 @@ class Policy:
         """Name of this kind of policy, saved with its state."""
         return type(self).__qualname__
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs, in builtins; None if it has no state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-
-    def go_on_from(self, state: dict[str, Any], of_kind: str | None) -> None:
+    def go_on_from(self, state: dict[str, Any], of_kind: str) -> None:
         """Load a state; if another kind of policy saved it, warn and ignore it."""
-        if of_kind in (None, self.kind):
+        if of_kind == self.kind:
             self.load_state_dict(state)
             return
         warnings.warn(
@@ -108,16 +104,16 @@ class FunctionPolicy(Policy):
 
     If its attribute `needs_noise_scale` is True, it is asked every few steps with a measured noise
     scale. Without the attribute it is asked at every step and given what is known of the noise
-    scale, and if the attribute is False, nothing. With `needs_noise_along_gradient = True` that is
-    measured too, and `progress` has it. It may have a state of its own.
+    scale, and if the attribute is False, nothing. What is in its attribute `extra` is measured too,
+    see `Policy`. It may have a state of its own.
     """
 
     def __init__(self, function: Callable[[NoiseScale, Plan, Progress], float]) -> None:
         self.function: Any = function
-        along = bool(getattr(function, "needs_noise_along_gradient", False))
-        self.needs_noise_along_gradient = along
-        self.needs_noise_scale = along or bool(getattr(function, "needs_noise_scale", False))
-        self.takes_noise_scale = along or bool(getattr(function, "needs_noise_scale", True))
+        self.extra = getattr(function, "extra", None)
+        beside = self.extra is not None
+        self.needs_noise_scale = beside or bool(getattr(function, "needs_noise_scale", False))
+        self.takes_noise_scale = beside or bool(getattr(function, "needs_noise_scale", True))
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Any:
         """Return what the function returns."""
@@ -128,14 +124,11 @@ class FunctionPolicy(Policy):
         """The function's name, or its class's."""
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> Any:
         """Return the state of the function, if it has one."""
-        state: dict[str, Any] | None = None
-        if hasattr(self.function, "state_dict"):
-            state = self.function.state_dict()
-        return state
+        return self.function.state_dict() if hasattr(self.function, "state_dict") else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Continue from a `state_dict`."""
         if hasattr(self.function, "load_state_dict"):
             self.function.load_state_dict(state)

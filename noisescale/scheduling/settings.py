@@ -12,7 +12,6 @@ from torch.optim import SGD, Optimizer
 from noisescale.checks import checked_bounds, checked_choice, checked_count, checked_positive
 from noisescale.plan import Bounds
 from noisescale.scheduling.gate import Gate
-from noisescale.scheduling.inner_product import WIDEST, InnerProductTest
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
     DoublingRule,
@@ -29,8 +28,6 @@ _NAMED: dict[str, Callable[[], Policy]] = {
     "tradeoff": lambda: Gate(TradeoffRule()),
     "ratio": lambda: Gate(RatioRule()),
     "norm_test": lambda: Gate(NormTestRule()),
-    "inner_product_test": InnerProductTest,
-    "orthogonality_test": lambda: InnerProductTest(nu=WIDEST),
     "doubling": lambda: Gate(DoublingRule()),
     "seesaw": InsteadOfDecay,
     "smith": InsteadOfDecay,

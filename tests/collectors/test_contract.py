@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from ways_of_capture import WAYS, Net, Way, batch, half_squares, not_averaging, sharded
 
-from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -170,9 +171,8 @@ class Training:
         parameters = [p for n, p in self.model.named_parameters() if self.case.only in n]
         return choose_collector(
             self.model,
-            small_batch=self.way.small_batch,  # type: ignore[arg-type]
+            MeterOptions(small_batch=self.way.small_batch, groups=self.case.groups),  # type: ignore[arg-type]
             parameters=parameters,
-            groups=self.case.groups,
         )
 
     def step(self, step: int) -> MeasuredStep | None:

@@ -27,32 +27,6 @@ def test_a_parameter_belongs_to_the_first_group_that_fits(groups: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "written"),
-    [
-        (
-            {r"norm\.": "normalization", "attention": "attention"},
-            {"normalization": r"norm\.", "attention": "attention"},
-        ),
-        (
-            {r"0\.norm": "normalization", r"1\.norm": "normalization", "attention": "attention"},
-            {"normalization": [r"0\.norm", r"1\.norm"], "attention": "attention"},
-        ),
-    ],
-)
-def test_the_order_of_before_is_read_with_a_warning_that_has_the_new_one(
-    groups: Any, written: Any
-) -> None:
-    with pytest.warns(DeprecationWarning, match=re.escape(f"Write it as {written!r}.")):
-        old = groups_of(NAMES, groups)
-
-    assert old == groups_of(NAMES, written) == FOUND
-
-
-def test_what_can_be_read_both_ways_is_read_from_names_to_expressions() -> None:
-    assert groups_of(NAMES, {"norm": "head"}) == [None, None, None, "norm"]
-
-
-@pytest.mark.parametrize(
     ("groups", "error", "message"),
     [
         (3, TypeError, "`groups` must be a mapping or a function, got 3. Pass a dict"),
@@ -87,13 +61,6 @@ def test_an_expression_that_matches_nothing_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         groups_of(NAMES, {"norms": "norm", "attention": ["attention", "atn"]})
-
-
-def test_an_expression_of_the_old_order_that_matches_nothing_is_named_as_the_cause() -> None:
-    with pytest.raises(ValueError, match="must have names of letters") as refused:
-        groups_of(NAMES, {r"^norm\.": "normalization"})
-
-    assert r"got '^norm\\.' for 'normalization', which matches none" in str(refused.value.__cause__)
 
 
 def test_what_a_function_gives_is_checked_with_the_models_names() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from noisescale import AdasumOptimizer, NoiseScaleMeter
 from noisescale.collectors import unaveraged
 from noisescale.collectors.unaveraged import UnaveragedCollector
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 
 def model() -> nn.Sequential:
@@ -142,7 +143,7 @@ def test_the_loss_scale_is_taken_out(unscaled: bool) -> None:
     [
         {"small_batch": "micro_batch"},
         {"small_batch": "half"},
-        {"preconditioner": torch.optim.Adam([torch.zeros(1)])},
+        {"extra": [PreconditionedNoiseScale]},
     ],
 )
 def test_only_ranks_can_be_compared(options: dict[str, Any]) -> None:

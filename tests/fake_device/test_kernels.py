@@ -17,8 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fake_device.transfers import Transfers
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.gradient_norms import GradientNorms, Piece
-from noisescale.collectors.momentum import MomentumDirection
-from noisescale.collectors.preconditioner import AdamPreconditioner
+from noisescale.methods.inner_product.momentum import MomentumDirection
+from noisescale.methods.preconditioned.preconditioner import AdamPreconditioner
 
 SMALL, LARGE = 2**8, 2**22
 """Elements. Cut as on the CPU, the large one would be 32 dot products and 4 blocks of Adam's."""
@@ -47,12 +47,12 @@ def launched(parameters: Sequence[Parameter], **options: Any) -> int:
 
 def along_momentum(numbers: Sequence[int]) -> int:
     optimizer, parameters = adam(numbers)
-    return launched(parameters, momentum=MomentumDirection(optimizer, parameters))
+    return launched(parameters, extra=[MomentumDirection(optimizer, parameters)])
 
 
 def scaled_by_adam(numbers: Sequence[int]) -> int:
     optimizer, parameters = adam(numbers)
-    return launched(parameters, preconditioner=AdamPreconditioner(optimizer))
+    return launched(parameters, extra=[AdamPreconditioner(optimizer)])
 
 
 @pytest.mark.parametrize("count", [along_momentum, scaled_by_adam])

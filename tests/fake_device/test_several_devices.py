@@ -19,7 +19,6 @@ from ways_of_capture import FEATURES, OUTPUTS, batch, half_squares
 from fake_device.expectations import ROWS, expectations
 from fake_device.transfers import READ, TO_HOST, Transfers
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.ddp import Phase
 from noisescale.collectors.gradient_norms import Norms, Piece
@@ -27,6 +26,10 @@ from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.rows.step_norms import StepNorms
 from noisescale.collectors.rows.step_rows import MeasuredStep, StepRows
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.inner_product import NoiseAlongGradient
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 STEPS = 4
 
@@ -105,7 +108,7 @@ def test_norms_of_the_whole_and_of_groups_are_those_of_single_gradients(
 ) -> None:
     model = Split(PLACES[place])
     groups = {"first": "^first", "last": "^last"}
-    collector = choose_collector(model, small_batch=way, groups=groups)  # type: ignore[arg-type]
+    collector = choose_collector(model, MeterOptions(small_batch=way, groups=groups))  # type: ignore[arg-type]
 
     steps = [measured(model, collector, step, ROWS[way]) for step in range(STEPS)]
 
@@ -185,8 +188,13 @@ def as_adam_scales(
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False), along_momentum),
+    "momentum": (
+        NoiseAlongGradient,
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False),
+        along_momentum,
+    ),
     "preconditioner": (
+        PreconditionedNoiseScale,
         lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-3, foreach=False),
         as_adam_scales,
     ),
@@ -198,9 +206,11 @@ OPTIMIZERS: dict[str, Any] = {
 def test_an_optimizer_s_state_is_found_on_each_device(place: str, kind: str) -> None:
     """Its state of the steps before; in the first step there is none."""
     model = Split(PLACES[place])
-    make, by_hand = OPTIMIZERS[kind]
+    measure, make, by_hand = OPTIMIZERS[kind]
     optimizer = make(model.parameters())
-    collector = choose_collector(model, small_batch="micro_batch", **{kind: optimizer})
+    collector = choose_collector(
+        model, MeterOptions(small_batch="micro_batch"), extra=[measure(MeterOptions(), optimizer)]
+    )
     rows = ROWS["micro_batch"]
 
     for step in range(STEPS):
@@ -286,7 +296,7 @@ def test_a_gradient_that_comes_while_those_of_another_device_are_normed_counts(
 ) -> None:
     """Autograd has a thread for each device. Here it is interrupted where it matters."""
     model = Split(TWO)
-    collector = choose_collector(model, small_batch="micro_batch")
+    collector = choose_collector(model, MeterOptions(small_batch="micro_batch"))
     assert isinstance(collector, MicroBatchCollector)
     norm, late = collector.norms.add, [model.last.bias]
 
@@ -343,7 +353,7 @@ def test_ddp_measures_a_module_on_two_devices() -> None:
     model = Split(TWO)
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, halved)
-    collector = choose_collector(ddp)
+    collector = choose_collector(ddp, MeterOptions())
 
     for step in range(STEPS):  # by hooks at first, then at the end of the pass
         ddp.zero_grad()

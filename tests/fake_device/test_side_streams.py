@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fake_device.streams import Hazard, Streams
 from noisescale import NoiseScaleMeter
 from noisescale.collectors.gradient_norms import GradientNorms
+from noisescale.methods.inner_product import NoiseAlongGradient
 
 DEVICE = torch.device("fake:0")
 MICRO_BATCHES = {"micro_batch": 2, "half": 1, "example": 2}
@@ -45,8 +46,8 @@ def hazards(way: str, *, along_momentum: bool = False) -> Counter[Hazard]:
     """From the second measured step on, where lines of the package have to do with them."""
     model = TwoBranches()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
-    options: dict[str, Any] = {"momentum": optimizer} if along_momentum else {}
-    meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"extra": [NoiseAlongGradient] * along_momentum}
+    meter = NoiseScaleMeter(model, small_batch=way, every_n_steps=1, optimizer=optimizer, **options)  # type: ignore[arg-type]
 
     def steps(number: int) -> None:
         for _ in range(number):

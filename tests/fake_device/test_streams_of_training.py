@@ -29,6 +29,8 @@ from noisescale.collectors.ddp import DdpCollector, Phase
 from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.rows import step_rows
 from noisescale.collectors.rows.step_rows import StepRows
+from noisescale.methods.inner_product import NoiseAlongGradient
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 STEPS = 6  # after two of DDP, hooks have given way to the end of the backward pass
 
@@ -79,13 +81,16 @@ class OneStream(TwoStreams):
         return self.last(self.here(h, branch) + self.there(h, branch))
 
 
+BESIDE = PreconditionedNoiseScale, NoiseAlongGradient
+
+
 class Way(NamedTuple):
     """A way of training and of measuring."""
 
     ranks: int
     wrapped: Callable[[torch.device], Any]
     options: dict[str, Any]
-    """Of the meter; "preconditioner" and "momentum" of the optimizer where they are True."""
+    """Of the meter, without the optimizer."""
     micro_batches: int = 1
     captured: bool | None = None
     """Whether the average is captured at the end of the pass; None: the meter's choice."""
@@ -123,8 +128,7 @@ def run(way: Way) -> tuple[list[str], float]:
     model = way.wrapped(device)
     torch.manual_seed(rank)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options = {name: optimizer if value is True else value for name, value in way.options.items()}
-    meter = NoiseScaleMeter(model, every_n_steps=1, **options)
+    meter = NoiseScaleMeter(model, every_n_steps=1, optimizer=optimizer, **way.options)
     now = torch.accelerator.current_stream(device)
     stream = torch.Stream(device) if way.aside else now
     with Streams() as streams, warnings.catch_warnings():
@@ -243,12 +247,12 @@ VIEWS = partial(ddp, gradient_as_bucket_view=True)
 WAYS: dict[str, tuple[Way, list[Callable[[], AbstractContextManager[None]]]]] = {
     "halves": (Way(1, alone, {"small_batch": "half"}), OF_NORMS),
     "halves, of Adam": (
-        Way(1, alone, {"small_batch": "half", "preconditioner": True, "momentum": True}),
+        Way(1, alone, {"small_batch": "half", "extra": BESIDE}),
         OF_NORMS,
     ),
     "micro-batches": (Way(1, alone, {"small_batch": "micro_batch"}, 3), OF_NORMS),
     "micro-batches, of Adam": (
-        Way(1, alone, {"small_batch": "micro_batch", "preconditioner": True, **GROUPS}, 2),
+        Way(1, alone, {"small_batch": "micro_batch", "extra": BESIDE[:1], **GROUPS}, 2),
         OF_NORMS,
     ),
     "examples": (Way(1, alone, {"small_batch": "example"}), OF_NORMS),

@@ -22,6 +22,8 @@ from noisescale.lightning.scheduler.scheduled_fit import _mean_over_ranks
 from noisescale.methods.across_ranks.mean_states import mean_of_states_
 from noisescale.methods.across_ranks.mean_weights import MeanWeights
 from noisescale.methods.adasum.optimizer import AdasumOptimizer
+from noisescale.methods.inner_product import NoiseAlongGradient
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 from noisescale.scheduling.agreement import Agreement
 
 DEVICE = torch.device("fake:0")
@@ -90,11 +92,11 @@ def test_norms_and_moments_are_those_of_single_gradients(
             assert got.moments() == pytest.approx(close[0], rel=1e-5)
 
 
-def with_state(kind: str, device: torch.device) -> NoiseScale:
+def with_state(kind: Any, device: torch.device) -> NoiseScale:
     """Of a few steps with Adam, whose state is the direction or the scale."""
     model = Net().to(device)
     optimizer: Any = torch.optim.Adam(model.parameters(), 0.01, foreach=False)
-    meter = NoiseScaleMeter(model, every_n_steps=1, **{kind: optimizer})  # type: ignore[arg-type]
+    meter = NoiseScaleMeter(model, every_n_steps=1, extra=[kind], optimizer=optimizer)
     for step in range(8):
         x, y = (part.to(device) for part in batch(step, 0, 0, 6))
         meter.backward(half_squares(model(x), y), 6)
@@ -102,9 +104,7 @@ def with_state(kind: str, device: torch.device) -> NoiseScale:
         optimizer.step()
         optimizer.zero_grad()
     assert meter.measured_steps == 8
-    of_state = meter.noise_along_gradient or meter.preconditioned_noise_scale
-    assert of_state is not None
-    return of_state
+    return meter.extra_noise_scales[kind.name]
 
 
 @pytest.mark.parametrize("way", ROWS)
@@ -122,8 +122,8 @@ def test_numbers_of_the_host_are_not_on_the_default_device(way: str) -> None:
         assert meter.measured_steps >= 3
 
 
-@pytest.mark.parametrize("kind", ["momentum", "preconditioner"])
-def test_what_an_optimizer_s_state_shows_is_what_it_shows_on_the_cpu(kind: str) -> None:
+@pytest.mark.parametrize("kind", [NoiseAlongGradient, PreconditionedNoiseScale])
+def test_what_an_optimizer_s_state_shows_is_what_it_shows_on_the_cpu(kind: Any) -> None:
     here, on_cpu = with_state(kind, DEVICE), with_state(kind, torch.device("cpu"))
 
     assert here.steps == on_cpu.steps > 0

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fake_device.transfers import Transfer, Transfers
 from noisescale import NoiseScaleMeter
+from noisescale.methods.inner_product import NoiseAlongGradient
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 FEATURES, CLASSES, ROWS = 64, 10, 16
 STEPS, EVERY, READ_EVERY = 40, 2, 10
@@ -103,6 +105,12 @@ def on_device(number: float) -> Tensor:
 
 
 MICRO, EXAMPLE = {"small_batch": "micro_batch"}, {"small_batch": "example"}
+
+
+def by(extra: Any) -> Callable[[Any], dict[str, Any]]:
+    return lambda optimizer: {**MICRO, "extra": [extra], "optimizer": optimizer}
+
+
 GROUPS = {"weights": "weight", "biases": "bias"}
 WAYS: Mapping[str, Way] = {
     "halves": Way(),
@@ -117,11 +125,11 @@ WAYS: Mapping[str, Way] = {
     "micro-batches": Way(4, options=lambda _: MICRO),
     "micro-batches of unequal sizes": Way(4, options=lambda _: MICRO, rows=lambda i: 8 + i % 7),
     "micro-batches, groups": Way(4, options=lambda _: {**MICRO, "groups": GROUPS}),
-    "micro-batches, Adam": Way(4, adam(), lambda optimizer: {**MICRO, "preconditioner": optimizer}),
+    "micro-batches, Adam": Way(4, adam(), by(PreconditionedNoiseScale)),
     "micro-batches, Adam with steps on the device": Way(
-        4, adam(capturable=True), lambda optimizer: {**MICRO, "preconditioner": optimizer}
+        4, adam(capturable=True), by(PreconditionedNoiseScale)
     ),
-    "micro-batches, momentum": Way(4, options=lambda optimizer: {**MICRO, "momentum": optimizer}),
+    "micro-batches, momentum": Way(4, options=by(NoiseAlongGradient)),
     "micro-batches, weights": Way(
         4, options=lambda _: MICRO, arguments=lambda rows: {"weight": float(rows)}
     ),

@@ -103,7 +103,7 @@ def expected(runs: list[Fit], weigh: Weigh, *, by_rank: bool) -> tuple[float, fl
 
 def measured(run: Fit) -> GradientMoments:
     """What the callback found, averaged over all steps."""
-    return MomentSums(*run.state["meter"]["estimates"]["sums"]).mean
+    return MomentSums(**run.state["meter"]["estimates"]["sums"]).mean
 
 
 def logged(run: Fit) -> dict[str, float]:
@@ -233,7 +233,7 @@ def test_a_loss_of_the_users_own_and_of_several_passes_is_one_micro_batch(ranks:
     own, models = states(LossOfLogits)[0], states(Trainer)[0]
 
     assert measured(own) == pytest.approx(measured(models), rel=1e-4)
-    assert own.state["meter"]["examples"] == 7 * 8 * ranks
+    assert own.state["meter"]["counts"]["examples"] == 7 * 8 * ranks
 
 
 def test_a_backward_pass_begins_once_at_the_first_of_several_tensors() -> None:
@@ -325,7 +325,7 @@ def test_the_averages_also_go_on_where_the_trainer_restores_callbacks(tmp_path: 
     resumed = fit(NoiseScaleCallback(window=3), resume=resume, **options)
 
     rows = [row for row in resumed.log_history if "noise_scale/batch_size" in row]
-    assert saved.state["meter"]["examples"] == 56
+    assert saved.state["meter"]["counts"]["examples"] == 56
     assert len(rows) == 9
 
 

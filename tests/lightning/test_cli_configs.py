@@ -51,7 +51,7 @@ MONITOR = {
     "confidence": 0.9,
     "small_batch": "example",
     "layers": "normalization",
-    "preconditioned": False,
+    "extra": [],
     "report": True,
     "name": "wide",
 }

@@ -78,11 +78,11 @@ def test_checkpoints_load_weights_only_and_are_alike_on_all_ranks(tmp_path: Path
     (path,) = tmp_path.glob("*.ckpt")
     state = torch.load(path, weights_only=True)["callbacks"]["NoiseScaleMonitor"]
     saved = state["optimizers"][0]["meter"]
-    assert saved["steps"] == 7
+    assert saved["counts"]["steps"] == 7
     increments = saved["estimates"].pop("increments")
-    assert increments["row"][0] == 1  # step 7, which the row at the end of the fit takes
+    assert increments["row"]["steps"] == 1  # step 7, which the row at the end of the fit takes
     for result in results:
-        assert result["meter"]["estimates"].pop("increments")["row"][0] == 0
+        assert result["meter"]["estimates"].pop("increments")["row"]["steps"] == 0
         np.testing.assert_equal(result["meter"], saved)
 
 
@@ -99,7 +99,7 @@ def damaged(checkpoint: Any, damage: str) -> dict[str, Any]:
         case "averages of other steps":
             state["meter"]["estimates"]["whole"]["recent"]["steps"].append([0.0, 0.0])
         case "no counts":
-            del state["meter"]["skipped_steps"]
+            del state["meter"]["counts"]["skipped_steps"]
         case "no meter":
             del state["meter"]
         case "nothing":
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_a_run_without_the_monitor_can_be_resumed(tmp_path: Path
     (path,) = tmp_path.glob("*.ckpt")
     (result, _) = fit(NoiseScaleMonitor(), max_epochs=2, ckpt_path=path)
 
-    assert result["meter"]["steps"] == 7
+    assert result["meter"]["counts"]["steps"] == 7
 
 
 def test_one_process_hands_on_what_was_measured_on_two(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_one_process_hands_on_what_was_measured_on_two(tmp_path: Path) -> None:
         ckpt_path=next((tmp_path / "b").glob("*.ckpt")),
     )
 
-    assert last["meter"]["steps"] == first["meter"]["steps"] + 7
+    assert last["meter"]["counts"]["steps"] == first["meter"]["counts"]["steps"] + 7
 
 
 def hooks_on(module: Any) -> int:
@@ -282,7 +282,8 @@ def test_an_error_removes_every_hook_and_leaves_a_checkpoint(tmp_path: Path, bat
     assert on_ranks(2, as_torchrun(fails)) == [0, 0]
     checkpoint = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
     assert (
-        checkpoint["callbacks"]["NoiseScaleMonitor"]["optimizers"][0]["meter"]["steps"] == batch + 1
+        checkpoint["callbacks"]["NoiseScaleMonitor"]["optimizers"][0]["meter"]["counts"]["steps"]
+        == batch + 1
     )
 
 

@@ -145,7 +145,7 @@ def test_a_rank_that_saves_alone_after_an_error_does_not_wait_for_the_others(
             state = meter.state_dict()
             store.wait(["saved"])
             dist.all_reduce(torch.zeros(14, dtype=torch.float64))  # lets rank 0 end its group
-        return state["steps"], meter.noise_scale.steps
+        return state["counts"]["steps"], meter.noise_scale.steps
 
     (steps, measured), _ = on_ranks(2, saved)
 
@@ -302,7 +302,7 @@ def doubled(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 def rows_of_one_rank(device: torch.device) -> list[tuple[float, float]]:
     """Small and big squared norms of each step; on CUDA a synchronisation is an error."""
     # One rank alone would have its micro-batches compared.
-    meter_module.choose_collector = lambda ddp, **_: DdpCollector(
+    meter_module.choose_collector = lambda ddp, *_, **__: DdpCollector(
         ddp, GradientNorms(list(ddp.module.named_parameters()))
     )
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).to(device)

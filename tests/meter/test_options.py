@@ -21,7 +21,11 @@ from noisescale.meter.options import MeterOptions
         ({"groups": 3}, TypeError, "`groups` must be a mapping or a function"),
         ({"cut": []}, ValueError, "`cut` must be names of modules"),
         ({"small_batch": "rank", "cut": ["net"]}, ValueError, "`cut` must be None"),
-        ({"layers": "normalization", "preconditioned": True}, ValueError, "A preconditioner must"),
+        (
+            {"layers": "normalization", "extra": [print]},
+            ValueError,
+            "`extra` must be empty if exam",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_also_where_others_are_replaced(

@@ -130,10 +130,6 @@ def test_a_saved_controller_knows_what_it_has_decided_on() -> None:
 
     assert [second.due_after(step) for step in (20, 21)] == [False, True]
 
-    del saved["measured_step"]  # an earlier version's
-    second.load_state_dict(saved)
-    assert second.due_after(20)
-
 
 @pytest.mark.parametrize("policy", ["tradeoff", "ratio", "norm_test", "doubling"])
 def test_named_policies_grow_where_the_noise_scale_is_large_and_stay_where_it_is_unknown(
@@ -388,7 +384,7 @@ def test_a_policy_of_ones_own_is_asked_as_it_says() -> None:
     assert controller.settings.policy is policy
     assert policy.seen == [500.0] * 5  # after 4, 5, 6, 7 and 8 steps
     assert controller.plan.batch_size == 64
-    assert controller.state_dict()["policy"] is None
+    assert controller.state_dict()["policy"] == {}
     assert controller.state_dict()["policy_kind"] == "Ramp"
 
 

@@ -37,14 +37,14 @@ def settings(
 
 
 def test_a_decision_leaves_the_state_that_it_is_taken_on_and_repeats() -> None:
-    before = copy.deepcopy(LATER.state_dict())
+    before = copy.deepcopy(LATER)
 
     informed_once, informed_twice = (informed(settings(), LATER, KNOWN, 0.1) for _ in range(2))
     first, again = (decision(settings(), informed_once, Wanted(64, "why")) for _ in range(2))
 
-    assert LATER.state_dict() == before
-    assert informed_once.state_dict() == informed_twice.state_dict() != before
-    assert first[0].state_dict() == again[0].state_dict()
+    assert before == LATER
+    assert informed_once == informed_twice != before
+    assert first[0] == again[0]
     assert first[1] == again[1] is not None
 
 

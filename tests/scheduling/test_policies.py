@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules against the papers' formulas; schedules against written-out sequences."""
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from noisescale.scheduling import (
     RatioRule,
     TradeoffRule,
 )
-from noisescale.scheduling.critical_batch_size_so_far import RunSoFar
+from noisescale.scheduling.decision import RunSoFar
+from noisescale.state import restored, to_builtins
 
 NOW = Progress(steps=100, examples=3200.0)
 
@@ -119,7 +121,7 @@ def test_the_run_so_far_goes_on_from_its_state() -> None:
     run = run.after(noise_scale(30.0, high=50.0), batch_size=8, steps=10)
     run = run.after(noise_scale(math.nan), batch_size=16, steps=5)
 
-    resumed = RunSoFar.loaded(run.state_dict())
+    resumed = restored(RunSoFar(), json.loads(json.dumps(to_builtins(run))))
     run, resumed = (
         one.after(noise_scale(60.0, high=90.0), batch_size=16, steps=5) for one in (run, resumed)
     )

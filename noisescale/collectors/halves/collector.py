@@ -79,6 +79,8 @@ class HalvesCollector(MicroBatchCollector):
         ValueError: If `cut` names no module.
     """
 
+    _saved = ("_draws", "_lone_steps")
+
     same_gradient = (
         "All rows of a batch, or all micro-batches of a step, had the same gradient. Such steps are"
         " not measured. Give each row and each micro-batch an example of its own."
@@ -193,14 +195,9 @@ class HalvesCollector(MicroBatchCollector):
         self._cuts.watch(False)
         super().close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next steps need."""
-        return {"draws": self._draws, "lone_steps": self._lone_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; the cut is proved again."""
-        self._draws = state.get("draws", 0)
-        self._lone_steps = state.get("lone_steps", _LONE_STEPS)
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict`, or from one of another way; the cut is proved again."""
+        super().load_state_dict({"draws": 0, "lone_steps": _LONE_STEPS} | state)
 
     def _look(self) -> None:
         self._cuts.watch(self.watching)

@@ -209,8 +209,7 @@ class PerExampleCollector(Collector):
             self._check_some_measured(verdicts)
             self._agreed = verdicts
             self._leave_out(self._probe, verdicts)
-            if "coverage" in state:  # 0.1 saved none
-                self._coverage.load_state_dict(state["coverage"])
+            self._coverage.load_state_dict(state["coverage"])
             self.reset()
 
     def _look(self) -> None:

@@ -38,7 +38,7 @@ class MeasuredStep(NamedTuple):
     norms: StepNorms
     """Norms of the whole gradient."""
     entries: list[StepNorms]
-    """Norms of every entry: the groups, the rest, the preconditioned gradient if there is one."""
+    """Norms of every entry: the groups, the rest, and the extra ones."""
     unmeasured_examples: float
     """Examples of the unmeasured steps before it."""
     unmeasured_steps: int

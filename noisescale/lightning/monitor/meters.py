@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.optim import Optimizer
 
-from noisescale.collectors.choosing import assigned_groups
 from noisescale.history.metric_names import prefix_of
 from noisescale.lightning.averaging_off import callback_that_does_not_average
 from noisescale.lightning.supported import accumulates
 from noisescale.lightning.trainer_access import is_compiled, rank_zero_info
+from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -20,9 +20,7 @@ from noisescale.batches.row_groups import (
     check_groups_are_used,
     checked_row_groups,
 )
-from noisescale.batches.shared_examples import SharedExamples
 from noisescale.batches.weights import checked_weight, terms_in
-from noisescale.collectors.choosing import SmallBatch
 from noisescale.collectors.groups import Groups
 from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.moments import GradientMoments
@@ -38,9 +36,10 @@ from noisescale.lightning.supported import (
     refuse_namesakes,
     refuse_several_gradients_a_step,
 )
+from noisescale.meter.extra import Extra, ExtraMeasurement
 from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
-from noisescale.meter.options import MeterOptions
+from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
 
 if TYPE_CHECKING:
@@ -112,8 +111,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     | `noise_scale/devices`, `noise_scale/accumulation` | ranks; micro-batches of each in a step |
     | `noise_scale/coverage` | the measured share of ‖g‖², where single examples are compared |
     | `noise_scale/group/<name>` | B_simple of a group of parameters, with `groups` |
-    | `noise_scale/preconditioned`, `noise_scale/preconditioned_low`, \
-    `noise_scale/preconditioned_high` | the noise scale of g/(√v̂ + ε), with `preconditioned` |
+    | `noise_scale/<name>`, `noise_scale/<name>_low`, `noise_scale/<name>_high` | what is measured \
+    beside, with `extra` |
 
     Several optimizers (manual optimization) are measured each on its own parameters. The keys of
     the first are those above; the keys of the second begin with `noise_scale/optimizer_1/`.
@@ -140,8 +139,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             `NoiseScaleMeter`.
         layers: With single examples, "all" layers, or those of "normalization" alone, which cost
             almost nothing and imply `small_batch="example"`.
-        preconditioned: Also measure the noise scale of g/(√v̂ + ε), for optimizers like Adam. It
-            takes a second pass over the gradients. It is not B_simple.
+        extra: What is measured beside, such as `PreconditionedNoiseScale`. See
+            `ExtraMeasurement`.
         cut: Names of the submodules at whose outputs the halves of a batch are separated. Default:
             the modules that the training step calls. See `NoiseScaleMeter`.
         cost: The share of the run's time that measuring may take. See `NoiseScaleMeter`.
@@ -191,7 +190,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         *,
         small_batch: SmallBatch = "auto",
         layers: Layers = "all",
-        preconditioned: bool = False,
+        extra: Sequence[Extra] = (),
         cut: Sequence[str] | None = None,
         cost: float | None = None,
         weight_fn: Callable[[Any], Any] | None = None,
@@ -212,18 +211,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " Pass a function from a batch to the number of tokens in its loss."
             )
         check_group_fn(group_fn)
-        options = MeterOptions(
-            window=window,
-            every_n_steps=every_n_steps,
-            unit=unit,
-            groups=groups,
-            confidence=confidence,
-            small_batch=small_batch,
-            layers=layers,
-            preconditioned=preconditioned,
-            cut=cut,
-            cost=cost,
-        )
+        options = MeterOptions.among(locals())
         if group_fn is not None:
             check_groups_are_used("group_fn", options.small_batch)
         super().__init__(options, trainer_access.MisconfigurationException)
@@ -232,8 +220,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._group_fn = group_fn
         self._name = name
         self._report = report
-        self._follow: float | None = None
-        self._along_gradient = False
+        self._follows = False
+        self._followed: tuple[Extra, float] | None = None
         self._fit = _Fit()
         self._loaded: dict[str, Any] | None = None
         self._handed_on: dict[str, Any] = {}
@@ -265,24 +253,19 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         """The noise scales of all optimizers; manual optimization may have several."""
         return [logged.meter.noise_scale for logged in self._meters] or [self.noise_scale]
 
-    def follow(self, confidence: float = 0.95, *, along_gradient: bool = False) -> None:
+    def follow(self, extra: Extra | None = None, confidence: float = 0.95) -> None:
         """Measure in the next fits for decisions: as often as a scheduler needs.
 
         Args:
-            confidence: Coverage of the interval of `noise_along_gradient`.
-            along_gradient: Whether to measure `noise_along_gradient` in the next fit, too.
+            extra: What to measure beside in the next fit.
+            confidence: Coverage of the interval of that.
         """
-        self._follow, self._along_gradient = confidence, along_gradient
+        self._follows, self._followed = True, extra and (extra, confidence)
 
     def noise_scale_at(self, confidence: float) -> NoiseScale:
         """Return the noise scale now with an interval of another confidence. Reads the device."""
         first = self._first
         return self._unmeasured if first is None else first.meter.noise_scale_at(confidence)
-
-    @property
-    def noise_along_gradient(self) -> NoiseScale | None:
-        """The noise along the momentum of the last steps, see `NoiseScaleMeter`."""
-        return None if self._first is None else self._first.meter.noise_along_gradient
 
     @property
     def last_measured_step(self) -> int:
@@ -328,10 +311,8 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         self._loaded = None
         self._handed_on = state
         self._fit = _Fit(trainer_access.BatchCounter(trainer))
-        self._counted = False
         self._guard = Guard(trainer_access.MisconfigurationException)
-        self._meters = []
-        self._shared = None
+        self._forget()
         check_supported(trainer)
         monitors = [
             c for c in trainer_access.callbacks_of(trainer) if isinstance(c, NoiseScaleMonitor)
@@ -345,28 +326,20 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " before training starts, or remove the monitor."
             )
             return
-        along, self._along_gradient = self._along_gradient, False
-        options = replace(self._options, along_gradient=along)
-        options = with_assigned_groups(options, trainer)
-        try:
-            self._meters = meters_for(trainer, options, name=self._name)
-        except ValueError as reason:
-            chosen = not self._options.leaves_choice or along
-            if trainer.world_size > 1 or chosen:
-                raise
-            self._tell_that_nothing_is_measured(reason)
+        followed, self._followed = self._followed, None
+        options = with_assigned_groups(self._options, trainer)
+        if followed is not None:
+            options = replace(options, extra=[*options.extra, _at_confidence(*followed)])
+        ranks, optional = trainer.world_size, options.leaves_choice and followed is None
+        make = partial(meters_for, trainer, options, name=self._name)
+        self._make_meters(make, ranks, optional=optional)
+        self._pause(True)  # from batch to batch, see `on_train_batch_end`
         for logged in self._meters:
-            logged.meter.pause()  # from batch to batch, see `on_train_batch_end`
             logged.meter.suspects = trainer_access.hooks_between_passes(trainer)
-            if self._follow is not None:
-                logged.meter.follow(self._follow)
-        with self._guard("The saved averages were not restored and start again"):
-            for logged, saved in zip(self._meters, state.get("optimizers", ()), strict=False):
-                logged.resume(saved)
-        if trainer.world_size > 1:
-            self._shared = SharedExamples(
-                trainer.strategy.root_device, trainer.accumulate_grad_batches, self._tell
-            )
+            if self._follows:
+                logged.meter.follow()
+        device, accumulation = trainer.strategy.root_device, trainer.accumulate_grad_batches
+        self._begin(state.get("optimizers", ()), ranks, device, accumulation)
 
     @beside_training
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -444,8 +417,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         batch_idx: int,
     ) -> None:
         self._fit.batch = None
-        for logged in self._meters:
-            logged.meter.pause()
+        self._pause(True)
         if trainer_access.is_last_batch(trainer) or trainer_access.looks_after_batch(
             trainer, self._prefix
         ):
@@ -548,8 +520,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         fit.batch_idx, fit.rows_of_batch, fit.stepped = batch_idx, fit.counter.rows, False
         if self._count is not None:
             fit.rows_of_batch = rows_in(batch, partial(trainer_access.count_examples, trainer))
-        for logged in self._meters:
-            logged.meter.resume()
+        self._pause(False)
         if batch_idx == 0 and not fit.trained.issuperset(trained := ids_of_trained(trainer)):
             fit.trained |= trained
             self._tell(
@@ -557,7 +528,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
                 " measures the parameters that were trained at its start. To measure all of them,"
                 " resume the training from a checkpoint."
             )
-        self._look_for_shared_examples(batch)
+        self._look_for_shared_examples(lambda: trainer_access.tensors_of(batch))
 
     def _weigh(self) -> None:
         """Take weight and groups of a batch of a measured step, or what it shows of a weight."""
@@ -574,10 +545,6 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         else:
             fit.terms = terms_in(batch)
 
-    def _look_for_shared_examples(self, batch: Any) -> None:
-        if self._shared is not None and not self._shared.over:
-            self._shared.look(trainer_access.tensors_of(batch))
-
     def _stop(self, *, interrupted: bool) -> None:
         with self._guard("The charts of the noise scale were not closed"):
             self._fit.layouts.close()
@@ -590,7 +557,15 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
             self._options.unit,
             self._options.confidence,
             groups=any(logged.meter.group_noise_scales for logged in self._meters),
-            preconditioned=self._options.preconditioned,
+            extra={one.name: one.title for one in self._meters[0].meter.extra if one.title},
             monitor=self._name,
         )
         self._fit.layouts.enter_context(merged_into(writer, page, self._guard))
+
+
+def _at_confidence(extra: Extra, confidence: float) -> Extra:
+    @wraps(extra, updated=())
+    def made(options: MeterOptions, optimizer: Optimizer | None) -> ExtraMeasurement:
+        return extra(replace(options, confidence=confidence), optimizer)
+
+    return made

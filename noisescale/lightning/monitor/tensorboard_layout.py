@@ -9,7 +9,7 @@ written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,7 @@ def charts(
     confidence: float,
     *,
     groups: bool = False,
-    preconditioned: bool = False,
+    extra: Mapping[str, str] | None = None,
     monitor: str | None = None,
 ) -> dict[str, Any]:
     """Return the monitor's part of the Custom Scalars page. Multiline tags are patterns.
@@ -49,7 +49,7 @@ def charts(
         unit: The unit of the noise scale.
         confidence: Coverage of its interval.
         groups: Whether there is a chart with all parameter groups.
-        preconditioned: Whether there is a chart of the preconditioned noise scale.
+        extra: Titles of the charts of extra noise scales, by name.
         monitor: The monitor's name, if it has one. Its charts are then in their own categories.
     """
     prefix = prefix_of(0, monitor)
@@ -62,8 +62,7 @@ def charts(
         return ["Multiline", [f"^{re.escape(prefix)}{pattern}" for pattern in patterns]]
 
     bands = {f"Simple noise scale and {interval}": band("simple")}
-    if preconditioned:
-        bands[f"Preconditioned noise scale (not B_simple) and {interval}"] = band("preconditioned")
+    bands |= {f"{title} and {interval}": band(name) for name, title in (extra or {}).items()}
     details = {
         f"Noise scale against batch size [{unit}]": lines("simple$", "batch_size$"),
         "Efficiency: progress per example": lines("efficiency$"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from noisescale.checks import check_confidence, checked_choice, refuse
+from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.guard import Guard
 from noisescale.lightning import trainer_access
 from noisescale.lightning.monitor.noise_scale_monitor import NoiseScaleMonitor
@@ -71,11 +72,10 @@ class BatchSizeScheduler(trainer_access.Callback):
 
     Args:
         policy: "tradeoff": √(r·B_simple), where r is the run's critical batch size so far; "ratio":
-            B_simple; "norm_test": 4·B_simple; "inner_product_test" and "orthogonality_test": see
-            `InnerProductTest`; "doubling": twice the batch once B_simple exceeds twice the batch;
-            "seesaw", "smith": grow when your schedule lowers the learning rate. Or
-            a mapping from steps to global batch sizes, or a function from (noise scale, plan,
-            progress) to a global batch size.
+            B_simple; "norm_test": 4·B_simple; "doubling": twice the batch once B_simple
+            exceeds twice the batch; "seesaw", "smith": grow when your schedule lowers the learning
+            rate. Or a mapping from steps to global batch sizes, a `Policy`, or a function from
+            (noise scale, plan, progress) to a global batch size.
         min_batch_size: Least global batch, in examples. Default: one batch a device.
         max_batch_size: Largest global batch, in examples. Default: a tenth of an epoch; no maximum
             if the loader has no length.
@@ -146,7 +146,7 @@ class BatchSizeScheduler(trainer_access.Callback):
         )
         settings = Settings.checked(self._options)
         measured = settings.needs_noise_scale
-        self._along_gradient = settings.policy.needs_noise_along_gradient
+        self._extra = settings.policy.extra
         check_confidence(confidence)
         self._progress = progress
         self._needs_monitor = measured or progress == "gain"
@@ -207,7 +207,7 @@ class BatchSizeScheduler(trainer_access.Callback):
             if found or self._needs_monitor:
                 self._monitor = found[0] if found else self._own_monitor
         if self._monitor is not None:
-            self._monitor.follow(self._confidence, along_gradient=self._along_gradient)
+            self._monitor.follow(self._extra, self._confidence)
             if self._monitor not in others:
                 others.insert(0, self._monitor)
             where = others.index(self._monitor) + 1
@@ -328,11 +328,13 @@ class BatchSizeScheduler(trainer_access.Callback):
         # Reading it waits for the device: not at every step for a schedule that goes by steps.
         controller, monitor = fit.controller, self._monitor
         measured: tuple[Any, Any] = None, None
+        extra: dict[str, NoiseScale] = {}
         if monitor is not None and (self._needs_monitor or controller.settings.takes_noise_scale):
             measured = monitor.noise_scale_at(self._confidence), monitor.average_moments
+            extra = monitor.extra_noise_scales
         move = controller.decide(
             *measured,
-            noise_along_gradient=None if monitor is None else monitor.noise_along_gradient,
+            extra=extra,
             device_batch_size=controller.plan.device_batch_size,
             measured_step=measured_step,
         )

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _EPOCH_SHARE = 10
 """Without `max_batch_size`, an epoch keeps at least this many steps (Smith et al. 2018)."""
 
-_SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows")
-"""Keys of a saved fit. The clock of the schedules may be missing: `went_by` finds it then."""
+_SAVED = ("controller", "max_batch_size", "window", "rows", "resized", "largest_rows", "schedules")
+"""Keys of a saved fit."""
 
 
 def check_saved(saved: Any) -> None:
@@ -119,7 +119,7 @@ class ScheduledFit:
                 f" {most} < {rows}. Raise it, or start with smaller batches."
             )
         if saved and saved["rows"] == rows:
-            size = saved["controller"]["plan"][0]
+            size = saved["controller"]["plan"]["device_batch_size"]
         else:
             if rows is not None and trainer_access.is_last_batch(trainer):  # it may be a short one
                 examples = max(examples, rows)

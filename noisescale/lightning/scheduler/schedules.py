@@ -185,20 +185,9 @@ class ClockedSchedules:
 
 
 def went_by(saved: dict[str, Any]) -> ProgressBy | None:
-    """The kind of clock that a saved run had; None for a new run.
-
-    Old checkpoints do not name it. In those, the clock of schedules by optimizer steps stands
-    still, and only the clock by examples knows the length of an epoch.
-    """
-    if not saved or not saved["controller"]["steps"]:
-        return None
-    if "schedules" in saved:
-        progress: ProgressBy = saved["schedules"]["progress"]
-        return progress
-    clock = saved["controller"]["clock"]
-    if not clock["time"]:
-        return "steps"
-    return "examples" if math.isfinite(clock["steps_per_epoch"]) else "gain"
+    """The kind of clock that a saved run had; None for a new run."""
+    taken = saved and saved["controller"]["steps"]
+    return saved["schedules"]["progress"] if taken else None
 
 
 def default_progress(saved: dict[str, Any], *, by_gain: bool, measured: bool) -> ProgressBy:

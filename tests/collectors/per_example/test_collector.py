@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.per_example.collector import PerExampleCollector
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
 
 Batch = tuple[Tensor, Tensor]
 
@@ -738,7 +739,7 @@ def test_compiled_modules_are_refused() -> None:
         (torch.compile(mlp(), backend="eager"), "all of it"),
     ]:
         with pytest.raises(ValueError, match="compiled") as error:
-            choose_collector(model, small_batch="example")
+            choose_collector(model, MeterOptions(small_batch="example"))
         assert str(error.value) == (
             "`model` must not be compiled if examples are the small batches, got torch.compile on"
             f' {name}. Leave it uncompiled, or choose small_batch="half", "micro_batch" or "rank".'

@@ -104,7 +104,7 @@ def test_a_watched_model_can_be(way: str) -> None:
 def test_parts_that_are_scripted_are_left_out(
     make: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("noisescale.meter.readings.LEAST_COVERAGE", 0.0)
+    monkeypatch.setattr("noisescale.meter.soundness.LEAST_COVERAGE", 0.0)
     model = network()
     model[2] = make(model[2])
     meter = NoiseScaleMeter(model, small_batch="example")

@@ -14,6 +14,7 @@ from fits import classifier, fit
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from noisescale import NoiseScaleMonitor
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 GROUPS = {"first": r"^net\.0\.", "last": r"^net\.2\."}
 
@@ -30,7 +31,7 @@ def seen(fitting: Any, module: Any) -> dict[str, Any]:
     return {
         "whole": monitor.noise_scale,
         "groups": monitor.group_noise_scales,
-        "preconditioned": monitor.preconditioned_noise_scale,
+        "preconditioned": monitor.extra_noise_scales.get("preconditioned"),
         "metrics": {k: v.item() for k, v in fitting.callback_metrics.items()},
         "history": {name: column.tolist() for name, column in monitor.history.items()},
         "state": monitor.state_dict(),
@@ -93,7 +94,7 @@ def test_groups_take_no_collective_of_their_own(monkeypatch: pytest.MonkeyPatch)
 
 def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path) -> None:
     def monitor() -> NoiseScaleMonitor:
-        return NoiseScaleMonitor(window=20, groups=GROUPS, preconditioned=True)
+        return NoiseScaleMonitor(window=20, groups=GROUPS, extra=[PreconditionedNoiseScale])
 
     saved = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1)
     whole, _ = fit(monitor(), saved, model=adam(), max_epochs=2, results=seen,
@@ -111,7 +112,7 @@ def test_resuming_continues_groups_and_the_preconditioned_exactly(tmp_path: Path
 
 
 def test_the_preconditioned_noise_scale_has_names_of_its_own() -> None:
-    result, _ = fit(NoiseScaleMonitor(preconditioned=True), model=adam(), results=seen)
+    result, _ = fit(NoiseScaleMonitor(extra=[PreconditionedNoiseScale]), model=adam(), results=seen)
     without, _ = fit(NoiseScaleMonitor(), model=adam(), results=seen)
 
     # The first step has no second moments yet, and the second sets the level.
@@ -127,7 +128,7 @@ def test_the_preconditioned_noise_scale_has_names_of_its_own() -> None:
 
 def test_sgd_has_nothing_to_precondition_with() -> None:
     with pytest.raises(Exception, match="must be an optimizer of Adam's family, got SGD, which"):
-        fit(NoiseScaleMonitor(preconditioned=True))
+        fit(NoiseScaleMonitor(extra=[PreconditionedNoiseScale]))
 
 
 @pytest.mark.parametrize("groups", [{"first": r"^net\.9"}, {"first[0]": r"^net"}, lambda _: "a:b"])
@@ -135,11 +136,3 @@ def test_wrong_groups_are_no_reason_to_go_on_without_measuring(groups: Any) -> N
     """On one device, where what cannot be measured by example is told by a warning."""
     with pytest.raises(ValueError, match="`groups` must have"):
         fit(NoiseScaleMonitor(groups=groups), ranks=1, strategy="auto")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_order_of_before_measures_the_same() -> None:
-    old, _ = fit(NoiseScaleMonitor(groups={p: n for n, p in GROUPS.items()}), results=seen)
-    new, _ = fit(NoiseScaleMonitor(groups=GROUPS), results=seen)
-
-    assert old["groups"] == new["groups"]

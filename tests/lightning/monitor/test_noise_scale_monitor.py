@@ -247,8 +247,8 @@ def test_a_non_finite_gradient_on_one_rank_is_skipped_on_all(value: float) -> No
     assert [r["skipped"] for r in results] == [2, 2]
     for result, plain in zip(results, without, strict=True):
         (measurement,) = result["state"]["optimizers"]
-        assert measurement["meter"]["steps"] == 7
-        assert measurement["meter"]["skipped_steps"] == 2
+        assert measurement["meter"]["counts"]["steps"] == 7
+        assert measurement["meter"]["counts"]["skipped_steps"] == 2
         steps = measurement["meter"]["estimates"]["whole"]["recent"]["steps"]
         assert np.isfinite(steps).all()
         assert [int(row[0]) for row in steps] == [2, 5, 6, 7]  # the first sets the level
@@ -278,7 +278,7 @@ def test_every_n_steps_measures_fewer_steps_and_counts_all_examples() -> None:
     assert result["noise_scale"].steps == pytest.approx(
         20**2 / (16**2 + 4**2)
     )  # the first sets the level
-    assert result["meter"]["steps"] == 7
+    assert result["meter"]["counts"]["steps"] == 7
 
 
 def test_the_last_row_is_of_the_last_step_measured_or_not() -> None:
@@ -398,7 +398,7 @@ def test_a_batch_size_that_is_a_tensor_stops_the_fit() -> None:
 def test_a_batch_without_examples_skips_the_step() -> None:
     (result, _) = fit(NoiseScaleMonitor(batch_size_fn=lambda batch: len(batch[0]) % 8))
 
-    assert result["meter"]["skipped_steps"] == 6
+    assert result["meter"]["counts"]["skipped_steps"] == 6
     assert result["history"]["measured_steps"][-1] == 1
 
 

@@ -186,7 +186,13 @@ def test_a_fit_leaves_the_users_charts_and_ours(tmp_path: Path) -> None:
 
 
 def test_bands_come_first_and_parameter_groups_last() -> None:
-    page = charts("tokens", 0.9, groups=True, preconditioned=True, monitor="wide")
+    page = charts(
+        "tokens",
+        0.9,
+        groups=True,
+        extra={"preconditioned": "Preconditioned noise scale (not B_simple)"},
+        monitor="wide",
+    )
 
     assert list(page) == ["Noise scale, wide", "Noise scale, wide in detail"]
     bands, details = page.values()

@@ -100,7 +100,7 @@ def test_a_mean_over_the_tokens_of_a_window_is_measured_by_its_weights(weight_fn
         squares.append(signal + trace / 6)
     signal = sum(signals) / 3
     (saved,) = monitor.state_dict()["optimizers"]
-    weight, *sums = saved["meter"]["estimates"]["sums"]
+    weight, *sums = saved["meter"]["estimates"]["sums"].values()
     trace = 6 * (sum(squares) / 3 - signal)
     assert [x / weight for x in sums] == pytest.approx([signal, trace], rel=1e-3)
 
@@ -163,4 +163,7 @@ def test_every_step_of_a_batch_has_its_weight() -> None:
         fit(monitor, TwiceByHand())
 
     (saved,) = monitor.state_dict()["optimizers"]
-    assert (saved["meter"]["measured_steps"], saved["meter"]["skipped_steps"]) == (0, 6)
+    assert (
+        saved["meter"]["counts"]["measured_steps"],
+        saved["meter"]["counts"]["skipped_steps"],
+    ) == (0, 6)

@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisescale import BatchSizeScheduler, NoiseScaleMonitor
-from noisescale.scheduling import InnerProductTest
+from noisescale.methods.inner_product import InnerProductTest
 
 
 def stays(noise_scale: Any, plan: Any, progress: Any) -> float:
@@ -44,8 +44,7 @@ def scheduler(*lengths: int, **options: Any) -> BatchSizeScheduler:
         (
             {"policy": "trade"},
             ValueError,
-            '`policy` must be one of "tradeoff", "ratio", "norm_test", "inner_product_test",'
-            ' "orthogonality_test", "doubling", "seesaw",'
+            '`policy` must be one of "tradeoff", "ratio", "norm_test", "doubling", "seesaw",'
             " \"smith\", a mapping from steps to batch sizes or a function, got 'trade'. Leave it"
             ' at "tradeoff".',
         ),
@@ -674,7 +673,7 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
 
     def results(fitted: Any, _: Any) -> Any:
         monitor = next(c for c in fitted.callbacks if isinstance(c, NoiseScaleMonitor))
-        along = monitor.noise_along_gradient
+        along = monitor.extra_noise_scales["along_gradient"]
         by = next(c for c in fitted.callbacks if isinstance(c, BatchSizeScheduler))
         return along.steps, [(move.after.batch_size, move.reason) for move in by.moves]
 
@@ -700,7 +699,7 @@ def test_the_inner_product_test_measures_along_the_momentum_and_moves(ranks: int
 
 
 def test_without_momentum_the_inner_product_test_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be an optimizer with momentum in all parameter"):
-        trainer(1, strategy="auto", callbacks=[BatchSizeScheduler("inner_product_test")]).fit(
+    with pytest.raises(ValueError, match="must be one with momentum in all parameter"):
+        trainer(1, strategy="auto", callbacks=[BatchSizeScheduler(InnerProductTest())]).fit(
             classifier(), loader()
         )

@@ -11,10 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter, NoiseScaleMonitor
-from noisescale.collectors import choosing
-from noisescale.collectors.choosing import choose_collector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.hugging_face import NoiseScaleCallback
+from noisescale.meter import choosing
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.preconditioned import PreconditionedNoiseScale
 
 
 def meter(**options: Any) -> NoiseScaleMeter:
@@ -44,8 +46,8 @@ def test_layers_of_another_small_batch_are_refused(
 
 
 def test_layers_and_the_preconditioned_gradient_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="A preconditioner must be left out if examples"):
-        NoiseScaleMonitor(layers="normalization", preconditioned=True)
+    with pytest.raises(ValueError, match="`extra` must be empty if examples are the small batches"):
+        NoiseScaleMonitor(layers="normalization", extra=[PreconditionedNoiseScale])
 
 
 def test_a_model_without_trained_parameters_is_refused() -> None:
@@ -54,7 +56,7 @@ def test_a_model_without_trained_parameters_is_refused() -> None:
         " Unfreeze some before training starts, or leave the noise scale out."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        choose_collector(nn.Linear(2, 2), parameters=[])
+        choose_collector(nn.Linear(2, 2), MeterOptions(), parameters=[])
 
 
 def test_parameters_on_meta_are_refused_by_name() -> None:
@@ -75,14 +77,14 @@ def test_one_process_has_no_other_rank_to_compare_with() -> None:
         ' is no other rank to compare with. Leave it at "auto".'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        choose_collector(nn.Linear(2, 2), small_batch="rank")
+        choose_collector(nn.Linear(2, 2), MeterOptions(small_batch="rank"))
 
 
 def test_several_processes_do_not_compare_halves() -> None:
     def refusal() -> str:
         model = DistributedDataParallel(nn.Linear(2, 2))
         with pytest.raises(ValueError, match="must be") as error:
-            choose_collector(model, small_batch="half")
+            choose_collector(model, MeterOptions(small_batch="half"))
         return str(error.value)
 
     message = (
@@ -98,13 +100,14 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_refused_under_ddp_too() -> N
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context_parallel"))
         model = DistributedDataParallel(nn.Linear(2, 2))
         with pytest.raises(ValueError, match="must be data parallel only") as error:
-            choose_collector(model)
+            choose_collector(model, MeterOptions())
         return str(error.value)
 
     def measured() -> str:
         torch.set_num_threads(1)
         init_device_mesh("cpu", (1, 2), mesh_dim_names=("spare", "expert"))
-        return type(choose_collector(DistributedDataParallel(nn.Linear(2, 2)))).__name__
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        return type(choose_collector(model, MeterOptions())).__name__
 
     assert all("(mesh dimension 'context_parallel')" in said for said in on_ranks(4, refusal))
     assert on_ranks(2, measured) == ["DdpCollector"] * 2
@@ -113,17 +116,15 @@ def test_ranks_that_share_the_tokens_of_a_batch_are_refused_under_ddp_too() -> N
 @pytest.mark.parametrize(
     ("options", "got"),
     [
-        ({"small_batch": "example"}, "'example' and None"),
-        ({"preconditioner": torch.optim.Adam}, "'auto' and Adam"),
+        ({"small_batch": "example"}, "'example' and none"),
+        ({"extra": [PreconditionedNoiseScale]}, "'auto' and PreconditionedNoiseScale"),
     ],
 )
 def test_sharded_gradients_are_compared_by_micro_batches_of_ranks_alone(
     options: dict[str, Any], got: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Linear(2, 2)
-    if optimizer := options.get("preconditioner"):
-        options = {"preconditioner": optimizer(model.parameters())}
     monkeypatch.setattr(choosing, "is_sharded", lambda _: True)
 
     with pytest.raises(ValueError, match=f"if gradients are sharded, got {got}"):
-        choose_collector(model, **options)
+        choose_collector(model, MeterOptions(**options))

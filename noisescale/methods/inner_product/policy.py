@@ -9,13 +9,14 @@ from typing import Any
 
 from noisescale.checks import checked_positive
 from noisescale.estimation.noise_scale import NoiseScale
+from noisescale.methods.inner_product.along_gradient import NoiseAlongGradient
 from noisescale.plan import Plan
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.policies import RatioRule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 
 WIDEST = math.tan(math.radians(80))
-"""The default ν of the policy "orthogonality_test"."""
+"""ν of the orthogonality test: noise turns a step by at most 80 degrees."""
 
 
 class InnerProductTest(Policy):
@@ -37,12 +38,14 @@ class InnerProductTest(Policy):
     The tests in the paper take a step's own gradient for G, which is biased: with all of its noise
     in both, its variance along itself is too large or, where its norm is mostly noise, the ratio is
     far too small. Here the direction is that of the optimizer's momentum, whose noise is of earlier
-    steps, and moments are averaged without bias, see `noise_along_gradient`.
+    steps, and moments are averaged without bias, see `NoiseAlongGradient`.
+
+        scheduler = BatchSizeScheduler(InnerProductTest(nu=WIDEST))
 
     Args:
         theta: θ. At 0.9 one standard deviation of noise leaves a tenth of the descent.
-        nu: ν; None: only the inner-product test. tan(80°) = 5.67 lets the root mean square of the
-            noise across the gradient turn a step by 80° from it.
+        nu: ν; None: only the inner-product test. `WIDEST`, tan(80°) = 5.67, lets the root mean
+            square of the noise across the gradient turn a step by 80° from it.
         gate: Arguments of the `Gate` that decides.
 
     Raises:
@@ -51,7 +54,7 @@ class InnerProductTest(Policy):
     Examples:
         >>> along = NoiseScale(8.1, 6.48, 9.72, grad_sq_norm=1.0, noise_trace=8.1, steps=50)
         >>> whole = NoiseScale(408.1, 306.48, 509.72, 1.0, 408.1, steps=50)
-        >>> half = Progress(50, 200.0, noise_along_gradient=along)
+        >>> half = Progress(50, 200.0, extra={"along_gradient": along})
         >>> print(InnerProductTest()(whole, Plan(4, 1), half).reason)
         noise along the gradient 10 (8 to 12) asks for 10
         >>> print(InnerProductTest(nu=5.0)(whole, Plan(4, 1), half).reason)
@@ -63,7 +66,7 @@ class InnerProductTest(Policy):
     """
 
     needs_noise_scale = True
-    needs_noise_along_gradient = True
+    extra = NoiseAlongGradient
     by_reduced_values = True
 
     def __init__(self, theta: float = 0.9, nu: float | None = None, **gate: Any) -> None:
@@ -75,7 +78,8 @@ class InnerProductTest(Policy):
 
     def __call__(self, noise_scale: NoiseScale, plan: Plan, progress: Progress) -> Wanted:
         """Return the wanted batch size with a reason; the plan's own batch size to stay."""
-        along = progress.noise_along_gradient or NoiseScale.unknown(noise_scale.confidence)
+        unknown = NoiseScale.unknown(noise_scale.confidence)
+        along = progress.extra.get(NoiseAlongGradient.name, unknown)
         wanted = self._gate(self._needed(noise_scale, along), plan, progress)
         if wanted < plan.batch_size:
             return Wanted(plan.batch_size, f"{wanted.reason}, and the tests hold")

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from math import isfinite
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
+from noisescale.meter.extra import ExtraMeasurement
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.inner_product.momentum import MomentumDirection
+from noisescale.state import State
 
 LEAST_SHARE = 0.5
 """Of the alignment that momentum would have if only its own noise turned it."""
@@ -22,7 +30,7 @@ BEYOND = 5.0
 of others (benchmarks/scheduling/along_gradient.py), and down to a third with isotropic noise."""
 
 
-class AlongGradient:
+class AlongGradient(State):
     """Estimate G'ΣG/|G|⁴ from gradients along v = m/|m|, the direction of the momentum.
 
     g·v behaves like a gradient of one parameter, so its moments are (G·v)² and v'Σv. Their ratio is
@@ -45,6 +53,8 @@ class AlongGradient:
         confidence: Coverage of intervals.
         unit: The unit of batch sizes, for display.
     """
+
+    _saved = ("_level", "_batch_size", "_along", "_alignment")
 
     def __init__(self, confidence: float = 0.95, unit: str = "examples") -> None:
         self.confidence, self._unit = confidence, unit
@@ -107,17 +117,51 @@ class AlongGradient:
             return replace(along, low=along.low / BEYOND, high=along.high * BEYOND)
         return NoiseScale.unknown(self.confidence, self._unit, steps=along.steps)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that `load_state_dict` needs, in builtin types."""
-        return {
-            "level": self._level.sq_norm,
-            "batch_size": self._batch_size,
-            "along": self._along.state_dict(),
-            "alignment": self._alignment.state_dict(),
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self._level, self._batch_size = Level(state["level"]), state["batch_size"]
-        self._along.load_state_dict(state["along"])
-        self._alignment.load_state_dict(state["alignment"])
+class NoiseAlongGradient(ExtraMeasurement):
+    """Measure G'ΣG/|G|⁴ along the optimizer's momentum, see `AlongGradient`.
+
+    At this batch size the noise along the gradient is as large as the gradient. A measured step
+    reads gradients and momentum once more for each part, and once for itself. It needs whole, dense
+    gradients of one optimizer.
+
+        meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
+    """
+
+    name = "along_gradient"
+    _saved = ("_along",)
+
+    def __init__(self, options: MeterOptions, optimizer: Optimizer | None) -> None:
+        super().__init__(options, optimizer)
+        self._along = AlongGradient(options.confidence, options.unit)
+        self._entry: MomentumDirection | None = None
+        self._persistence = 0.0
+
+    def entry(self, parameters: Sequence[Parameter]) -> MomentumDirection:
+        """Return the entry; a ValueError if the optimizer keeps no momentum of all parameters."""
+        self._entry = MomentumDirection(self.optimizer, parameters)
+        return self._entry
+
+    def update(
+        self, moments: GradientMoments, whole: GradientMoments, weight: float, step: int
+    ) -> None:
+        """Add one step, if there was momentum in it."""
+        if all(map(isfinite, moments)):
+            self._along.add(moments, whole, weight, step)
+
+    def estimate(self, noise_scale_at: Callable[[float], NoiseScale], step: int) -> NoiseScale:
+        """Return the noise along the gradient now."""
+        whole = noise_scale_at(self._along.confidence)
+        return self._along.estimate(whole, self.persistence, step)
+
+    @property
+    def persistence(self) -> float:
+        """The momentum's, as it was last."""
+        if self._entry is not None:
+            self._persistence = self._entry.persistence
+        return self._persistence
+
+    def close(self) -> None:
+        """Let go of the optimizer."""
+        self._persistence, self._entry = self.persistence, None
+        super().close()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from noisescale.collectors.averaged_gradient import AveragedGradient
 from noisescale.collectors.gradient_norms import GradientNorms
-from noisescale.collectors.preconditioner import AdamPreconditioner
+from noisescale.methods.preconditioned.preconditioner import AdamPreconditioner
 
 OPTIMIZERS: dict[str, Any] = {
     "Adam": lambda p: torch.optim.Adam(p, betas=(0.9, 0.99), eps=1e-3),
@@ -31,12 +31,12 @@ def test_gradients_are_divided_as_the_optimizer_would(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the second moments as of the steps before, written out here from Kingma and Ba's text."""
-    monkeypatch.setattr("noisescale.collectors.preconditioner._BLOCK", 200)
+    monkeypatch.setattr("noisescale.methods.preconditioned.preconditioner._BLOCK", 200)
     parameters = [nn.Parameter(torch.zeros(500, 3)), nn.Parameter(torch.zeros(()))]
     optimizer = OPTIMIZERS[name](parameters)
     norms = GradientNorms(
         [(str(i), p) for i, p in enumerate(parameters)],
-        preconditioner=AdamPreconditioner(optimizer),
+        extra=[AdamPreconditioner(optimizer)],
     )
     gradient = AveragedGradient(norms, None)
     second = [torch.zeros(500, 3).double(), torch.zeros(()).double()]
@@ -79,7 +79,7 @@ def test_complex_gradients_are_divided_part_by_part(name: str) -> None:
         optimizer = OPTIMIZERS[name](parameters)
         norms = GradientNorms(
             [(str(i), p) for i, p in enumerate(parameters)],
-            preconditioner=AdamPreconditioner(optimizer),
+            extra=[AdamPreconditioner(optimizer)],
         )
         of_one: list[float] = []
         for step in range(4):

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from noisescale import NoiseScaleMeter
-from noisescale.collectors.choosing import choose_collector
-from noisescale.collectors.momentum import MomentumDirection
+from noisescale.collectors.collector import Collector
+from noisescale.meter.choosing import choose_collector
+from noisescale.meter.options import MeterOptions
+from noisescale.methods.inner_product import NoiseAlongGradient
+from noisescale.methods.inner_product.momentum import MomentumDirection
 
 ROWS = 6
 
@@ -24,6 +27,11 @@ ROWS = 6
 def model_of(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def collector_of(model: nn.Module, optimizer: Any, **options: Any) -> Collector:
+    measured = NoiseAlongGradient(MeterOptions(), optimizer)
+    return choose_collector(model, MeterOptions(**options), extra=[measured])
 
 
 def examples(number: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +81,7 @@ def on_two_ranks(name: str, bucket_view: bool) -> list[tuple[float, float, float
         rank = torch.distributed.get_rank()
         by_hand = float(gradient(model, loss_of(model, rank)).double() @ v)
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
-        collector = choose_collector(ddp, momentum=optimizer)
+        collector = collector_of(ddp, optimizer)
         for _ in range(3):  # the last of which capture A sees, unless `.grad` is the bucket
             optimizer.zero_grad()
             collector.reset()
@@ -106,7 +114,7 @@ def test_micro_batches_are_squared_one_by_one() -> None:
     model = model_of()
     optimizer = optimizer_of(model, "SGD")
     v = direction_of(model, optimizer)
-    collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
+    collector = collector_of(model, optimizer, small_batch="micro_batch")
     dots = []
 
     for number in range(3):
@@ -140,7 +148,12 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
     truth = float(products.var(correction=0) / products.mean() ** 2)
 
     meter = NoiseScaleMeter(
-        model, momentum=optimizer, small_batch=small_batch, every_n_steps=1, unit="examples"
+        model,
+        extra=[NoiseAlongGradient],
+        optimizer=optimizer,
+        small_batch=small_batch,
+        every_n_steps=1,
+        unit="examples",
     )
     meter.follow()
     for _ in range(300):
@@ -150,7 +163,7 @@ def test_at_frozen_weights_it_is_the_ratio_of_brute_force(small_batch: Any) -> N
             loss = nn.functional.mse_loss(model(x[rows]), y[rows])
             meter.backward(loss, local_batch_size=8)
         meter.step()
-    found, whole = meter.noise_along_gradient, meter.noise_scale
+    found, whole = meter.extra_noise_scales["along_gradient"], meter.noise_scale
     meter.close()
 
     assert found is not None
@@ -164,7 +177,9 @@ def test_before_the_first_step_nothing_is_known_and_it_is_resumed() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def meter_of() -> NoiseScaleMeter:
-        made = NoiseScaleMeter(model, momentum=optimizer, every_n_steps=1)
+        made = NoiseScaleMeter(
+            model, extra=[NoiseAlongGradient], optimizer=optimizer, every_n_steps=1
+        )
         made.follow()
         return made
 
@@ -174,18 +189,18 @@ def test_before_the_first_step_nothing_is_known_and_it_is_resumed() -> None:
         first.backward(loss_of(model, number), local_batch_size=ROWS)
         first.step()
         if number == 0:
-            assert first.noise_along_gradient is not None
-            assert not first.noise_along_gradient.resolved
+            assert first.extra_noise_scales["along_gradient"] is not None
+            assert not first.extra_noise_scales["along_gradient"].resolved
         optimizer.step()
     first.close()
     second = meter_of()
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     second.close()
 
-    assert first.noise_along_gradient == second.noise_along_gradient
-    assert first.noise_along_gradient is not None
+    assert first.extra_noise_scales["along_gradient"] == second.extra_noise_scales["along_gradient"]
+    assert first.extra_noise_scales["along_gradient"] is not None
     # The first of 12 steps has no momentum, and the next one sets the level.
-    assert first.noise_along_gradient.steps <= 10
+    assert first.extra_noise_scales["along_gradient"].steps <= 10
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (700, 300)])
@@ -202,7 +217,7 @@ def test_products_are_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     wide = torch.complex128 if dtype.is_complex else torch.float64
     expected = float((g.to(wide) * m.to(wide).conj()).real.sum())
     for one in (g, g.T.contiguous().T if g.dim() == 2 else g):
-        found = float(sum(MomentumDirection(optimizer, [p]).dots([(p, one)])))
+        found = float(sum(MomentumDirection(optimizer, [p]).of([(p, one, slice(None))])))
         scale = float(g.abs().double().norm() * m.abs().double().norm())
         assert found == pytest.approx(expected, abs=1e-5 * scale)
 
@@ -214,12 +229,13 @@ def test_without_momentum_it_is_refused() -> None:
         torch.optim.Adagrad(model.parameters()),
         torch.optim.Adam(model.parameters(), betas=(0.0, 0.9)),
     ):
-        with pytest.raises(ValueError, match="`momentum` must be an optimizer with momentum in"):
-            NoiseScaleMeter(model, momentum=optimizer)
-    with pytest.raises(ValueError, match="`momentum` must be None if gradients are sharded or"):
+        with pytest.raises(ValueError, match="`optimizer` must be one with momentum in"):
+            NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
+    with pytest.raises(ValueError, match="`extra` must be empty if examples are the small"):
         NoiseScaleMeter(
             model,
-            momentum=torch.optim.Adam(model.parameters()),
+            extra=[NoiseAlongGradient],
+            optimizer=torch.optim.Adam(model.parameters()),
             small_batch="example",
         )
 
@@ -229,12 +245,12 @@ def test_what_keeps_no_mean_of_gradients_is_refused() -> None:
     rmsprop = torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9)
     of_some = torch.optim.SGD(list(model.parameters())[:2], lr=0.1, momentum=0.9)
     given: Any = 0.9
-    with pytest.raises(ValueError, match="must be an optimizer with momentum in all parameter gro"):
-        NoiseScaleMeter(model, momentum=rmsprop)
-    with pytest.raises(ValueError, match="must be the optimizer of all measured parameters"):
-        NoiseScaleMeter(model, momentum=of_some)
-    with pytest.raises(TypeError, match=r"`momentum` must be an optimizer, got 0\.9\."):
-        NoiseScaleMeter(model, momentum=given)
+    with pytest.raises(ValueError, match="must be one with momentum in all parameter gro"):
+        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=rmsprop)
+    with pytest.raises(ValueError, match="must be that of all measured parameters"):
+        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=of_some)
+    with pytest.raises(TypeError, match=r"`optimizer` must be an optimizer, got 0\.9\."):
+        NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=given)
 
 
 def steps_of_embeddings(meter: NoiseScaleMeter, model: nn.Module, optimizer: Any) -> None:
@@ -252,7 +268,13 @@ def steps_of_embeddings(meter: NoiseScaleMeter, model: nn.Module, optimizer: Any
 def meter_of_embeddings(sparse: bool) -> tuple[NoiseScaleMeter, nn.Module, torch.optim.Optimizer]:
     model = nn.Embedding(5, 3, sparse=sparse)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    meter = NoiseScaleMeter(model, momentum=optimizer, small_batch="micro_batch", every_n_steps=1)
+    meter = NoiseScaleMeter(
+        model,
+        extra=[NoiseAlongGradient],
+        optimizer=optimizer,
+        small_batch="micro_batch",
+        every_n_steps=1,
+    )
     meter.follow()
     return meter, model, optimizer
 
@@ -260,7 +282,7 @@ def meter_of_embeddings(sparse: bool) -> tuple[NoiseScaleMeter, nn.Module, torch
 def test_sparse_gradients_are_refused() -> None:
     made = meter_of_embeddings(sparse=True)
 
-    with pytest.raises(ValueError, match="`momentum` must be left out where gradients are sparse"):
+    with pytest.raises(ValueError, match="Gradients must be dense for the noise along them"):
         steps_of_embeddings(*made)
     made[0].close()
 
@@ -276,7 +298,7 @@ def test_a_mean_under_another_name_is_told() -> None:
 def test_frozen_parameters_are_no_part_of_the_direction() -> None:
     model = model_of()
     optimizer = optimizer_of(model, "SGD")
-    collector = choose_collector(model, small_batch="micro_batch", momentum=optimizer)
+    collector = collector_of(model, optimizer, small_batch="micro_batch")
     model[0].requires_grad_(False)  # in mid-run
     v = torch.cat([optimizer.state[p]["momentum_buffer"].flatten() for p in model[2].parameters()])
     loss = loss_of(model, 1)
@@ -294,7 +316,7 @@ def test_frozen_parameters_are_no_part_of_the_direction() -> None:
 def test_a_closed_meter_keeps_the_optimizer_no_longer() -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
-    meter = NoiseScaleMeter(model, momentum=optimizer)
+    meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer)
     meter.follow()
     meter.close()
     kept = weakref.ref(optimizer)
@@ -307,6 +329,6 @@ def test_a_closed_meter_keeps_the_optimizer_no_longer() -> None:
 def test_without_it_nothing_is_computed() -> None:
     meter = NoiseScaleMeter(model_of())
 
-    assert meter.noise_along_gradient is None
+    assert not meter.extra_noise_scales
     assert math.isnan(meter.noise_scale.value)
     meter.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer, RMSprop
 
-from noisescale.collectors.squared_norms import LONGEST_DOT
-from noisescale.collectors.together import MOST_ELEMENTS, together
+from noisescale.collectors.devices import MOST_ELEMENTS, together
+from noisescale.collectors.gradient_norms import ExtraEntry, GradientNorms
+from noisescale.collectors.squared_norms import LONGEST_DOT, Norm, squared_norm, sums_of
 from noisescale.guard import RefusalError
 
 _KEPT = ("momentum_buffer", "exp_avg")
@@ -27,8 +29,8 @@ _SMALL_BYTES = 2**20
 _TESTS = "The inner-product and orthogonality tests"
 
 
-class MomentumDirection:
-    """The direction of an optimizer's running mean of gradients, m, from the steps before.
+class MomentumDirection(ExtraEntry):
+    """The square of a gradient's dot product with m/|m|, m the optimizer's mean of gradients.
 
     While a step is measured m holds earlier gradients only. So m is the same for all parts of the
     step, and independent of their noise given the weights. See `AlongGradient` for what the dot
@@ -44,34 +46,39 @@ class MomentumDirection:
         ValueError: If it keeps no mean of gradients, or not of all these parameters.
     """
 
-    def __init__(self, optimizer: Optimizer, parameters: Iterable[Parameter]) -> None:
+    cost = 2.0  # a dot product reads the gradient and the momentum
+    needs_whole = True
+
+    def __init__(self, optimizer: Optimizer | None, parameters: Iterable[Parameter]) -> None:
         groups = getattr(optimizer, "param_groups", None)
-        if groups is None:
+        if optimizer is None or groups is None:
             raise TypeError(
-                f"`momentum` must be an optimizer, got {optimizer!r}. Pass that of the run."
+                f"`optimizer` must be an optimizer, got {optimizer!r}. Pass that of the run."
             )
         kind = type(optimizer).__name__
         # RMSprop's buffer is a mean of scaled gradients.
         if isinstance(optimizer, RMSprop) or not all(map(_beta, groups)):
             raise ValueError(
-                "`momentum` must be an optimizer with momentum in all parameter groups, got"
+                "`optimizer` must be one with momentum in all parameter groups, got"
                 f" {kind} without. {_TESTS} need it: use momentum, or another policy for the batch"
                 " size."
             )
         known = {id(p) for group in groups for p in group["params"]}
         if not all(id(p) in known for p in parameters):
             raise ValueError(
-                f"`momentum` must be the optimizer of all measured parameters, got {kind} without"
+                f"`optimizer` must be that of all measured parameters, got {kind} without"
                 f" some. {_TESTS} need one optimizer: choose another policy for the batch size."
             )
         self._optimizer = optimizer
+        self._sq_norm: Tensor | None = None
+        """|m|² in the step under way."""
 
     @property
     def persistence(self) -> float:
         """The largest β: the weight of the momentum before a step in the one after it."""
         return max(_beta(group) for group in self._optimizer.param_groups)
 
-    def of(self, parameter: Parameter) -> Tensor | None:
+    def mean_of(self, parameter: Parameter) -> Tensor | None:
         """Return a parameter's part of m; None before its first step.
 
         Raises:
@@ -86,26 +93,26 @@ class MomentumDirection:
             return None
         if mean is None or mean.is_sparse:
             raise RefusalError(
-                "`momentum` must be an optimizer that keeps a dense `momentum_buffer` or `exp_avg`,"
+                "`optimizer` must be one that keeps a dense `momentum_buffer` or `exp_avg`,"
                 f" got {type(self._optimizer).__name__} without. {_TESTS} need it: choose another"
                 " policy for the batch size."
             )
         return mean
 
-    def dots(self, gradients: Iterable[tuple[Parameter, Tensor]]) -> list[Tensor | float]:
+    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
         """Return numbers that sum to g·m over whole parameters; NaN before the first step.
 
         On CPU they are on the host, as norms are.
         """
-        dots: list[Tensor | float] = []
+        dots: list[Norm] = []
         small: list[tuple[tuple[Tensor, Tensor], Hashable, int]] = []
-        for parameter, gradient in gradients:
+        for parameter, gradient, _ in gradients:
             if gradient.is_sparse:
                 raise RefusalError(
-                    f"`momentum` must be left out where gradients are sparse. {_TESTS} need dense"
-                    " ones: choose another policy for the batch size."
+                    f"Gradients must be dense for the noise along them, got a sparse one. {_TESTS}"
+                    " need it: choose another policy for the batch size."
                 )
-            mean = self.of(parameter)
+            mean = self.mean_of(parameter)
             if mean is None:
                 return [torch.full((), float("nan"), device=gradient.device)]
             if gradient.is_complex():  # a lazy conjugate is no view
@@ -124,6 +131,29 @@ class MomentumDirection:
             joined = [torch.cat(each) for each in zip(*pairs, strict=True)]
             dots += _dots(*joined, longest=MOST_ELEMENTS)
         return dots
+
+    def end_part(self, numbers: list[Norm], norms: GradientNorms) -> list[Norm]:
+        """Return the dot product of a part, which is whole now: on CPU with m/|m|, else with m."""
+        on_device = [dot for dot in numbers if isinstance(dot, Tensor)]
+        on_host = sum(dot for dot in numbers if not isinstance(dot, Tensor))
+        if norms.device.type == "cpu" and not on_device:  # see `Norm`
+            return [on_host**2 / (float(self.divisor(norms)) or math.nan)]
+        norms.keep(on_device)
+        alone = len(on_device) == 1 and not on_host
+        whole = on_device[0] if alone else sums_of([on_device], device=norms.device) + on_host
+        return [whole.view(1)]
+
+    def divisor(self, norms: GradientNorms) -> Tensor:
+        """Return |m|², which stands still within a step: what is left is comparable to |g|²."""
+        if self._sq_norm is None:
+            means = (self.mean_of(p) for p in norms.parameters if p.requires_grad)
+            parts = [mean for mean in means if mean is not None]
+            self._sq_norm = squared_norm(parts, device=norms.device)
+        return self._sq_norm
+
+    def begin_step(self) -> None:
+        """Forget |m|²."""
+        self._sq_norm = None
 
 
 def _dots(gradient: Tensor, mean: Tensor, *, longest: int) -> list[Tensor]:

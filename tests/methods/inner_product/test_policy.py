@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from noisescale import BatchSizeController, NoiseScale, NoiseScaleMeter, Plan
-from noisescale.scheduling import InnerProductTest, Progress
+from noisescale.methods.inner_product import WIDEST, InnerProductTest, NoiseAlongGradient
+from noisescale.scheduling import Progress
 
 TAN_80 = 5.6713
 
@@ -18,7 +19,9 @@ def noise_scale(low: float, value: float, high: float) -> NoiseScale:
 
 
 def later(along: NoiseScale | None) -> Progress:
-    return Progress(steps=1000, examples=1e6, noise_along_gradient=along)
+    return Progress(
+        steps=1000, examples=1e6, extra={} if along is None else {"along_gradient": along}
+    )
 
 
 WHOLE = noise_scale(3000, 4000, 5000)
@@ -55,7 +58,7 @@ def test_the_batch_follows_the_noise_along_the_gradient_alone(
 def test_the_orthogonality_test_bounds_the_rest_of_the_noise_too(
     along: Any, whole: Any, now: int, wanted: float
 ) -> None:
-    policy = BatchSizeController(Plan(8, 1), sgd(), "orthogonality_test").settings.policy
+    policy = BatchSizeController(Plan(8, 1), sgd(), InnerProductTest(nu=WIDEST)).settings.policy
 
     found = policy(noise_scale(*whole), Plan(now, 1), later(noise_scale(*along)))
 
@@ -88,9 +91,11 @@ def test_a_meter_that_does_not_measure_it_is_refused() -> None:
     model = torch.nn.Linear(2, 1)
     meter = NoiseScaleMeter(model)
     meter.follow()
-    controller = BatchSizeController(Plan(8, 1), sgd(), "inner_product_test")
+    controller = BatchSizeController(Plan(8, 1), sgd(), InnerProductTest())
 
-    with pytest.raises(ValueError, match="`meter` must measure the noise along the momentum for I"):
+    with pytest.raises(
+        ValueError, match="`meter` must measure NoiseAlongGradient for InnerProductTest"
+    ):
         controller.update(meter)
     meter.close()
 
@@ -98,9 +103,9 @@ def test_a_meter_that_does_not_measure_it_is_refused() -> None:
 def test_only_decisions_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    meter = NoiseScaleMeter(model, momentum=optimizer, every_n_steps=1)
+    meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer, every_n_steps=1)
     meter.follow()
-    controller = BatchSizeController(Plan(8, 1), optimizer, "inner_product_test")
+    controller = BatchSizeController(Plan(8, 1), optimizer, InnerProductTest())
     read: list[int] = []
     settle = meter._settle
     monkeypatch.setattr(meter, "_settle", lambda **how: [read.append(step), settle(**how)])
@@ -120,11 +125,11 @@ def test_a_function_may_ask_for_the_noise_along_the_gradient() -> None:
     def policy(noise_scale: Any, plan: Plan, progress: Progress) -> float:
         return 8.0
 
-    policy.needs_noise_along_gradient = True  # type: ignore[attr-defined]  # for the scheduler
+    policy.extra = NoiseAlongGradient  # type: ignore[attr-defined]  # for the scheduler
     settings = BatchSizeController(Plan(8, 1), sgd(), policy).settings
 
     assert settings.needs_noise_scale
-    assert settings.policy.needs_noise_along_gradient
+    assert settings.policy.extra is NoiseAlongGradient
 
 
 @pytest.mark.parametrize("policy", [InnerProductTest(0.3), InnerProductTest(0.3, nu=TAN_80)])
@@ -135,7 +140,7 @@ def test_in_a_loop_the_batch_grows_where_the_gradient_is_lost_in_noise(policy: A
     with torch.no_grad():
         model.weight.fill_(0.08)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
-    meter = NoiseScaleMeter(model, momentum=optimizer, every_n_steps=1)
+    meter = NoiseScaleMeter(model, extra=[NoiseAlongGradient], optimizer=optimizer, every_n_steps=1)
     meter.follow()
     controller = BatchSizeController(
         Plan(64, 1), optimizer, policy, lr_scaling="none", max_device_batch_size=4096

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Collection, Iterable
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from noisescale.checks import checked_choice
 from noisescale.collectors.collector import Collector
 from noisescale.collectors.context_parallel import refuse_context_parallel
 from noisescale.collectors.ddp import DdpCollector
@@ -21,36 +18,29 @@ from noisescale.collectors.gradient_norms import GradientNorms
 from noisescale.collectors.groups import Groups, groups_of
 from noisescale.collectors.halves.collector import HalvesCollector
 from noisescale.collectors.micro_batch import MicroBatchCollector
-from noisescale.collectors.momentum import MomentumDirection
-from noisescale.collectors.per_example.collector import Layers, PerExampleCollector
+from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
-from noisescale.collectors.preconditioner import AdamPreconditioner
 from noisescale.collectors.unaveraged import UnaveragedCollector
 from noisescale.guard import RefusalError
-
-SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
+from noisescale.meter.extra import ExtraMeasurement
+from noisescale.meter.options import MeterOptions
 
 
 def choose_collector(
     model: nn.Module,
+    options: MeterOptions,
     *,
-    small_batch: SmallBatch = "auto",
-    layers: Layers = "all",
     parameters: Iterable[Parameter] | None = None,
-    groups: Groups | None = None,
-    preconditioner: Optimizer | None = None,
-    momentum: Optimizer | None = None,
-    cut: Sequence[str] | None = None,
     averaged: bool = True,
+    extra: Iterable[ExtraMeasurement] = (),
 ) -> Collector:
     """Return the collector for a model, with its hooks installed. Arguments: see `NoiseScaleMeter`.
-
-    `small_batch` and `cut` are as `checked_small_batch` and `checked_cut` return them.
 
     Raises:
         TypeError: If several processes train and `model` is not wrapped.
         ValueError: If the arguments do not fit the way of training, or nothing is trained.
     """
+    small_batch, groups = options.small_batch, options.groups
     compiled = compiled_part(model)
     if small_batch == "example" and compiled is not None:
         raise RefusalError(
@@ -61,14 +51,8 @@ def choose_collector(
     model = unwrapped(model)
     ddp = model if isinstance(model, DistributedDataParallel) else None
     sharded = is_sharded(model)
-    if momentum is not None and (sharded or small_batch == "example" or not averaged):
-        raise ValueError(
-            "`momentum` must be None if gradients are sharded or not averaged, or if examples are"
-            f" the small batches, got {_kind(momentum)}. The inner-product and orthogonality tests"
-            " need whole gradients: choose another policy for the batch size."
-        )
     if not averaged and _processes() > 1:
-        _refuse_unaveraged(small_batch, preconditioner, sharded=sharded)
+        _refuse_unaveraged(options, sharded=sharded)
         trained = _trained_or_refuse(model, parameters)
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
@@ -80,10 +64,10 @@ def choose_collector(
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
-        if small_batch == "example" or preconditioner is not None:
+        if small_batch == "example" or options.extra:
             raise ValueError(
-                '`small_batch` must be "auto" or "rank", and `preconditioner` None, if gradients'
-                f" are sharded, got {small_batch!r} and {_kind(preconditioner)}. With sharded"
+                '`small_batch` must be "auto" or "rank", and `extra` empty, if gradients are'
+                f" sharded, got {small_batch!r} and {options.names_of_extra}. With sharded"
                 " gradients, each micro-batch that a rank reduces is a small batch."
             )
         return FsdpCollector(model, trained, groups)
@@ -94,10 +78,9 @@ def choose_collector(
     if small_batch == "auto":
         small_batch = "rank" if averaging else "half"
     if small_batch == "example":
-        return PerExampleCollector(model, trained, groups, group, layers=layers)
-    scaling = None if preconditioner is None else AdamPreconditioner(preconditioner)
-    direction = None if momentum is None else MomentumDirection(momentum, (p for _, p in trained))
-    norms = GradientNorms(trained, groups, scaling, momentum=direction)
+        return PerExampleCollector(model, trained, groups, group, layers=options.layers)
+    measured = [p for _, p in trained]
+    norms = GradientNorms(trained, groups, [one.entry(measured) for one in extra])
     if small_batch == "micro_batch":
         return MicroBatchCollector(norms, group)
     if small_batch == "half":
@@ -108,7 +91,7 @@ def choose_collector(
                 ' Leave it at "auto".'
             )
         inner = model if ddp is None else ddp.module
-        return HalvesCollector(inner, norms, cut, compiled=compiled is not None)
+        return HalvesCollector(inner, norms, options.cut, compiled=compiled is not None)
     if ddp is None or not averaging:
         raise ValueError(
             '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank":'
@@ -131,61 +114,6 @@ def assigned_groups(
     return dict(zip(names, groups_of(names, groups), strict=True)).get
 
 
-def checked_small_batch(
-    small_batch: SmallBatch, layers: Layers, preconditioned: bool
-) -> SmallBatch:
-    """Return the small batch to compare: "example" if only some layers are wanted.
-
-    Raises:
-        ValueError: If an argument is unknown, or arguments contradict each other.
-
-    Examples:
-        >>> checked_small_batch("auto", "normalization", preconditioned=False)
-        'example'
-    """
-    for name, value, known in (
-        ("small_batch", small_batch, get_args(SmallBatch)),
-        ("layers", layers, get_args(Layers)),
-    ):
-        checked_choice(name, value, known, f'Leave it at "{known[0]}".')
-    if layers != "all":
-        if small_batch not in ("auto", "example"):
-            raise ValueError(
-                f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}: only'
-                " single examples are measured layer by layer. Leave `small_batch` out."
-            )
-        small_batch = "example"
-    if preconditioned and small_batch == "example":
-        raise ValueError(
-            "A preconditioner must be left out if examples are the small batches, got both: the"
-            ' gradients of single examples are never formed. Pass `small_batch="micro_batch"` or'
-            ' "rank".'
-        )
-    return small_batch
-
-
-def checked_cut(cut: Sequence[str] | None, small_batch: SmallBatch) -> Sequence[str] | None:
-    """Return the names of modules as a list; one name becomes a list of one.
-
-    Raises:
-        ValueError: If they are not names, or `small_batch` uses no cut.
-    """
-    if cut is None:
-        return None
-    names = [cut] if isinstance(cut, str) else list(cut)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"`cut` must be names of modules, got {cut!r}. Leave it out, or see"
-            " `model.named_modules()`."
-        )
-    if small_batch not in ("auto", "half"):
-        raise ValueError(
-            f'`cut` must be None with `small_batch="{small_batch}"`, got {cut!r}: only halves of a'
-            " batch are separated at a cut. Leave `small_batch` out."
-        )
-    return names
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module that averages gradients, without wrappers of Fabric and torch.compile."""
     for attribute in ("_forward_module", "_orig_mod"):
@@ -194,14 +122,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _refuse_unaveraged(
-    small_batch: SmallBatch, preconditioner: Optimizer | None, *, sharded: bool
-) -> None:
-    if small_batch not in ("auto", "rank") or preconditioner is not None or sharded:
+def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
+    if options.small_batch not in ("auto", "rank") or options.extra or sharded:
         raise ValueError(
-            '`averaged` must be True with `small_batch` other than "auto" or "rank", with a'
-            " preconditioner, and with sharded gradients, got False with small_batch="
-            f'"{small_batch}", preconditioner {_kind(preconditioner)} and'
+            '`averaged` must be True with `small_batch` other than "auto" or "rank", with `extra`'
+            " measurements, and with sharded gradients, got False with small_batch="
+            f'"{options.small_batch}", extra {options.names_of_extra} and'
             f" {'sharded' if sharded else 'whole'} gradients. Where ranks step on their own"
             " gradients, only these can be compared."
         )
@@ -243,7 +169,3 @@ def _trained_parameters(
 
 def _processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else type(value).__name__

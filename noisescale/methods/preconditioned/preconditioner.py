@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adamax, Optimizer
 
+from noisescale.collectors.devices import MOST_ELEMENTS, together
+from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.collectors.squared_norms import Norm, as_real, norms_of
-from noisescale.collectors.together import MOST_ELEMENTS, together
 
 # A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
 _BLOCK = 2**20
@@ -39,8 +40,8 @@ class _Block(NamedTuple):
         return g.device, g.dtype, v.dtype, self.step.device, id(self.settings)
 
 
-class AdamPreconditioner:
-    """The preconditioner of an optimizer of Adam's family, from the steps before.
+class AdamPreconditioner(ExtraEntry):
+    """The squared norm of a gradient as an optimizer of Adam's family scales it.
 
     v̂ is the optimizer's own running mean of squared gradients. It holds earlier gradients only
     while a step is measured, so it is the same for every part of that step and independent of its
@@ -53,18 +54,19 @@ class AdamPreconditioner:
         ValueError: If its parameter groups lack Adam's settings.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            if not {"betas", "eps"} <= group.keys() or isinstance(optimizer, Adamax):
-                raise ValueError(
-                    "`preconditioner` must be an optimizer of Adam's family, got"
-                    f" {type(optimizer).__name__}, which keeps no mean of squared gradients."
-                    " Leave it out: the simple noise scale needs none."
-                )
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        groups = [] if optimizer is None else optimizer.param_groups
+        scales = all({"betas", "eps"} <= group.keys() for group in groups)
+        if optimizer is None or not scales or isinstance(optimizer, Adamax):
+            raise ValueError(
+                "`optimizer` must be an optimizer of Adam's family, got"
+                f" {type(optimizer).__name__}, which keeps no mean of squared gradients."
+                " Leave the preconditioned noise scale out: the simple one needs none."
+            )
         self._optimizer = optimizer
         self._settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
-    def norms(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
+    def of(self, gradients: Iterable[tuple[Parameter, Tensor, slice]]) -> list[Norm]:
         """Return norms whose squares sum to |g/(√v̂ + ε)|² over all gradients.
 
         Args:

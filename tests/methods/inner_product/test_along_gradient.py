@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from noisescale.estimation.along_gradient import AlongGradient
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.recent import RecentSteps
+from noisescale.methods.inner_product.along_gradient import AlongGradient
 
 RANKS, EACH = 4, 8
 BATCH = RANKS * EACH

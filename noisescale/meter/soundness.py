@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a measured step shows the noise, by its reduced norms."""
+
+from __future__ import annotations
+
+from noisescale.collectors.collector import Collector
+from noisescale.collectors.per_example.coverage import LEAST_COVERAGE
+from noisescale.collectors.rows.step_norms import StepNorms
+from noisescale.meter.options import MeterOptions
+
+_BAD_WEIGHTS = (
+    "The weights of a step were all zero, negative or not finite, or only some ranks gave weights."
+    " Such steps are not measured. Give each pass on each rank the number of tokens, or of other"
+    " terms, in the mean that the loss is."
+)
+_LACKS_LOSSES = (
+    "Many rows of a batch have no loss (labels of -100, boxes without a positive, a hinge that is"
+    " satisfied), and their weights are not known. The halves of such a batch may show |G|² wrong"
+    " by more than 5 %, so such steps are not measured. Pass `weight_fn` (or `weight` to the"
+    " meter): a tensor with the weight of each row in the mean, which is its positives or tokens,"
+    " or 1 for each row of a plain mean."
+)
+_ONE_PART = (
+    "One part of a step had all of the weight, so there is nothing to compare it with. Such steps"
+    " are not measured."
+)
+_LOW_COVERAGE = (
+    f"There are formulas for single examples only in layers with less than {LEAST_COVERAGE:.0%} of"
+    " |g|². Such steps are not measured, as the other layers may have another noise scale. Compare"
+    " ranks, micro-batches, or in one process the halves of each batch:"
+    ' `small_batch="auto"`.'
+)
+
+
+def fault_in(
+    norms: StepNorms,
+    coverage: float,
+    way: type[Collector],
+    options: MeterOptions,
+    *,
+    lone: bool,
+    measured: bool,
+) -> str | None:
+    """Return a warning if a step does not show the noise, None if it does.
+
+    The warning is empty where the user cannot change anything.
+
+    Args:
+        norms: The reduced norms of the step.
+        coverage: The share of |g|² in measured parameters.
+        way: What captured it, with warnings of its own.
+        options: The options of the meter.
+        lone: Whether the last steps had too few micro-batches.
+        measured: Whether some step was sound before.
+    """
+    if norms.bad_weights:
+        return _BAD_WEIGHTS
+    if norms.lacks_losses:
+        return _LACKS_LOSSES
+    if not norms.comparable:
+        if norms.alone and norms.weighted and not lone:
+            return _ONE_PART
+        return way.nothing_to_compare if norms.alone and not measured else ""
+    if norms.identical_parts:
+        return way.same_gradient
+    least = 0.0 if options.layers == "normalization" else LEAST_COVERAGE
+    return None if coverage >= least else _LOW_COVERAGE
