@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeGuard
 
+from noisescale.refusal import Refusal, TypeRefusal
+
 
 def refuse(
     argument: str,
@@ -15,14 +17,14 @@ def refuse(
     got: object,
     remedy: str,
     *,
-    error: type[Exception] = ValueError,
+    error: type[Refusal] = Refusal,
 ) -> NoReturn:
     """Raise the error of an argument: the requirement, the value and the remedy."""
-    raise error(f"`{argument}` must {requirement}, got {got}. {remedy}")
+    raise error(argument, requirement, got, remedy)
 
 
 def refuse_setting(
-    use: str, setting: str, value: str, reason: str, remedy: str, error: type[Exception]
+    use: str, setting: str, value: str, reason: str, remedy: str, error: type[Refusal]
 ) -> NoReturn:
     """Raise the error of a setting of the trainer; `use` names what does not work under it."""
     refuse(setting, f"be one that {use} under", f"{value}: {reason}", remedy, error=error)
@@ -59,7 +61,7 @@ def checked_bounds(
         if not is_real(value):
             remedy = "Give the global batch size, over all devices."
             needed = "be a number of examples or None"
-            refuse(name, needed, repr(value), remedy, error=TypeError)
+            refuse(name, needed, repr(value), remedy, error=TypeRefusal)
         checked_positive(name, value, "Leave it at None for none.")
     if (min_batch_size or 0.0) > (max_batch_size or math.inf):
         both = f"{min_batch_size!r} > {max_batch_size!r}"
@@ -88,7 +90,7 @@ def checked_choice(
     names = list(choices)
     if value not in names:
         quoted = ", ".join(f'"{one}"' for one in names)
-        raise ValueError(f"`{name}` must be one of {quoted}{or_else}, got {value!r}. {remedy}")
+        raise Refusal(name, f"be one of {quoted}{or_else}", repr(value), remedy)
     return value
 
 

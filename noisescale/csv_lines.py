@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from noisescale.printable import printable
+from noisescale.refusal import FileRefusal, Refusal
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -21,12 +22,10 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         OSError: If the file cannot be read.
     """
     if path.is_dir():
-        raise ValueError(
-            f"`{printable(path)}` must be a CSV file, got a folder. Name a file in the folder."
-        )
+        raise Refusal(printable(path), "be a CSV file", "a folder", "Name a file in the folder.")
     if not path.exists():
-        raise FileNotFoundError(
-            f"`{printable(path)}` must be a CSV file, got a path that does not exist. Check it."
+        raise FileRefusal(
+            printable(path), "be a CSV file", "a path that does not exist", "Check it."
         )
     # Spreadsheets may begin a file with the mark that "-sig" is for.
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -59,17 +58,21 @@ def checked_lines(
                 _refuse_repeated_names(path, cells)
             width = width or len(cells)
             if len(cells) not in (0, width):
-                raise ValueError(
-                    f"`{printable(path)}` must have {width} cells in each line, got"
-                    f" {len(cells)} in line {line}. The line may have a comma within a number, be"
-                    " damaged, or not be complete yet. Correct or remove it."
+                raise Refusal(
+                    printable(path),
+                    f"have {width} cells in each line",
+                    f"{len(cells)} in line {line}",
+                    "The line may have a comma within a number, be damaged, or not be complete"
+                    " yet. Correct or remove it.",
                 )
             if cells:
                 yield line, cells
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"`{printable(path)}` must be a CSV file in UTF-8, got {error} after line"
-            f" {before + reader.line_num}. Name another file, or save this one as CSV."
+        raise Refusal(
+            printable(path),
+            "be a CSV file in UTF-8",
+            f"{error} after line {before + reader.line_num}",
+            "Name another file, or save this one as CSV.",
         ) from error
 
 
@@ -78,9 +81,11 @@ def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
     found = [sign for sign in ";\t" if len(names) == 1 and sign in names[0]]
     if found:
         separator = {";": "semicolons", "\t": "tabs"}[found[0]]
-        raise ValueError(
-            f"`{printable(path)}` must have commas between its cells, got {separator} in"
-            f" {names[0]!r}. Save it with commas, and with points in numbers."
+        raise Refusal(
+            printable(path),
+            "have commas between its cells",
+            f"{separator} in {names[0]!r}",
+            "Save it with commas, and with points in numbers.",
         )
 
 
@@ -89,7 +94,9 @@ def _refuse_repeated_names(path: Path, names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
         places = [str(number) for number, other in enumerate(names, 1) if other == name]
         if name and len(places) > 1:
-            raise ValueError(
-                f"`{printable(path)}` must name each column once, got {name!r} in columns"
-                f" {', '.join(places[:-1])} and {places[-1]}. Remove or rename all but one column."
+            raise Refusal(
+                printable(path),
+                "name each column once",
+                f"{name!r} in columns {', '.join(places[:-1])} and {places[-1]}",
+                "Remove or rename all but one column.",
             )

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 _log = logging.getLogger(__name__)
 
 
-class RefusalError(ValueError):
+class EndsTraining(ValueError):
     """The user asked for something that is not possible. Guards do not catch this error."""
 
 
@@ -31,7 +31,7 @@ class Guard:
     the log `noisescale.guard`, at the level DEBUG.
 
     Args:
-        *let_pass: Errors that it does not catch, besides `RefusalError`.
+        *let_pass: Errors that it does not catch, besides `EndsTraining`.
 
     Examples:
         >>> guard = Guard()
@@ -45,7 +45,7 @@ class Guard:
     """
 
     def __init__(self, *let_pass: type[Exception]) -> None:
-        self.let_pass: tuple[type[Exception], ...] = (RefusalError, *let_pass)
+        self.let_pass: tuple[type[Exception], ...] = (EndsTraining, *let_pass)
         """Errors that it does not catch."""
         self._warned: set[str] = set()
 
@@ -100,7 +100,7 @@ _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 def beside_training(hook: _Hook) -> _Hook:
-    """Decorate a callback's hook: only a `RefusalError` leaves it. The callback has a `_guard`."""
+    """Decorate a callback's hook: only a `EndsTraining` leaves it. The callback has a `_guard`."""
 
     @wraps(hook)
     def guarded(callback: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from noisescale.checks import checked_count, checked_positive
+from noisescale.refusal import Refusal
 
 TOLERANCE = 1.1
 """A plan with full micro-batches may miss the nearest batch size by this ratio.
@@ -52,9 +53,11 @@ class Plan:
         checked_count("devices", self.devices, "Give the ranks that train together.")
         checked_count("nodes", self.nodes, "Give the nodes that the devices are on.")
         if self.nodes > self.devices:
-            raise ValueError(
-                f"`nodes` must not exceed `devices`, got {self.nodes} > {self.devices}."
-                " Count the devices of all nodes."
+            raise Refusal(
+                "nodes",
+                "not exceed `devices`",
+                f"{self.nodes} > {self.devices}",
+                "Count the devices of all nodes.",
             )
 
     @property
@@ -143,12 +146,13 @@ def plan_for(
     )
     if plan is None:
         step = "" if device_batch_size is None else f" of {device_batch_size:g} examples each"
-        raise ValueError(
-            f"`min_batch_size` and `max_batch_size` must leave room for a plan, got"
-            f" {bounds.min_batch_size:g} to {bounds.max_batch_size:g} for {devices}"
+        raise Refusal(
+            ("min_batch_size", "max_batch_size"),
+            "leave room for a plan",
+            f"{bounds.min_batch_size:g} to {bounds.max_batch_size:g} for {devices}"
             f" device{'s' * (devices > 1)} and at least {bounds.min_accumulation}"
-            f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}."
-            " Widen them, or change the batch size of the loader."
+            f" micro-batch{'es' * (bounds.min_accumulation > 1)}{step}",
+            "Widen them, or change the batch size of the loader.",
         )
     return plan
 

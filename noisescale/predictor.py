@@ -32,6 +32,7 @@ from noisescale.prediction.prediction import PredictionRecord
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.warnings_and_assumptions import assumptions_of, warnings_about
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.step_time import StepTimeModel, StepTiming, fit_step_time
 from noisescale.tradeoff.profile import STEPS_SCATTER
 
@@ -186,9 +187,8 @@ def predict(
     if second_run is None:
         arguments.refuse_without_second_run(goal=goal, steps_scatter=steps_scatter)
     elif calibration is not None:
-        raise ValueError(
-            "`second_run` and `calibration` must not be combined, got both. Give the one that you"
-            " trust."
+        raise Refusal(
+            ("second_run", "calibration"), "not be combined", "both", "Give the one that you trust."
         )
     history = arguments.history_of(history_or_run_folder)
     other, second = None, None
@@ -226,9 +226,11 @@ def predict(
         if size >= count
     )
     if not rows:
-        raise ValueError(
-            f"`batch_sizes` must reach the number of devices, got at most {max(sizes):g} for"
-            f" {min(counts)} devices. Each device needs an example."
+        raise Refusal(
+            "batch_sizes",
+            "reach the number of devices",
+            f"at most {max(sizes):g} for {min(counts)} devices",
+            "Each device needs an example.",
         )
     candidates = candidate_rows(rows, law, own)
     recommended = recommended_row(candidates, law, own_devices)

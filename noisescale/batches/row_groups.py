@@ -11,6 +11,7 @@ from torch import Tensor
 
 from noisescale.batches.to_device import to_device
 from noisescale.checks import refuse
+from noisescale.refusal import TypeRefusal
 
 RowGroupsLike = Tensor | Iterable[Hashable]
 """The group of each row: numbers, names, or whatever tells groups apart."""
@@ -61,7 +62,7 @@ def check_group_fn(group_fn: Callable[[Any], Any] | None) -> None:
     """Raise a TypeError unless it can be called."""
     if group_fn is not None and not callable(group_fn):
         remedy = "Pass a function from a batch to the group of each row."
-        refuse("group_fn", "be callable", repr(group_fn), remedy, error=TypeError)
+        refuse("group_fn", "be callable", repr(group_fn), remedy, error=TypeRefusal)
 
 
 def check_groups_are_used(name: str, small_batch: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescale.printable import printable
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from noisescale.bounded import Bounded
@@ -33,14 +33,18 @@ def calibration_of(
         OSError: If a file cannot be read.
     """
     if sum(given is not None for given in (kappa, sweep, branches)) > 1:
-        raise ValueError(
-            "`--calibration`, `--sweep` and `--branches` must not be combined, got several of"
-            " them. Give only the one that you trust most."
+        raise Refusal(
+            ("--calibration", "--sweep", "--branches"),
+            "not be combined",
+            "several of them",
+            "Give only the one that you trust most.",
         )
     if branch_step is not None and branches is None:
-        raise ValueError(
-            f"`--branch-step` must be used with `--branches`, got only {branch_step}."
-            " Also give the CSV file with the losses of the branches."
+        raise Refusal(
+            "--branch-step",
+            "be used with `--branches`",
+            f"only {branch_step}",
+            "Also give the CSV file with the losses of the branches.",
         )
     of_losses = {
         "--branch-step": branch_step,
@@ -49,9 +53,11 @@ def calibration_of(
     }
     given = [name for name, value in of_losses.items() if value is not None]
     if given and (branches is None or branches.suffix == ".json"):
-        raise ValueError(
-            f"`{given[0]}` must be used with a CSV file of losses in `--branches`, got"
-            f" {'no file' if branches is None else printable(branches)}. Leave `{given[0]}` out."
+        raise Refusal(
+            str(given[0]),
+            "be used with a CSV file of losses in `--branches`",
+            "no file" if branches is None else printable(branches),
+            f"Leave `{given[0]}` out.",
         )
     if sweep is not None:
         return _by_sweep(history, sweep)
@@ -121,10 +127,12 @@ def _noise_scale_over(history: History, step: int, examples: float | None) -> Bo
         return at_step
     seen = np.interp(step, history["step"], history["examples"])
     if seen + examples > 1.01 * history["examples"][-1]:
-        raise ValueError(
-            "`--branch-examples` must not go beyond the end of the run, got"
-            f" {examples:,.0f}: branches start at example {seen:,.0f}, and the run has"
-            f" {history['examples'][-1]:,.0f} examples. Give a smaller number, or leave it out."
+        raise Refusal(
+            "--branch-examples",
+            "not go beyond the end of the run",
+            f"{examples:,.0f}: branches start at example {seen:,.0f}, and the run has"
+            f" {history['examples'][-1]:,.0f} examples",
+            "Give a smaller number, or leave it out.",
         )
     end = np.interp(seen + examples, history["examples"], history["step"])
     return critical_batch_size_over(history, step, float(end))

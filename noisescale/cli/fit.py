@@ -12,7 +12,7 @@ import typer
 
 from noisescale.cli.values import flags_of
 from noisescale.printable import printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import renamed
 
 EXAMPLE = "noisescale fit sweep.csv"
 

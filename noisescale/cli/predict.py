@@ -13,7 +13,7 @@ from noisescale.cli.runs import show_runs
 from noisescale.cli.values import flags_of, numbers
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from noisescale.predictor import Prediction
@@ -216,9 +216,11 @@ def predict_run(
 
     if len(runs := runs_in(run)) > 1:
         if details or html is not None:
-            raise ValueError(
-                f"`{'--details' if details else '--html'}` must be used with one run, got"
-                f" {len(runs)} runs in {printable(run)}. Name one of these runs."
+            raise Refusal(
+                str("--details" if details else "--html"),
+                "be used with one run",
+                f"{len(runs)} runs in {printable(run)}",
+                "Name one of these runs.",
             )
         show_runs(run, runs, predicted, as_json=as_json)
         return

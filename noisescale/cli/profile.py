@@ -25,7 +25,7 @@ from noisescale.cli.training import (
 from noisescale.cli.values import flags_of, numbers
 from noisescale.made.targets import is_first, module_and_data, told_in_a_line
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,9 +120,11 @@ def profile_steps(
     for reason in reasons:
         console.print(printable(reason), markup=False)
     if not timings:
-        raise ValueError(
-            "`--device-batch-sizes` must begin with a size that fits in memory, got no such size."
-            " Give smaller sizes."
+        raise Refusal(
+            "--device-batch-sizes",
+            "begin with a size that fits in memory",
+            "no such size",
+            "Give smaller sizes.",
         )
     knee = _knee(timings)
     if as_json:

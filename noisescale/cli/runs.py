@@ -29,7 +29,7 @@ def show_runs(
     """
     from rich.console import Console
 
-    from noisescale.history.run_error import UNUSABLE, word_for
+    from noisescale.refusal import UNUSABLE, word_for
     from noisescale.report.runs import PredictedRun, runs_as_dicts, runs_table
     from noisescale.report.text import Section
 

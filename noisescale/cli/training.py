@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from noisescale.printable import printable
+from noisescale.refusal import FileRefusal
 
 TRAINER = "Settings of the Trainer"
 
@@ -60,7 +61,6 @@ Precision = Annotated[str | None, typer.Option(help="As in training.", rich_help
 def check_output(path: Path) -> None:
     """Raise a FileNotFoundError if the folder of the results does not exist."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"`--output` must be in a folder that exists, got {printable(path)}. Create the folder"
-            " first."
+        raise FileRefusal(
+            "--output", "be in a folder that exists", printable(path), "Create the folder first."
         )

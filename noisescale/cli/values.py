@@ -7,6 +7,8 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
+from noisescale.refusal import Refusal
+
 
 def flags_of(command: Callable[..., Any]) -> dict[str, str]:
     """Return the flag of each option of a command, by the name of its argument in Python.
@@ -38,7 +40,7 @@ def numbers(option: str, text: str | None) -> list[float] | None:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(
-            f"`--{option}` must be numbers, got {text!r}. Write, for example, 1,2,4."
+        raise Refusal(
+            f"--{option}", "be numbers", repr(text), "Write, for example, 1,2,4."
         ) from None
     return [int(value) if value.is_integer() else value for value in values]

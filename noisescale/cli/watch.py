@@ -14,7 +14,7 @@ import typer
 
 from noisescale.checks import checked_positive
 from noisescale.cli.values import flags_of
-from noisescale.renamed import renamed
+from noisescale.refusal import renamed
 
 if TYPE_CHECKING:
     from noisescale.history.following import FollowedRun

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from noisescale.history.metric_names import check_name
+from noisescale.refusal import Refusal, TypeRefusal
 
 # The mapping stands first: from a union that begins with a function jsonargparse, which
 # LightningCLI is made of, writes "Unable to serialize" into configs.
@@ -38,9 +39,12 @@ def check_groups(groups: Groups | None) -> None:
     if groups is None or (callable(groups) and not isinstance(groups, Mapping)):
         return
     if not isinstance(groups, Mapping):
-        raise TypeError(
-            f"`groups` must be a mapping or a function, got {groups!r}. Pass a dict from names of"
-            " groups to regular expressions, or a function from a parameter's name to its group's."
+        raise TypeRefusal(
+            "groups",
+            "be a mapping or a function",
+            repr(groups),
+            "Pass a dict from names of groups to regular expressions, or a function from"
+            " a parameter's name to its group's.",
         )
     for name, patterns in groups.items():
         one = isinstance(patterns, str)
@@ -48,9 +52,11 @@ def check_groups(groups: Groups | None) -> None:
         if not (isinstance(name, str) and (one or several)) or not all(
             isinstance(pattern, str) for pattern in patterns
         ):
-            raise TypeError(
-                "`groups` must map names to regular expressions, got"
-                f" {name!r}: {patterns!r}. Pass a string or a list of strings for each group."
+            raise TypeRefusal(
+                "groups",
+                "map names to regular expressions",
+                f"{name!r}: {patterns!r}",
+                "Pass a string or a list of strings for each group.",
             )
     _pairs(groups)
 
@@ -83,9 +89,11 @@ def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
             try:
                 re.compile(pattern)
             except re.error as reason:
-                raise ValueError(
-                    f"`groups` must have regular expressions, got {pattern!r} for {name!r}:"
-                    f" {reason}. Correct it, or escape it with `re.escape`."
+                raise Refusal(
+                    "groups",
+                    "have regular expressions",
+                    f"{pattern!r} for {name!r}: {reason}",
+                    "Correct it, or escape it with `re.escape`.",
                 ) from None
             pairs.append((name, pattern))
     return pairs
@@ -94,9 +102,11 @@ def _pairs(groups: Mapping[str, str | Sequence[str]]) -> _Pairs:
 def _by_patterns(names: Sequence[str], pairs: _Pairs) -> list[str | None]:
     for group, pattern in pairs:
         if not any(re.search(pattern, name) for name in names):
-            raise ValueError(
-                f"`groups` must have regular expressions that match parameters, got {pattern!r} for"
-                f" {group!r}, which matches none. Some names: {', '.join(names[:5])}."
+            raise Refusal(
+                "groups",
+                "have regular expressions that match parameters",
+                f"{pattern!r} for {group!r}, which matches none",
+                f"Some names: {', '.join(names[:5])}.",
             )
     return [
         next((group for group, pattern in pairs if re.search(pattern, name)), None)
@@ -108,9 +118,11 @@ def _by_function(names: Sequence[str], function: Callable[[str], str | None]) ->
     found = [function(name) for name in names]
     for name, group in zip(names, found, strict=True):
         if group is not None and not isinstance(group, str):
-            raise TypeError(
-                f"`groups` must give a name or None, got {group!r} for {name!r}."
-                " Return None for a parameter that belongs to no group."
+            raise TypeRefusal(
+                "groups",
+                "give a name or None",
+                f"{group!r} for {name!r}",
+                "Return None for a parameter that belongs to no group.",
             )
     for group in dict.fromkeys(found):
         if group is not None:

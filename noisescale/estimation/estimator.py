@@ -10,6 +10,7 @@ from noisescale.checks import is_whole, refuse
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.estimation.recent import RecentSteps
+from noisescale.refusal import Refusal
 from noisescale.state import State
 
 LARGEST_MOMENT = 1e100
@@ -79,8 +80,8 @@ class NoiseScaleEstimator(State):
             ValueError: If `weight` is not positive and finite.
         """
         if not 0 < weight < math.inf:
-            raise ValueError(
-                f"`weight` must be positive and finite, got {weight!r}. Pass the batch size, or 1."
+            raise Refusal(
+                "weight", "be positive and finite", repr(weight), "Pass the batch size, or 1."
             )
         if not all(abs(moment) <= LARGEST_MOMENT for moment in moments):
             return False
@@ -109,16 +110,18 @@ class NoiseScaleEstimator(State):
             KeyError: If an entry is missing in the state.
         """
         if state["window"] != self.window:
-            raise ValueError(
-                f"`window` must be the one that the state was saved with, got {self.window!r}; the"
-                f" saved averages are over {state['window']!r} steps."
-                " Restore the earlier `window`, or start new averages."
+            raise Refusal(
+                "window",
+                "be the one that the state was saved with",
+                f"{self.window!r}; the saved averages are over {state['window']!r} steps",
+                "Restore the earlier `window`, or start new averages.",
             )
         if state["unit"] != self.unit:
-            raise ValueError(
-                f"`unit` must be the one that the state was saved with, got {self.unit!r}; the"
-                f" saved averages are in {state['unit']}. Restore the earlier `unit` and"
-                " `batch_size_fn`, or start new averages."
+            raise Refusal(
+                "unit",
+                "be the one that the state was saved with",
+                f"{self.unit!r}; the saved averages are in {state['unit']}",
+                "Restore the earlier `unit` and `batch_size_fn`, or start new averages.",
             )
         self._recent.load_state_dict(state["recent"])
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from noisescale.refusal import Refusal
+
 
 class GradientMoments(NamedTuple):
     """The two moments of the gradient's distribution. Their ratio is the noise scale.
@@ -56,15 +58,19 @@ def gradient_moments(
         McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
     """
     if not 0 < small_batch < math.inf:
-        raise ValueError(
-            f"`small_batch` must be a positive number of examples, got {small_batch!r}."
-            " Pass the number of examples in each small batch."
+        raise Refusal(
+            "small_batch",
+            "be a positive number of examples",
+            repr(small_batch),
+            "Pass the number of examples in each small batch.",
         )
     if not small_batch < big_batch < math.inf:
-        raise ValueError(
-            f"`big_batch` must exceed `small_batch` and be finite, got {big_batch!r} against"
-            f" {small_batch!r}. One batch size cannot separate signal and noise: measure on two or"
-            " more devices, or accumulate gradients."
+        raise Refusal(
+            "big_batch",
+            "exceed `small_batch` and be finite",
+            f"{big_batch!r} against {small_batch!r}",
+            "One batch size cannot separate signal and noise: measure on two or more"
+            " devices, or accumulate gradients.",
         )
     grad_sq_norm = (big_batch * big_sq_norm - small_batch * small_sq_norm) / (
         big_batch - small_batch
@@ -109,16 +115,20 @@ def effective_batch_sizes(
         BatchSizes(small=12.0, big=24.0)
     """
     if len(sizes) < 2:
-        raise ValueError(
-            f"`sizes` must have at least 2 parts, got {sizes!r}."
-            " Measure on two or more devices, or accumulate gradients."
+        raise Refusal(
+            "sizes",
+            "have at least 2 parts",
+            repr(sizes),
+            "Measure on two or more devices, or accumulate gradients.",
         )
     if weights is None:
         weights = [1 / len(sizes)] * len(sizes)
     if not min(*sizes, *weights) > 0:
-        raise ValueError(
-            f"`sizes` and `weights` must be positive, got {sizes!r} and {weights!r}."
-            " Leave out parts without examples."
+        raise Refusal(
+            ("sizes", "weights"),
+            "be positive",
+            f"{sizes!r} and {weights!r}",
+            "Leave out parts without examples.",
         )
     parts = list(zip(sizes, weights, strict=True))
     return BatchSizes(1 / sum(w / n for n, w in parts), 1 / sum(w**2 / n for n, w in parts))

@@ -16,6 +16,7 @@ from noisescale.csv_lines import checked_lines
 from noisescale.history.log import PREFIXES, Array, Log, Metric, is_recorded
 from noisescale.history.metric_names import ROOT, name_in
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 OF_LIGHTNING_IN_WANDB, OF_WANDB = "trainer/global_step", "_step"
 
@@ -129,17 +130,20 @@ class CsvLog(Log):
         lines, values = self.parts_of(name), super().metric(name).values
         clock = self.clock_of(like or name)
         if len(lines) and not like and not clock:
-            raise ValueError(
-                f"`{printable(self.path)}` must have the step of each {printable(name)} in a column"
-                f" {', '.join(CLOCKS)}, got {printable(', '.join(self.names))}. Export all columns."
+            raise Refusal(
+                printable(self.path),
+                f"have the step of each {printable(name)} in a column {', '.join(CLOCKS)}",
+                printable(", ".join(self.names)),
+                "Export all columns.",
             )
         steps = self._beside(lines, clock)
         known = np.isfinite(steps)
         if not like and not known.all():
-            raise ValueError(
-                f"`{clock}` must be known of each {printable(name)}, got no number in line"
-                f" {lines[~known][0]} of {printable(self.path)}. Write the step into it, or remove"
-                " the line."
+            raise Refusal(
+                clock,
+                f"be known of each {printable(name)}",
+                f"no number in line {lines[~known][0]} of {printable(self.path)}",
+                "Write the step into it, or remove the line.",
             )
         time = next((name for name in TIMES if name in self.places), "")
         seconds = self._beside(lines, time)
@@ -163,9 +167,11 @@ class CsvLog(Log):
         for name in filter(is_recorded, names):
             alike.setdefault(name[name.index(ROOT) :], []).append(name)
         if twice := next((found for found in alike.values() if len(found) > 1), None):
-            raise ValueError(
-                f"`{printable(self.path)}` must have one column for each metric, got"
-                f" {printable(', '.join(twice))}. Remove the columns of the other run."
+            raise Refusal(
+                printable(self.path),
+                "have one column for each metric",
+                printable(", ".join(twice)),
+                "Remove the columns of the other run.",
             )
 
     def _add_line(self, line: int, cells: Sequence[str]) -> bool:
@@ -179,9 +185,11 @@ class CsvLog(Log):
             try:
                 value = float(cell)
             except ValueError:
-                raise ValueError(
-                    f"`{printable(name)}` must be a number, got {cell!r} {where}. Correct this"
-                    " cell, or remove the line."
+                raise Refusal(
+                    printable(name),
+                    "be a number",
+                    f"{cell!r} {where}",
+                    "Correct this cell, or remove the line.",
                 ) from None
             self.add(name, value, where, step=0.0, seconds=math.nan, part=line)  # lines are rows
             of_monitor = of_monitor or ours

@@ -12,8 +12,8 @@ from typing import Any
 from noisescale.extras import need
 from noisescale.history.log import Log
 from noisescale.history.metric_names import ROOT
-from noisescale.history.run_error import RunError
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 HEAD, TAIL = 12, 4
 """Bytes before a record, its length and the checksum of the length; bytes of its own checksum."""
@@ -93,30 +93,35 @@ class EventLog(Log):
         allows these.
 
         Raises:
-            RunError: If a file is empty, or ends within a record.
+            Refusal: If a file is empty, or ends within a record.
             ValueError: If a file is damaged.
         """
         for file in self._files.values():
             name = printable(file.path)
             if file.damaged:
-                raise ValueError(
-                    f"`{name}` must have whole events, got a damaged one after {file.whole:,} of"
-                    f" {file.size:,} bytes. What follows it cannot be read: copy the file again, or"
-                    " leave it out."
+                raise Refusal(
+                    name,
+                    "have whole events",
+                    f"a damaged one after {file.whole:,} of {file.size:,} bytes",
+                    "What follows it cannot be read: copy the file again, or leave it out.",
                 )
             if not file.whole and not allow_truncated:
-                raise RunError(
-                    "empty",
-                    f"`{name}` must contain events, got {file.size} bytes without a whole event."
-                    " Name the folder of a run that was logged.",
+                raise Refusal(
+                    name,
+                    "contain events",
+                    f"{file.size} bytes without a whole event",
+                    "Name the folder of a run that was logged.",
+                    word="empty",
                 )
             if file.whole < file.size and not allow_truncated:
-                raise RunError(
-                    "truncated",
-                    f"`{name}` must end with a whole record, got {file.size - file.whole:,} bytes"
-                    f" after the last whole record (step {self._last_step(file)}). If the file is"
-                    " still being written, or if you can do without these bytes, pass"
-                    " `allow_truncated=True`.",
+                raise Refusal(
+                    name,
+                    "end with a whole record",
+                    f"{file.size - file.whole:,} bytes after the last whole record (step"
+                    f" {self._last_step(file)})",
+                    "If the file is still being written, or if you can do without these bytes,"
+                    " pass `allow_truncated=True`.",
+                    word="truncated",
                 )
 
     def _is_wanted(self, record: bytes) -> bool:

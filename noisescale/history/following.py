@@ -11,9 +11,9 @@ from noisescale.history.event_log import EventLog
 from noisescale.history.history import History
 from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import history_in, open_log
-from noisescale.history.run_error import RunError
 from noisescale.history.run_files import files_of, runs_in
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 NOT_YET = ("unmeasured", "empty")
 """Words of the errors that may disappear as the run logs more."""
@@ -109,6 +109,6 @@ class FollowedRun:
         self.history, self.others = None, log.others(prefix_of(optimizer, monitor))
         try:
             self.history = history_in(log, run, monitor, optimizer)
-        except RunError as error:
+        except Refusal as error:
             if error.word not in NOT_YET:
                 raise

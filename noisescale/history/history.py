@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from noisescale.extras import need
 from noisescale.history.increments import INCREMENTS, merged
 from noisescale.history.optimizers import OptimizerKind
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pandas
@@ -100,7 +101,7 @@ class History(Mapping[str, NDArray[np.float64]]):
         parameters: float = math.nan,
     ) -> None:
         if most_rows < 2:
-            raise ValueError(f"`most_rows` must be at least 2, got {most_rows!r}. Pass 4096.")
+            raise Refusal("most_rows", "be at least 2", repr(most_rows), "Pass 4096.")
         self.unit = unit
         """The unit of examples and batch sizes."""
         self.confidence = confidence
@@ -136,9 +137,11 @@ class History(Mapping[str, NDArray[np.float64]]):
         """
         rows = {name: len(values) for name, values in columns.items()}
         if "step" not in rows or len(set(rows.values())) > 1:
-            raise ValueError(
-                f"`columns` must include `step` and be equally long, got {rows}."
-                " Fill missing values with NaN."
+            raise Refusal(
+                "columns",
+                "include `step` and be equally long",
+                rows,
+                "Fill missing values with NaN.",
             )
         extra = [name for name in columns if name not in COLUMNS]
         history = cls(
@@ -166,9 +169,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         """
         steps = self["step"]
         if not 0 < step <= steps[-1]:
-            raise ValueError(
-                f"`step` must be a step of the run, got {step:g}. The run has {steps[-1]:,.0f}"
-                " steps."
+            raise Refusal(
+                "step", "be a step of the run", f"{step:g}", f"The run has {steps[-1]:,.0f} steps."
             )
         rows = int(np.searchsorted(steps, step)) + 1
         columns = {name: self[name][:rows] for name in self}
@@ -194,8 +196,8 @@ class History(Mapping[str, NDArray[np.float64]]):
         steps = whole["step"]
         first = int(np.searchsorted(steps, start, side="right"))
         if not 0 <= start < end:
-            raise ValueError(
-                f"`start` must be a step before {end:g}, got {start:g}. Pass a step of the run."
+            raise Refusal(
+                "start", f"be a step before {end:g}", f"{start:g}", "Pass a step of the run."
             )
         columns = {name: whole[name][first:] for name in whole}
         if start:
@@ -212,8 +214,8 @@ class History(Mapping[str, NDArray[np.float64]]):
     def append(self, **row: float) -> None:
         """Add the row of one log step. Columns that are not given become NaN."""
         if unknown := row.keys() - self._columns.keys():
-            raise ValueError(
-                f"`row` must have known columns, got {sorted(unknown)}. Known: {', '.join(self)}."
+            raise Refusal(
+                "row", "have known columns", sorted(unknown), f"Known: {', '.join(self)}."
             )
         self._seen += 1
         self.last_step = float(row.get("step", self.last_step))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from noisescale.history.history import COLUMNS
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, TRAINER_PREFIXES, name_in
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
@@ -97,9 +98,12 @@ class Log:
             ValueError: If a metric of a monitor is not finite.
         """
         if not math.isfinite(value) and name.startswith(PREFIXES):
-            raise ValueError(
-                f"`{printable(name)}` must be finite, got {value} {where}. NoiseScaleMonitor only"
-                " logs finite values: correct the program that wrote the file."
+            raise Refusal(
+                printable(name),
+                "be finite",
+                f"{value} {where}",
+                "NoiseScaleMonitor only logs finite values: correct the program that wrote"
+                " the file.",
             )
         self._of.append(self.places.setdefault(name, len(self.places)))
         self._steps.append(step)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from noisescale.refusal import Refusal, TypeRefusal
+
 ROOT = "noise_scale/"
 """The beginning of the names of all logged metrics."""
 
@@ -101,10 +103,12 @@ def check_monitor_name(name: object) -> None:
         got 'group'. These have another meaning in names of metrics: choose another name.
     """
     if not isinstance(name, str):
-        raise TypeError(f"`name` must be a string, got {name!r}. Pass a word, or leave it out.")
+        raise TypeRefusal("name", "be a string", repr(name), "Pass a word, or leave it out.")
     check_name(name, "`name` must be made")
     if "/" in name or name == "group" or re.fullmatch(r"optimizer_\d+", name):
-        raise ValueError(
-            '`name` must not be "group" or "optimizer_<number>" and must not contain `/`, got'
-            f" {name!r}. These have another meaning in names of metrics: choose another name."
+        raise Refusal(
+            "name",
+            'not be "group" or "optimizer_<number>" and must not contain `/`',
+            repr(name),
+            "These have another meaning in names of metrics: choose another name.",
         )

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from noisescale.refusal import Refusal
+
 Array = NDArray[np.float64]
 
 
@@ -51,9 +53,11 @@ class Goal:
         except ValueError:
             number = math.nan
         if not (metric and math.isfinite(number)):
-            raise ValueError(
-                f"`goal` must be a metric's name and its value, got {text!r}."
-                " Write, for example, `val_loss=0.25`."
+            raise Refusal(
+                "goal",
+                "be a metric's name and its value",
+                repr(text),
+                "Write, for example, `val_loss=0.25`.",
             )
         return cls(metric, number, sign.strip("="), strict="=" not in sign)
 

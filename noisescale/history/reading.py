@@ -19,10 +19,10 @@ from noisescale.history.increments import MEASURED
 from noisescale.history.log import COLUMN_OF, Log
 from noisescale.history.metric_names import ABOUT_RUN, ROOT, measured_in, name_in, prefix_of
 from noisescale.history.optimizers import OptimizerKind
-from noisescale.history.run_error import RunError
 from noisescale.history.run_files import files_of, only_run_in
 from noisescale.history.trackers import refuse_chart
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def history_in(log: Log, path: Path, monitor: str, optimizer: int) -> History:
     """Return what a monitor ("" is one without a name) logged of an optimizer.
 
     Raises:
-        RunError: If it logged nothing, or no whole row.
+        Refusal: If it logged nothing, or no whole row.
     """
     prefix = prefix_of(optimizer, monitor)
     found = history_of(log.rows(prefix), printable(path), (monitor, optimizer), log.others(prefix))
@@ -127,9 +127,11 @@ def read_metric(path: str | PathLike[str], name: str) -> tuple[Array, Array]:
     if not known.any():
         refuse_metric(path, name, metrics_of(path))
     if not ours:
-        raise ValueError(
-            f"`{printable(path)}` must be a run with NoiseScaleMonitor, got no metrics of the"
-            " monitor. Add `NoiseScaleMonitor()` to the callbacks of the Trainer."
+        raise Refusal(
+            printable(path),
+            "be a run with NoiseScaleMonitor",
+            "no metrics of the monitor",
+            "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
         )
     clock = log.metric(ours, like=name)
     at, found = steps[known] + steps_behind(clock.steps, clock.values), values[known]
@@ -151,9 +153,11 @@ def metrics_of(path: Path) -> list[str]:
 def refuse_metric(path: Path, name: str, names: Iterable[str]) -> NoReturn:
     """Raise the error of a metric that is not among the names of those that were logged."""
     others = ", ".join(sorted(n for n in names if _is_metric(n))[:20])
-    raise ValueError(
-        f"`goal` must name a metric of {printable(path)}, got {printable(name)!r}."
-        f" Its metrics: {printable(others) or 'none'}."
+    raise Refusal(
+        "goal",
+        f"name a metric of {printable(path)}",
+        repr(printable(name)),
+        f"Its metrics: {printable(others) or 'none'}.",
     )
 
 
@@ -272,7 +276,7 @@ def history_of(
         others: The names of other metrics of the run.
 
     Raises:
-        RunError: If the monitor logged nothing or no whole row, or if only another monitor did.
+        Refusal: If the monitor logged nothing or no whole row, or if only another monitor did.
     """
     monitor, optimizer = asked
     prefix = prefix_of(optimizer, monitor)
@@ -289,18 +293,22 @@ def history_of(
         refuse_chart(source, others)
         _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
         has = f"other metrics are {printable(', '.join(others[:5]))}" if others else "nothing else"
-        raise RunError(
-            "unmeasured",
-            f"`{source}` must be a run with NoiseScaleMonitor, got no metric {prefix}{missing[0]}"
-            f" ({has}). Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+        raise Refusal(
+            source,
+            "be a run with NoiseScaleMonitor",
+            f"no metric {prefix}{missing[0]} ({has})",
+            "Add `NoiseScaleMonitor()` to the callbacks of the Trainer.",
+            word="unmeasured",
         )
     complete = np.logical_and.reduce([np.isfinite(columns[name]) for name in _ALWAYS])
     columns = {name: values[complete] for name, values in columns.items()}
     if not complete.any():
-        raise RunError(
-            "empty",
-            f"`{source}` must have a whole row of NoiseScaleMonitor's metrics, got none."
-            " Train until the monitor has logged once.",
+        raise Refusal(
+            source,
+            "have a whole row of NoiseScaleMonitor's metrics",
+            "none",
+            "Train until the monitor has logged once.",
+            word="empty",
         )
     kept = rows_that_count(columns)
     columns = {name: values[kept] for name, values in columns.items()}
@@ -315,20 +323,24 @@ def history_of(
 
 
 def _refuse_unmeasured(source: str, asked: tuple[str, int], tags: Sequence[str]) -> None:
-    """Raise a RunError if only other monitors or optimizers have tags here."""
+    """Raise a Refusal if only other monitors or optimizers have tags here."""
     found = {who for tag in tags if (who := measured_in(tag)) is not None}
     if not found or asked in found:
         return
     monitor, optimizer = asked
     if any(name == monitor for name, _ in found):
-        raise RunError(
-            "absent",
-            f"`optimizer` must be the number of an optimizer that was measured in {source}, got"
-            f" {optimizer}. Leave it out for the first optimizer.",
+        raise Refusal(
+            "optimizer",
+            f"be the number of an optimizer that was measured in {source}",
+            optimizer,
+            "Leave it out for the first optimizer.",
+            word="absent",
         )
     names = ", ".join(sorted({repr(name) if name else "one without a name" for name, _ in found}))
-    raise RunError(
-        "absent",
-        f"`monitor` must be the name of a monitor in {source}, got {monitor or None!r}. Its"
-        f" monitors: {names}.",
+    raise Refusal(
+        "monitor",
+        f"be the name of a monitor in {source}",
+        repr(monitor or None),
+        f"Its monitors: {names}.",
+        word="absent",
     )

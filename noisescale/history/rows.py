@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from noisescale.estimation.level import Level
 from noisescale.estimation.moments import GradientMoments
 from noisescale.history.increments import SQUARES, SUMS
+from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
@@ -145,9 +146,12 @@ def _from_running_sums(
             columns[:, k] = 0.0
     steps = np.diff(history["step"], prepend=0)
     if steps[rounded & ~elsewhere].sum() > MANY_ROUNDED * steps.sum():
-        raise ValueError(
-            "`history` must have precise sums, got running totals in float32. Their rounding error"
-            " is too large compared with what a row adds. Read the metrics.csv of the same run, or"
-            " measure again: the monitor now logs the sums of each row."
+        raise Refusal(
+            "history",
+            "have precise sums",
+            "running totals in float32",
+            "Their rounding error is too large compared with what a row adds. Read the"
+            " metrics.csv of the same run, or measure again: the monitor now logs the"
+            " sums of each row.",
         )
     return Rows(*columns)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from noisescale.history.trackers import refuse_tracker
 from noisescale.printable import printable
+from noisescale.refusal import FileRefusal, Refusal
 
 _FILES = ("events.out.tfevents.*", "metrics.csv")
 
@@ -25,9 +26,11 @@ def runs_in(path: Path) -> list[Path]:
         refuse_tracker(path)
         return [path]
     if not path.exists():
-        raise FileNotFoundError(
-            f"`run` must be a folder or a file, got {printable(path)}, which does not exist."
-            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
+        raise FileRefusal(
+            "run",
+            "be a folder or a file",
+            f"{printable(path)}, which does not exist",
+            "Name the folder that the logger wrote to, for example lightning_logs/version_0.",
         )
     if files_of(path):
         return [path]
@@ -60,14 +63,16 @@ def only_run_in(path: Path) -> Path:
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        raise ValueError(
-            f"`{printable(path)}` must contain a run, got no event file of TensorBoard and no"
-            " metrics.csv."
-            " Name the folder that the logger wrote to, for example lightning_logs/version_0."
+        raise Refusal(
+            printable(path),
+            "contain a run",
+            "no event file of TensorBoard and no metrics.csv",
+            "Name the folder that the logger wrote to, for example lightning_logs/version_0.",
         )
     shown = ", ".join(printable(run.relative_to(path)) for run in sorted(runs)[:5])
-    raise ValueError(
-        f"`{printable(path)}` must contain one run, got {len(runs)}:"
-        f" {shown}{', ...' if len(runs) > 5 else ''}."
-        " Name one of these runs."
+    raise Refusal(
+        printable(path),
+        "contain one run",
+        f"{len(runs)}: {shown}{', ...' if len(runs) > 5 else ''}",
+        "Name one of these runs.",
     )

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from noisescale.bounded import Bounded
 from noisescale.history.history import History
 from noisescale.history.segments import Array, Segments
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Parts, Sums
 from noisescale.tradeoff.tradeoff import Tradeoff
 
@@ -244,10 +245,12 @@ def tradeoff_of(history: History) -> Tradeoff:
         return Tradeoff.from_run(run.noise_scale, run.batch_size, run.steps)
     law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
     if law.tradeoff is None:
-        raise ValueError(
-            "`noise_scale` must be resolved, got a lower bound of"
-            f" {law.critical_batch_size.low:.3g} after {run.steps.sum():,.0f} steps. Train longer,"
-            " or at a larger batch size."
+        raise Refusal(
+            "noise_scale",
+            "be resolved",
+            f"a lower bound of {law.critical_batch_size.low:.3g} after"
+            f" {run.steps.sum():,.0f} steps",
+            "Train longer, or at a larger batch size.",
         )
     return law.tradeoff
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from noisescale.bounded import Bounded
 from noisescale.history.blocks import Blocks, quantile_of
 from noisescale.history.rows import Rows
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import next_measured
 
 Array = NDArray[np.float64]
@@ -86,9 +87,11 @@ class Segments:
         if not step.size or (steps <= 0).any():
             wrong = step[steps <= 0]
             where = f" with step {float(wrong[0]):g} out of order" if wrong.size else ""
-            raise ValueError(
-                f"`history` must have rows with rising `step`, got {step.size} rows{where}."
-                " Measure a run with NoiseScaleMonitor first."
+            raise Refusal(
+                "history",
+                "have rows with rising `step`",
+                f"{step.size} rows{where}",
+                "Measure a run with NoiseScaleMonitor first.",
             )
         batch_size = _batch_size(history, steps)
         rows = Rows.of(history, batch_size)
@@ -169,9 +172,11 @@ def noise_scale_at(history: Mapping[str, Array], step: float) -> Bounded:
     """
     run = Segments.of(history)
     if not 0 <= step <= history["step"][-1]:
-        raise ValueError(
-            f"`step` must be a step of the run, got {step!r}. The run has"
-            f" {history['step'][-1]:,.0f} steps."
+        raise Refusal(
+            "step",
+            "be a step of the run",
+            repr(step),
+            f"The run has {history['step'][-1]:,.0f} steps.",
         )
     where = int(np.searchsorted(history["step"], step))
     return Bounded(*(float(x[where]) for x in (run.noise_scale, run.low, run.high)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from noisescale.history.metric_names import ROOT
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 NEXT = "and pass history.csv instead"
 
@@ -35,23 +36,29 @@ def refuse_tracker(path: Path) -> None:
         folder = wandb.resolve().parent  # "latest-run" is a link to one
         offline = f"`wandb sync {printable(wandb.parent)}`, then "
         first = offline if folder.name.startswith("offline") else ""
-        raise ValueError(
-            f"`{printable(path)}` must be a run of TensorBoard or a CSVLogger, got a run of W&B."
-            f" Run {first}`{OF_WANDB.format(run=printable(run))}` {NEXT}."
+        raise Refusal(
+            printable(path),
+            "be a run of TensorBoard or a CSVLogger",
+            "a run of W&B",
+            f"Run {first}`{OF_WANDB.format(run=printable(run))}` {NEXT}.",
         )
     mlflow = next(path.rglob("metrics/noise_scale/step"), None)
     if mlflow is not None and (mlflow.parents[2] / "meta.yaml").exists():
         run = printable(mlflow.parents[2].name)
-        raise ValueError(
-            f"`{printable(path)}` must be a run of TensorBoard or a CSVLogger, got a run of MLflow."
-            f" Run `{OF_MLFLOW.format(run=run)}` {NEXT}."
+        raise Refusal(
+            printable(path),
+            "be a run of TensorBoard or a CSVLogger",
+            "a run of MLflow",
+            f"Run `{OF_MLFLOW.format(run=run)}` {NEXT}.",
         )
 
 
 def refuse_chart(source: str, names: Iterable[str]) -> None:
     """Raise a ValueError if columns come from a chart that was exported from W&B's page."""
     if any(re.search(rf" - (?:train/)?{ROOT}", name) for name in names):
-        raise ValueError(
-            f"`{source}` must have all metrics of a run, got the export of a W&B chart, which has"
-            f" few metrics. Run `{OF_WANDB.format(run='RUN')}` {NEXT}."
+        raise Refusal(
+            source,
+            "have all metrics of a run",
+            "the export of a W&B chart, which has few metrics",
+            f"Run `{OF_WANDB.format(run='RUN')}` {NEXT}.",
         )

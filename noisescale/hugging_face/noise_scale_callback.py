@@ -28,6 +28,7 @@ from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
+from noisescale.refusal import TypeRefusal
 
 
 class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
@@ -106,9 +107,12 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
         cost: float | None = None,
     ) -> None:
         if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeError(
-                f"`batch_size_fn` must be callable, got {batch_size_fn!r}. Pass a function from the"
-                " model's keyword arguments to the number of examples in them."
+            raise TypeRefusal(
+                "batch_size_fn",
+                "be callable",
+                repr(batch_size_fn),
+                "Pass a function from the model's keyword arguments to the number of examples"
+                " in them.",
             )
         given = locals() | {"unit": "examples" if unit is None else unit}
         super().__init__(MeterOptions.among(given))

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.meter.choosing import unwrapped
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -73,4 +74,4 @@ def check_wrapper(module: nn.Module) -> None:
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
     use = "NoiseScaleCallback can measure"
-    refuse_setting(use, setting, value, reason, remedy, ValueError)
+    refuse_setting(use, setting, value, reason, remedy, Refusal)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from noisescale.checks import refuse_setting
-from noisescale.lightning.trainer_access import Callback, MisconfigurationException, callbacks_of
+from noisescale.lightning.trainer_access import Callback, SettingRefusal, callbacks_of
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -79,7 +79,7 @@ def turn_averaging_off(trainer: pl.Trainer, name: str) -> None:
             type(trainer.strategy).__name__,
             "each rank needs all weights and its own gradient",
             'Use `strategy="ddp"`, or leave the callback out.',
-            MisconfigurationException,
+            SettingRefusal,
         )
     if ddp.static_graph:
         refuse_setting(
@@ -88,7 +88,7 @@ def turn_averaging_off(trainer: pl.Trainer, name: str) -> None:
             "True",
             "DDP then averages in each backward pass",
             "Leave it out of the strategy, or leave the callback out.",
-            MisconfigurationException,
+            SettingRefusal,
         )
     ddp.require_backward_grad_sync = False
 

@@ -23,6 +23,8 @@ from torch.utils.data import (
     Subset,
 )
 
+from noisescale.refusal import Refusal
+
 KEPT = (
     "num_workers",
     "collate_fn",
@@ -207,9 +209,11 @@ def batches_of(
         return
     if not isinstance(data, DataLoader):
         if not (isinstance(data, Dataset) or hasattr(data, "__getitem__")):
-            raise ValueError(
-                "`data` must be a Dataset, a DataLoader or a LightningDataModule, got"
-                f" {type(data).__name__}. Give what the module trains on."
+            raise Refusal(
+                "data",
+                "be a Dataset, a DataLoader or a LightningDataModule",
+                type(data).__name__,
+                "Give what the module trains on.",
             )
         data = DataLoader(data)
     yield {"train_dataloaders": with_batches(data, size, count, shuffled)}
@@ -238,9 +242,11 @@ def whole_epochs(loader: DataLoader[Any], size: int, ranks: int = 1) -> DataLoad
     dataset: Any = loader.dataset
     if not isinstance(dataset, IterableDataset):
         if len(dataset) < size * ranks:
-            raise ValueError(
-                f"`batch_sizes` must be at most the number of examples, {len(dataset)}, got"
-                f" {size * ranks} at once. Leave larger batch sizes out."
+            raise Refusal(
+                "batch_sizes",
+                f"be at most the number of examples, {len(dataset)}",
+                f"{size * ranks} at once",
+                "Leave larger batch sizes out.",
             )
         standard = type(loader.batch_sampler) is BatchSampler
         kept["sampler"] = loader.sampler if standard else _Flat(loader.batch_sampler)  # type: ignore[arg-type]  # not None
@@ -267,10 +273,11 @@ def refuse_own_batches(loader: DataLoader[Any]) -> None:
     _refuse_made_batches(loader)
     kind = type(loader)
     if any(getattr(kind, name) is not getattr(DataLoader, name) for name in ITERATES):
-        raise ValueError(
-            "`train_dataloader` must be a DataLoader, or a subclass that goes through its batches"
-            f" in the same way, got {kind.__name__}, which may change them. Do that in the data"
-            " set, in `collate_fn` or in the module."
+        raise Refusal(
+            "train_dataloader",
+            "be a DataLoader, or a subclass that goes through its batches in the same way",
+            f"{kind.__name__}, which may change them",
+            "Do that in the data set, in `collate_fn` or in the module.",
         )
 
 

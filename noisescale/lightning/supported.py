@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisescale.checks import refuse_setting
 from noisescale.collectors.ddp import spoiling_comm_hook
 from noisescale.lightning.averaging_off import callback_that_does_not_average
-from noisescale.lightning.trainer_access import MisconfigurationException, callbacks_of
+from noisescale.lightning.trainer_access import SettingRefusal, callbacks_of
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -81,10 +81,12 @@ def refuse_namesakes(names: Sequence[str | None]) -> None:
     Lightning refuses two such callbacks in a Trainer. A `BatchSizeScheduler` may add a second.
     """
     if twice := [name for name in names if names.count(name) > 1]:
-        raise MisconfigurationException(
-            "`name` must differ between the NoiseScaleMonitors of a Trainer, got"
-            f" {twice[0]!r} twice. Pass `NoiseScaleMonitor(name=...)`, or one monitor to the"
-            " Trainer and to `BatchSizeScheduler(monitor=...)`."
+        raise SettingRefusal(
+            "name",
+            "differ between the NoiseScaleMonitors of a Trainer",
+            f"{twice[0]!r} twice",
+            "Pass `NoiseScaleMonitor(name=...)`, or one monitor to the Trainer and to"
+            " `BatchSizeScheduler(monitor=...)`.",
         )
 
 
@@ -101,4 +103,4 @@ def accumulates(trainer: pl.Trainer) -> bool:
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
     use = "NoiseScaleMonitor can measure"
-    refuse_setting(use, setting, value, reason, remedy, MisconfigurationException)
+    refuse_setting(use, setting, value, reason, remedy, SettingRefusal)

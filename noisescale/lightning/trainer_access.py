@@ -20,6 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 
 from noisescale.batches import batch_counter
 from noisescale.batches.batch_size import Count, examples_in, examples_of_loaders
+from noisescale.refusal import Refusal
 
 # Whichever package is imported last takes over the logger of both. Ours is not to decide that.
 _logger = getattr(rank_zero, "log", None)
@@ -70,6 +71,10 @@ if _logger is not None:
     rank_zero.log = _logger
 
 
+class SettingRefusal(Refusal, MisconfigurationException):
+    """A setting of the Trainer cannot be used."""
+
+
 class BatchCounter(batch_counter.BatchCounter):
     """Count the examples in the batches of one fit.
 
@@ -96,10 +101,11 @@ class BatchCounter(batch_counter.BatchCounter):
 
     def uncountable(self, batch: Any) -> Exception:
         """Return the error for a batch whose size is not known."""
-        return MisconfigurationException(
-            "`batch_size_fn` must be given for batches whose size cannot be inferred, got a batch"
-            f" of type {type(batch).__name__}. Pass a function from a batch to the number of this"
-            " rank's examples in it."
+        return SettingRefusal(
+            "batch_size_fn",
+            "be given for batches whose size cannot be inferred",
+            f"a batch of type {type(batch).__name__}",
+            "Pass a function from a batch to the number of this rank's examples in it.",
         )
 
     def warn(self, message: str) -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 
 def load(target: str) -> Any:
@@ -28,27 +29,35 @@ def load(target: str) -> Any:
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
-        raise ValueError(
-            f"`{printable(target)}` must be written as package.module:name or file.py:name, got no"
-            " name after a colon. Add the name of a function, class or object."
+        raise Refusal(
+            printable(target),
+            "be written as package.module:name or file.py:name",
+            "no name after a colon",
+            "Add the name of a function, class or object.",
         )
     if place.startswith(".") and not place.endswith(".py"):
-        raise ValueError(
-            f"`{printable(target)}` must be written as package.module:name or file.py:name, got a"
-            " relative module. Write the full name of the module, or its file."
+        raise Refusal(
+            printable(target),
+            "be written as package.module:name or file.py:name",
+            "a relative module",
+            "Write the full name of the module, or its file.",
         )
     try:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
     except ImportError as error:
-        raise ValueError(
-            f"`{printable(target)}` must be importable, got {type(error).__name__}:"
-            f" {printable(error)}. Check the name, and whether its imports are installed."
+        raise Refusal(
+            printable(target),
+            "be importable",
+            f"{type(error).__name__}: {printable(error)}",
+            "Check the name, and whether its imports are installed.",
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ValueError(
-                f"`{printable(target)}` must name an object that exists, got no {part!r} in"
-                f" {printable(getattr(found, '__name__', place))}. Check the part after the colon."
+            raise Refusal(
+                printable(target),
+                "name an object that exists",
+                f"no {part!r} in {printable(getattr(found, '__name__', place))}",
+                "Check the part after the colon.",
             )
         found = getattr(found, part)
     return found
@@ -58,10 +67,11 @@ def refuse_if_not_here(target: str) -> None:
     """Raise a ValueError if the file of a target is not in this folder. Nothing is imported."""
     file = Path(target.rpartition(":")[0])
     if file.suffix == ".py" and not file.is_file():
-        raise ValueError(
-            f"`{printable(target)}` must be in the folder of the worker, got"
-            f" {printable(Path.cwd())} without it. Start the worker in the folder of the sweep, or"
-            " in a copy of it."
+        raise Refusal(
+            printable(target),
+            "be in the folder of the worker",
+            f"{printable(Path.cwd())} without it",
+            "Start the worker in the folder of the sweep, or in a copy of it.",
         )
 
 
@@ -112,10 +122,12 @@ def own_arguments(target: str, names: Sequence[str]) -> dict[str, Any]:
                 defaults[name] = argument.default
         elif not every:
             known = ", ".join(n for n, each in takes.items() if each.kind in by_name) or "none"
-            raise ValueError(
-                f"`search` must name arguments of {printable(target)}, or what a training has"
-                f" (learning_rate, batch_size, weight_decay, momentum, epochs, steps), got {name}."
-                f" Its arguments: {known}. Add the argument, or correct the name."
+            raise Refusal(
+                "search",
+                f"name arguments of {printable(target)}, or what a training has"
+                " (learning_rate, batch_size, weight_decay, momentum, epochs, steps)",
+                name,
+                f"Its arguments: {known}. Add the argument, or correct the name.",
             )
     return defaults
 
@@ -143,17 +155,21 @@ def module_and_data(
         got = type(module).__name__
         if isinstance(module, tuple):
             got += f" of {', '.join(type(each).__name__ for each in module) or 'nothing'}"
-        raise ValueError(
-            f"`{printable(target)}` must be a LightningModule, or a function that returns a"
-            f" LightningModule and its data, got {got}. Name such a function."
+        raise Refusal(
+            printable(target),
+            "be a LightningModule, or a function that returns a LightningModule and its data",
+            got,
+            "Name such a function.",
         )
     if examples is None:
         from noisescale.lightning.own_loaders import data_of, makes_loaders
 
         if not makes_loaders(module):
-            raise ValueError(
-                f"`{printable(target)}` must come with data, got only a LightningModule without"
-                " `train_dataloader`. Give the data with `--data`."
+            raise Refusal(
+                printable(target),
+                "come with data",
+                "only a LightningModule without `train_dataloader`",
+                "Give the data with `--data`.",
             )
         examples = data_of(module)
     return module, examples
@@ -194,18 +210,17 @@ def _module(name: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(
-            f"`{printable(path)}` must be a Python file, got a path without a file. Check it."
-        )
+        raise Refusal(printable(path), "be a Python file", "a path without a file", "Check it.")
     _search(path.resolve().parent)
     if path.stem in sys.modules:  # the same name again, or that of another module
         known = sys.modules[path.stem]
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return known
-        raise ValueError(
-            f"`{printable(path)}` must not have the name of an imported module, got"
-            f" {path.stem!r}."
-            " Rename the file."
+        raise Refusal(
+            printable(path),
+            "not have the name of an imported module",
+            repr(path.stem),
+            "Rename the file.",
         )
     return importlib.import_module(path.stem)
 

@@ -22,9 +22,10 @@ from noisescale.collectors.in_model import InModel
 from noisescale.collectors.loss_scale import LossScale
 from noisescale.collectors.rows.step_rows import StepRows
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
-from noisescale.guard import Guard, RefusalError, WarnOnce
+from noisescale.guard import EndsTraining, Guard, WarnOnce
 from noisescale.meter.cadence import Due
 from noisescale.meter.loss_terms import LossTerms
+from noisescale.refusal import Refusal
 
 _CHECKS = 8
 """Checked steps in a row without a finding, until fewer are checked."""
@@ -55,9 +56,11 @@ class BackwardPass(NamedTuple):
                 total, positive = total.sum(), positive.all()
             return torch.where(positive & (total < math.inf), total, math.nan)
         if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"`weight` must be finite and not negative, got {weight!r}. Pass the number of"
-                " tokens, positives or other terms of the mean that the loss is"
+            raise Refusal(
+                "weight",
+                "be finite and not negative",
+                repr(weight),
+                "Pass the number of tokens, positives or other terms of the mean that the loss is",
             )
         return float(weight)
 
@@ -102,7 +105,7 @@ class StepUnderWay:
         if len(weights) == len(sizes):
             over_step = float(not any(one.mean_of_means for one in self.passes))
             return collector.weighted_layout(sizes, weights)._replace(over_step=over_step)
-        raise RefusalError(
+        raise EndsTraining(
             "`weight` must be given for all backward passes of a step or for none, got"
             f" {len(weights)} for {len(sizes)} passes. Pass 1 for passes that count once."
         )
@@ -376,7 +379,7 @@ class _SpoilsStep:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if isinstance(error, RefusalError) and not self._capture.accepted:
+        if isinstance(error, EndsTraining) and not self._capture.accepted:
             return False
         self._capture.leave_step_out(error)
         return True

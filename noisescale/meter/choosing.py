@@ -21,9 +21,10 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.per_example.collector import PerExampleCollector
 from noisescale.collectors.per_example.exclusions import compiled_part
 from noisescale.collectors.unaveraged import UnaveragedCollector
-from noisescale.guard import RefusalError
+from noisescale.guard import EndsTraining
 from noisescale.meter.extra import ExtraMeasurement
 from noisescale.meter.options import MeterOptions
+from noisescale.refusal import Refusal, TypeRefusal
 
 
 def choose_collector(
@@ -43,7 +44,7 @@ def choose_collector(
     small_batch, groups = options.small_batch, options.groups
     compiled = compiled_part(model)
     if small_batch == "example" and compiled is not None:
-        raise RefusalError(
+        raise EndsTraining(
             "`model` must not be compiled if examples are the small batches, got torch.compile on"
             f" {compiled or 'all of it'}. Leave it uncompiled, or choose"
             ' small_batch="half", "micro_batch" or "rank".'
@@ -57,18 +58,21 @@ def choose_collector(
         ranks = dist.distributed_c10d._get_default_group() if ddp is None else ddp.process_group
         return UnaveragedCollector(GradientNorms(trained, groups), ranks)
     if ddp is None and not sharded and _processes() > 1:
-        raise TypeError(
-            "`model` must be a DistributedDataParallel or FSDP2 module if several processes train,"
-            f" got {type(model).__name__}. Wrap it: `DistributedDataParallel(model)`. If each rank"
-            " steps on its own gradient, pass `averaged=False`."
+        raise TypeRefusal(
+            "model",
+            "be a DistributedDataParallel or FSDP2 module if several processes train",
+            type(model).__name__,
+            "Wrap it: `DistributedDataParallel(model)`. If each rank steps on its own"
+            " gradient, pass `averaged=False`.",
         )
     trained = _trained_or_refuse(model, parameters)
     if sharded:
         if small_batch == "example" or options.extra:
-            raise ValueError(
-                '`small_batch` must be "auto" or "rank", and `extra` empty, if gradients are'
-                f" sharded, got {small_batch!r} and {options.names_of_extra}. With sharded"
-                " gradients, each micro-batch that a rank reduces is a small batch."
+            raise Refusal(
+                "small_batch",
+                'be "auto" or "rank", and `extra` empty, if gradients are sharded',
+                f"{small_batch!r} and {options.names_of_extra}",
+                "With sharded gradients, each micro-batch that a rank reduces is a small batch.",
             )
         return FsdpCollector(model, trained, groups)
     averaging = ddp is not None and dist.get_world_size(ddp.process_group) > 1
@@ -85,17 +89,20 @@ def choose_collector(
         return MicroBatchCollector(norms, group)
     if small_batch == "half":
         if averaging:
-            raise ValueError(
-                '`small_batch` must be "rank", "micro_batch" or "example" if several processes'
-                ' train, got "half": comparing the gradients of the processes needs no extra pass.'
-                ' Leave it at "auto".'
+            raise Refusal(
+                "small_batch",
+                'be "rank", "micro_batch" or "example" if several processes train',
+                '"half": comparing the gradients of the processes needs no extra pass',
+                'Leave it at "auto".',
             )
         inner = model if ddp is None else ddp.module
         return HalvesCollector(inner, norms, options.cut, compiled=compiled is not None)
     if ddp is None or not averaging:
-        raise ValueError(
-            '`small_batch` must be "half", "micro_batch" or "example" in one process, got "rank":'
-            ' there is no other rank to compare with. Leave it at "auto".'
+        raise Refusal(
+            "small_batch",
+            'be "half", "micro_batch" or "example" in one process',
+            '"rank": there is no other rank to compare with',
+            'Leave it at "auto".',
         )
     return DdpCollector(ddp, norms)
 
@@ -138,16 +145,20 @@ def _trained_or_refuse(
 ) -> list[tuple[str, Parameter]]:
     trained = _trained_parameters(model, parameters)
     if not trained:
-        raise ValueError(
-            "`model` must have parameters that require a gradient, got none."
-            " Unfreeze some before training starts, or leave the noise scale out."
+        raise Refusal(
+            "model",
+            "have parameters that require a gradient",
+            "none",
+            "Unfreeze some before training starts, or leave the noise scale out.",
         )
     if empty := [name for name, p in trained if p.is_meta]:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise ValueError(
-            f"`model` must hold the numbers of its parameters, got {empty[0]!r}{more} on the device"
-            " meta. Make them first (`to_empty`, or `load_state_dict` with `assign=True`), or leave"
-            " them out by `parameters`."
+        raise Refusal(
+            "model",
+            "hold the numbers of its parameters",
+            f"{empty[0]!r}{more} on the device meta",
+            "Make them first (`to_empty`, or `load_state_dict` with `assign=True`), or"
+            " leave them out by `parameters`.",
         )
     return trained
 

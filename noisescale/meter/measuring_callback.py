@@ -14,7 +14,7 @@ import torch
 from noisescale.batches.shared_examples import SharedExamples
 from noisescale.collectors.halves.proved_cuts import INSTEAD
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
-from noisescale.guard import Guard, RefusalError
+from noisescale.guard import EndsTraining, Guard
 from noisescale.history.history import History
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.options import MeterOptions
@@ -25,7 +25,7 @@ class MeasuringCallback(ABC):
 
     Args:
         options: Options of the meters.
-        *let_pass: The trainer's own errors that end a training, as `RefusalError` does.
+        *let_pass: The trainer's own errors that end a training, as `EndsTraining` does.
     """
 
     _HOW_TO_HAVE_SEVERAL: str
@@ -145,7 +145,7 @@ class MeasuringCallback(ABC):
         try:
             yield
         except Exception as error:
-            if not self._counted or isinstance(error, RefusalError):
+            if not self._counted or isinstance(error, EndsTraining):
                 raise
             for logged in self._meters:
                 logged.meter.leave_step_out(error)
@@ -155,7 +155,7 @@ class MeasuringCallback(ABC):
         logged = self._meters[which]
         try:
             logged.step(loss_divisor=loss_divisor)
-        except RefusalError as reason:
+        except EndsTraining as reason:
             if not self._options.leaves_choice:
                 raise
             logged.close()

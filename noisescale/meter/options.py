@@ -13,6 +13,7 @@ from noisescale.collectors.per_example.collector import Layers
 from noisescale.estimation.estimator import NoiseScaleEstimator, check_unit, check_window
 from noisescale.meter.cadence import checked_cost, checked_every_n_steps
 from noisescale.meter.extra import Extra
+from noisescale.refusal import Refusal
 
 SmallBatch = Literal["auto", "rank", "micro_batch", "half", "example"]
 
@@ -85,16 +86,19 @@ class MeterOptions:
             checked_choice(name, value, known, f'Leave it at "{known[0]}".')
         if layers != "all":
             if small_batch not in ("auto", "example"):
-                raise ValueError(
-                    f'`layers` must be "all" with `small_batch="{small_batch}"`, got {layers!r}:'
-                    " only single examples are measured layer by layer. Leave `small_batch` out."
+                raise Refusal(
+                    "layers",
+                    f'be "all" with `small_batch="{small_batch}"`',
+                    f"{layers!r}: only single examples are measured layer by layer",
+                    "Leave `small_batch` out.",
                 )
             small_batch = "example"
         if self.extra and small_batch == "example":
-            raise ValueError(
-                "`extra` must be empty if examples are the small batches, got"
-                f" {self.names_of_extra}: the gradients of single examples are never formed. Pass"
-                ' `small_batch="micro_batch"` or "rank".'
+            raise Refusal(
+                "extra",
+                "be empty if examples are the small batches",
+                f"{self.names_of_extra}: the gradients of single examples are never formed",
+                'Pass `small_batch="micro_batch"` or "rank".',
             )
         return small_batch
 
@@ -105,14 +109,18 @@ class MeterOptions:
             return None
         names = [cut] if isinstance(cut, str) else list(cut)
         if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(
-                f"`cut` must be names of modules, got {cut!r}. Leave it out, or see"
-                " `model.named_modules()`."
+            raise Refusal(
+                "cut",
+                "be names of modules",
+                repr(cut),
+                "Leave it out, or see `model.named_modules()`.",
             )
         if small_batch not in ("auto", "half"):
-            raise ValueError(
-                f'`cut` must be None with `small_batch="{small_batch}"`, got {cut!r}: only halves'
-                " of a batch are separated at a cut. Leave `small_batch` out."
+            raise Refusal(
+                "cut",
+                f'be None with `small_batch="{small_batch}"`',
+                f"{cut!r}: only halves of a batch are separated at a cut",
+                "Leave `small_batch` out.",
             )
         return names
 

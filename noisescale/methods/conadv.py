@@ -18,6 +18,7 @@ from noisescale.checks import checked_choice, checked_positive, is_real, is_whol
 from noisescale.collectors.halves.row_pass import random_numbers_kept
 from noisescale.collectors.own_pass import own_pass
 from noisescale.meter.choosing import unwrapped
+from noisescale.refusal import TypeRefusal
 
 LossOf = Callable[[Any], Tensor]
 """From the model's output for the inputs to a scalar loss."""
@@ -213,7 +214,7 @@ class ConcurrentAdversary:
         }
         if not x.is_floating_point():
             remedy = "Perturb what the model computes from them: embeddings, say."
-            refuse("x", "be floating-point inputs", x.dtype, remedy, error=TypeError)
+            refuse("x", "be floating-point inputs", x.dtype, remedy, error=TypeRefusal)
         inputs = x.detach().requires_grad_()
         with random_numbers_kept({x.device}), own_pass(), torch.enable_grad():
             loss = loss_of(functional_call(self._model, weights, (inputs,)))

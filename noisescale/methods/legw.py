@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from noisescale.refusal import Refusal
+
 
 class LegwWarmUp(LRScheduler):
     """Raise the learning rate linearly, for longer and to a higher peak at larger batches (LEGW).
@@ -78,9 +80,12 @@ class LegwWarmUp(LRScheduler):
             ("steps_per_epoch", steps_per_epoch, "positive"),
         ):
             if not (0 < value < math.inf or (value == 0 and least == "0 or more")):
-                raise ValueError(
-                    f"`{name}` must be {least} and finite, got {value!r}. Batch sizes are global,"
-                    " warm-up is counted in epochs, and an epoch in optimizer steps."
+                raise Refusal(
+                    name,
+                    f"be {least} and finite",
+                    repr(value),
+                    "Batch sizes are global, warm-up is counted in epochs, and an epoch in"
+                    " optimizer steps.",
                 )
         scale = batch_size / base_batch_size
         self.warmup_steps = round(scale * base_warmup_epochs * steps_per_epoch)
@@ -105,9 +110,11 @@ class LegwWarmUp(LRScheduler):
 def _scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
     """Multiply what the schedulers of `optimizer` will start from."""
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ValueError(
-            "`optimizer` must have no scheduler yet, got one whose `initial_lr` is set. Make"
-            " LegwWarmUp before other schedulers, and before a checkpoint is loaded."
+        raise Refusal(
+            "optimizer",
+            "have no scheduler yet",
+            "one whose `initial_lr` is set",
+            "Make LegwWarmUp before other schedulers, and before a checkpoint is loaded.",
         )
     for group in optimizer.param_groups:
         group["lr"] *= factor

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from noisescale.batches.batch_size import examples_in
 from noisescale.checks import checked_count, is_whole, refuse
+from noisescale.refusal import TypeRefusal
 
 
 class RepeatedAugmentationSampler(DistributedSampler[Any]):
@@ -79,7 +80,7 @@ class RepeatedAugmentationSampler(DistributedSampler[Any]):
         self.repeats = checked_count("repeats", repeats, "Pass 1 for no copies.")
         if not hasattr(dataset, "__len__"):
             got, remedy = type(dataset).__name__, "Repeat the examples of a stream in the stream."
-            refuse("dataset", "have a length", got, remedy, error=TypeError)
+            refuse("dataset", "have a length", got, remedy, error=TypeRefusal)
         if (num_replicas is None) != (rank is None):
             got = f"num_replicas={num_replicas!r}, rank={rank!r}"
             refuse(

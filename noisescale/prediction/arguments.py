@@ -16,6 +16,7 @@ from noisescale.history.metrics import Goal
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
+from noisescale.refusal import Refusal
 
 MOST = 1e12
 """Of examples in a batch, of money for an hour: far beyond any, and far from overflow."""
@@ -42,9 +43,11 @@ def refuse_without_second_run(**given: object) -> None:
     """Raise a ValueError if an argument is given that only a second run needs."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(
-                f"`{name}` must come with `second_run`, got {value!r} alone. Give the second run,"
-                f" or leave `{name}` out."
+            raise Refusal(
+                name,
+                "come with `second_run`",
+                f"{value!r} alone",
+                f"Give the second run, or leave `{name}` out.",
             )
 
 
@@ -57,9 +60,11 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     """
     source = getattr(history, "source", None)
     if not isinstance(history, History) or source is None:
-        raise ValueError(
-            f"`goal` must come with run folders in which {goal.metric!r} was logged, got a history"
-            f" as `{name}`. Give the folder, or leave the goal out."
+        raise Refusal(
+            "goal",
+            f"come with run folders in which {goal.metric!r} was logged",
+            f"a history as `{name}`",
+            "Give the folder, or leave the goal out.",
         )
     from noisescale.history.reading import read_metric
 
@@ -67,17 +72,21 @@ def run_to_goal(name: str, history: Mapping[str, Array], goal: Goal) -> History:
     falls = values[-1] < values[0]
     sided = goal.from_where(values)
     if sided.past(values[0]) or (not goal.side and falls != (sided.side == "<")):
-        raise ValueError(
-            f"`{name}` must reach {goal} after its first value, got {values[0]:.4g} at first, at"
-            f" step {steps[0]:,.0f}, and {values[-1]:.4g} at last. Give a goal that both runs reach"
-            " later. If a run begins beyond the goal, give the side with `<=` or `>=`."
+        raise Refusal(
+            name,
+            f"reach {goal} after its first value",
+            f"{values[0]:.4g} at first, at step {steps[0]:,.0f}, and {values[-1]:.4g} at last",
+            "Give a goal that both runs reach later. If a run begins beyond the goal,"
+            " give the side with `<=` or `>=`.",
         )
     reached = sided.reached_at(steps, values)
     if reached is None:
         best = values.min() if sided.side == "<" else values.max()
-        raise ValueError(
-            f"`{name}` must have reached {goal}, got {best:.4g} at best in {steps[-1]:,.0f} steps."
-            " Give a goal that both runs reached."
+        raise Refusal(
+            name,
+            f"have reached {goal}",
+            f"{best:.4g} at best in {steps[-1]:,.0f} steps",
+            "Give a goal that both runs reached.",
         )
     # The monitor's last row may be before the last of another metric.
     return history.until(min(reached, float(history["step"][-1])))
@@ -90,10 +99,11 @@ def checked_run(history: Mapping[str, Array]) -> Segments:
     if not valid.all():
         where = int(np.argmin(valid))
         step, size = float(history["step"][where]), float(run.batch_size[where])
-        raise ValueError(
-            "`history` must have `examples` that rise with the steps, got"
-            f" {size!r} examples a step up to step {step:g}."
-            " Give `batch_size_fn` to the monitor if its count is wrong."
+        raise Refusal(
+            "history",
+            "have `examples` that rise with the steps",
+            f"{size!r} examples a step up to step {step:g}",
+            "Give `batch_size_fn` to the monitor if its count is wrong.",
         )
     return run
 
@@ -103,16 +113,19 @@ def checked_law(run: Segments, calibration: Calibration) -> RunLaw:
     law = RunLaw.of(run, calibration.kappa)
     critical = law.critical_batch_size
     if critical.high == 0:
-        raise ValueError(
-            "`history` must have a noise scale above 0, got no noise beyond the measuring error in"
-            f" {run.steps.sum():,.0f} steps. Train at a smaller batch size, where the noise is"
-            " larger, or check that the batches differ."
+        raise Refusal(
+            "history",
+            "have a noise scale above 0",
+            f"no noise beyond the measuring error in {run.steps.sum():,.0f} steps",
+            "Train at a smaller batch size, where the noise is larger, or check that the"
+            " batches differ.",
         )
     if math.isnan(critical.value) and critical.low == 0 and math.isinf(critical.high):
-        raise ValueError(
-            "`history` must have a noise scale, or a lower bound of it, got neither in"
-            f" {run.steps.sum():,.0f} steps. Train longer, or at a larger batch size, until the"
-            " monitor has one."
+        raise Refusal(
+            "history",
+            "have a noise scale, or a lower bound of it",
+            f"neither in {run.steps.sum():,.0f} steps",
+            "Train longer, or at a larger batch size, until the monitor has one.",
         )
     return law
 
@@ -141,7 +154,7 @@ def batch_sizes_from(
         given = _few("batch_sizes", given, MOST_BATCH_SIZES)
         sizes = sorted({positive_or("batch_sizes", size, math.nan) for size in given})
         if not sizes:
-            raise ValueError("`batch_sizes` must not be empty, got []. Leave it out for a ladder.")
+            raise Refusal("batch_sizes", "not be empty", "[]", "Leave it out for a ladder.")
         return sizes
     critical = law.critical_batch_size
     middle = critical.value if 0 < critical.value < math.inf else critical.low
@@ -162,9 +175,11 @@ def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
         return [own, 2 * own, 4 * own, 8 * own]
     counts = sorted(set(_few("devices", given, MOST_NUMBERS_OF_DEVICES)))
     if not counts or any(not 1 <= count <= MOST_DEVICES or count % 1 for count in counts):
-        raise ValueError(
-            f"`devices` must be whole numbers from 1 to {MOST_DEVICES:,}, got {counts!r}."
-            " Give for instance [1, 2, 4, 8]."
+        raise Refusal(
+            "devices",
+            f"be whole numbers from 1 to {MOST_DEVICES:,}",
+            repr(counts),
+            "Give for instance [1, 2, 4, 8].",
         )
     return [int(count) for count in counts]
 
@@ -172,9 +187,11 @@ def devices_from(given: Iterable[float] | None, own: int) -> list[int]:
 def devices_per_node_from(given: float | None) -> float:
     """Return the number of devices in a node; by default all are in one."""
     if given is not None and (not 1 <= given <= MOST_DEVICES or given % 1):
-        raise ValueError(
-            f"`devices_per_node` must be a whole number from 1 to {MOST_DEVICES:,}, got {given!r}."
-            " Leave it out if all devices are in one node."
+        raise Refusal(
+            "devices_per_node",
+            f"be a whole number from 1 to {MOST_DEVICES:,}",
+            repr(given),
+            "Leave it out if all devices are in one node.",
         )
     return math.inf if given is None else float(given)
 
@@ -185,9 +202,11 @@ def positive_or(name: str, value: float | None, otherwise: float) -> float:
         return otherwise
     positive = checked_positive(name, value, "Leave it out if it is unknown.")
     if not 1 / MOST <= positive <= MOST:
-        raise ValueError(
-            f"`{name}` must be from {1 / MOST:g} to {MOST:g}, got {value!r}."
-            " Leave it out if it is unknown, or give it in another unit."
+        raise Refusal(
+            name,
+            f"be from {1 / MOST:g} to {MOST:g}",
+            repr(value),
+            "Leave it out if it is unknown, or give it in another unit.",
         )
     return positive
 
@@ -196,9 +215,11 @@ def _few(name: str, given: Iterable[float], most: int) -> list[float]:
     """The values, if there are not too many: an endless iterable is not gone through."""
     values = list(islice(given, most + 1))
     if len(values) > most:
-        raise ValueError(
-            f"`{name}` must be at most {most} values, got more. Give fewer at once: each adds to"
-            " every table and figure."
+        raise Refusal(
+            name,
+            f"be at most {most} values",
+            "more",
+            "Give fewer at once: each adds to every table and figure.",
         )
     return values
 
@@ -208,12 +229,16 @@ def check_money(price: float | None, worth: float | None, *, timed: bool) -> Non
     positive_or("price_per_device_hour", price, math.nan)
     positive_or("hour_worth", worth, math.nan)
     if worth is not None and price is None:
-        raise ValueError(
-            f"`hour_worth` must come with `price_per_device_hour`, got {worth!r} and None. Give the"
-            " price of a device-hour too: the two are weighed against each other."
+        raise Refusal(
+            "hour_worth",
+            "come with `price_per_device_hour`",
+            f"{worth!r} and None",
+            "Give the price of a device-hour too: the two are weighed against each other.",
         )
     if price is not None and not timed:
-        raise ValueError(
-            f"`price_per_device_hour` must come with seconds a step, got {price!r} for a run that"
-            " has none. Give `step_time`, measured by `noisescale profile`."
+        raise Refusal(
+            "price_per_device_hour",
+            "come with seconds a step",
+            f"{price!r} for a run that has none",
+            "Give `step_time`, measured by `noisescale profile`.",
         )

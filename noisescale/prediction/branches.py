@@ -20,6 +20,7 @@ from noisescale.history.metrics import Goal
 from noisescale.history.run_law import RunLaw, critical_batch_size_over
 from noisescale.history.segments import Array, Segments
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 
 FORMAT = "noisescale branches 2"
@@ -179,10 +180,11 @@ class BranchedRun:
         step, loss = until or self.falling[-1]
         reached = self._logs_of_steps(loss)
         if not reached.keys() - {self.batch_size}:
-            raise ValueError(
-                f"`branches` must reach the run's own loss, {loss:.4g}, got no branch that did at a"
-                f" batch size other than {self.batch_size:g}: {self.fates}. Train branches at"
-                " smaller batch sizes, or with another `learning_rate` rule."
+            raise Refusal(
+                "branches",
+                f"reach the run's own loss, {loss:.4g}",
+                f"no branch that did at a batch size other than {self.batch_size:g}: {self.fates}",
+                "Train branches at smaller batch sizes, or with another `learning_rate` rule.",
             )
         if len(reached.get(self.batch_size, ())) < LEAST_ALIKE:
             reached.setdefault(self.batch_size, []).append(math.log(step - self.start))
@@ -349,10 +351,11 @@ class BranchedRun:
                 raise KeyError("format")
             return cls.from_record(read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"`{printable(path)}` must be a file of `noisescale branch`, got"
-                f" {type(error).__name__}: {printable(error)}. Name another file, or train the"
-                " branches again into a new file."
+            raise Refusal(
+                printable(path),
+                "be a file of `noisescale branch`",
+                f"{type(error).__name__}: {printable(error)}",
+                "Name another file, or train the branches again into a new file.",
             ) from error
 
     @classmethod

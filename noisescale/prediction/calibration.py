@@ -19,6 +19,7 @@ from noisescale.history.segments import Segments
 from noisescale.prediction.branches import BranchedRun
 from noisescale.prediction.second_run import SecondRun
 from noisescale.prediction.theory import theory_band
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.branch_losses import fit_branch_losses
 from noisescale.tradeoff.fit import TradeoffFit
 from noisescale.tradeoff.tradeoff import Floats
@@ -64,14 +65,18 @@ class Calibration:
         if k is UNKNOWN:
             return  # B_crit is known, and the noise scale is not
         if not LEAST_KAPPA <= k.value <= MOST_KAPPA:
-            raise ValueError(
-                f"`kappa` must be from {LEAST_KAPPA:g} to {MOST_KAPPA:g}, got {k.value!r}."
-                " Pass 1 for the uncalibrated theory."
+            raise Refusal(
+                "kappa",
+                f"be from {LEAST_KAPPA:g} to {MOST_KAPPA:g}",
+                repr(k.value),
+                "Pass 1 for the uncalibrated theory.",
             )
         if not 0 <= k.low <= k.value <= k.high:
-            raise ValueError(
-                f"`kappa` must be within its bounds, got {k.value!r} in {k.low!r} to {k.high!r}."
-                " Give the lower one first."
+            raise Refusal(
+                "kappa",
+                "be within its bounds",
+                f"{k.value!r} in {k.low!r} to {k.high!r}",
+                "Give the lower one first.",
             )
 
     @classmethod
@@ -119,24 +124,28 @@ class Calibration:
         run = Segments.of(history)
         law = RunLaw.of(run, Bounded(1.0, 1.0, 1.0))
         if math.isnan(law.middle.critical_batch_size):
-            raise ValueError(
-                "`history` must have a resolved noise scale to be calibrated, got none."
-                " Train longer, or at a larger batch size."
+            raise Refusal(
+                "history",
+                "have a resolved noise scale to be calibrated",
+                "none",
+                "Train longer, or at a larger batch size.",
             )
         swept = fit.critical_batch_size_band(confidence)
         if law.middle.critical_batch_size == 0:
-            raise ValueError(
-                "`history` must have a noise scale above 0 to be calibrated, got 0 in the whole"
-                " run: no factor gives it a critical batch size. Check that the batches of the run"
-                " differ, or train longer."
+            raise Refusal(
+                "history",
+                "have a noise scale above 0 to be calibrated",
+                "0 in the whole run: no factor gives it a critical batch size",
+                "Check that the batches of the run differ, or train longer.",
             )
         kappas = [_kappa(run, b) for b in (swept.value, swept.low, swept.high)]
         if math.isinf(kappas[0]):
             share = float(run.steps[run.noise_scale == 0].sum() / run.steps.sum())
-            raise ValueError(
-                f"`history` must allow for the sweep's critical batch size, {swept.value:.3g}, got"
-                f" a noise scale of 0 in {share:.0%} of its steps, which no factor makes up for."
-                " Train longer, or calibrate with another run."
+            raise Refusal(
+                "history",
+                f"allow for the sweep's critical batch size, {swept.value:.3g}",
+                f"a noise scale of 0 in {share:.0%} of its steps, which no factor makes up for",
+                "Train longer, or calibrate with another run.",
             )
         return cls(
             Bounded(*kappas),
@@ -220,16 +229,17 @@ class Calibration:
         found = fit_branch_losses(batch_sizes, losses, scatter, orders=orders, tolerance=tolerance)
         critical = found.critical_batch_size
         if not (noise_scale.value > 0 and noise_scale.low > 0 and math.isfinite(noise_scale.high)):
-            raise ValueError(
-                f"`noise_scale` must be resolved, got {noise_scale!r}. Branch later in the run."
+            raise Refusal(
+                "noise_scale", "be resolved", repr(noise_scale), "Branch later in the run."
             )
         open_ended = critical.low == 0 and math.isinf(critical.high)
         if open_ended or not 0 < critical.value < math.inf:
-            raise ValueError(
-                "`losses` must show up to which batch size branches keep up and from which they"
-                f" fall behind, got a critical batch size of {critical.low:.3g} to"
-                f" {critical.high:.3g}, within their scatter of {found.scatter:.3g}. Branch at"
-                " smaller and at larger batch sizes, in several orders of the data."
+            raise Refusal(
+                "losses",
+                "show up to which batch size branches keep up and from which they fall behind",
+                f"a critical batch size of {critical.low:.3g} to {critical.high:.3g}, within"
+                f" their scatter of {found.scatter:.3g}",
+                "Branch at smaller and at larger batch sizes, in several orders of the data.",
             )
         keeps = "even the second batch size falls behind"
         if found.keeping_up is not None:
@@ -256,10 +266,12 @@ def _kappa(run: Segments, critical_batch_size: float) -> float:
         kappa = math.exp(log_kappa)
         critical = RunLaw.of(run, Bounded(kappa, kappa, kappa)).middle.critical_batch_size
         if not 0 < critical < math.inf:
-            raise ValueError(
-                f"`history` must also be resolved at kappa = {kappa:.3g} to be calibrated with a"
-                f" critical batch size of {critical_batch_size:.3g}, got a run that is too noisy."
-                " Train longer, or calibrate with a run at a larger batch size."
+            raise Refusal(
+                "history",
+                f"also be resolved at kappa = {kappa:.3g} to be calibrated with a critical"
+                f" batch size of {critical_batch_size:.3g}",
+                "a run that is too noisy",
+                "Train longer, or calibrate with a run at a larger batch size.",
             )
         return math.log(critical / critical_batch_size)
 
@@ -286,7 +298,9 @@ def _check_same_run(history: Mapping[str, NDArray[np.float64]], branched: Branch
         ("number of trained parameters", theirs, own),
     ):
         if abs(one - other) > 0.01 * other:
-            raise ValueError(
-                f"`branches` must be of this run, got branches with a {what} of {one:,.6g}, while"
-                f" the run has {other:,.6g}. Name the run that they were branched from."
+            raise Refusal(
+                "branches",
+                "be of this run",
+                f"branches with a {what} of {one:,.6g}, while the run has {other:,.6g}",
+                "Name the run that they were branched from.",
             )

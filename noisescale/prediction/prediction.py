@@ -14,6 +14,7 @@ from noisescale.history.segments import Array, Segments
 from noisescale.prediction.calibration import Calibration
 from noisescale.prediction.costing import Hardware, PredictedRow, fastest_row
 from noisescale.prediction.second_run import SecondRun
+from noisescale.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,10 @@ class PredictionRecord:
         """
         if not (rows := self.rows_for(devices)):
             known = sorted({row.devices for row in self.rows})
-            raise ValueError(
-                f"`devices` must be a number of devices in the prediction, got {devices!r}. Give"
-                f" one of {', '.join(map(str, known))}."
+            raise Refusal(
+                "devices",
+                "be a number of devices in the prediction",
+                repr(devices),
+                f"Give one of {', '.join(map(str, known))}.",
             )
         return fastest_row(rows, self.law)

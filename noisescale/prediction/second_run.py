@@ -14,6 +14,7 @@ from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence, checked_positive
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import FARTHEST, STEPS_SCATTER, profile_of
 
 NEARLY_ALL = 0.8
@@ -69,10 +70,11 @@ class SecondRun:
         """
         counts = [getattr(history, "parameters", math.nan) for history in (first, second)]
         if abs(counts[0] - counts[1]) > SAME * max(counts):
-            raise ValueError(
-                f"`second_run` must be of the same model, got {counts[1]:,.0f} trained parameters,"
-                f" while the first run has {counts[0]:,.0f}. Train the same model at another batch"
-                " size."
+            raise Refusal(
+                "second_run",
+                "be of the same model",
+                f"{counts[1]:,.0f} trained parameters, while the first run has {counts[0]:,.0f}",
+                "Train the same model at another batch size.",
             )
         runs = [Segments.of(history) for history in (first, second)]
         steps = [float(run.steps.sum()) for run in runs]
@@ -81,9 +83,11 @@ class SecondRun:
             for run, count in zip(runs, steps, strict=True)
         ]
         if max(sizes) < 1.5 * min(sizes):
-            raise ValueError(
-                f"`second_run` must be at another batch size, got {sizes[1]:,.4g}, while the first"
-                f" run has {sizes[0]:,.4g} (means over the runs). {advice_on(sizes[0], math.nan)}"
+            raise Refusal(
+                "second_run",
+                "be at another batch size",
+                f"{sizes[1]:,.4g}, while the first run has {sizes[0]:,.4g} (means over the runs)",
+                str(advice_on(sizes[0], math.nan)),
             )
         found = _critical_batch_size(runs, scatter, confidence)
         return cls((sizes[0], sizes[1]), (steps[0], steps[1]), result, scatter, found)

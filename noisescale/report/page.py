@@ -16,6 +16,7 @@ import plotly
 from plotly.offline import get_plotlyjs
 
 from noisescale._version import __version__
+from noisescale.refusal import FileRefusal
 from noisescale.report.colours import DARK
 from noisescale.report.figures import SETTINGS, PlacedFigure
 from noisescale.report.tables import Cell, Line, Table
@@ -69,8 +70,8 @@ def write_page(page: Page, path: Path) -> Path:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"`path` must be in a folder that exists, got {str(path)!r}. Create its folder first."
+        raise FileRefusal(
+            "path", "be in a folder that exists", repr(str(path)), "Create its folder first."
         )
     if path.is_dir():
         raise IsADirectoryError(

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from noisescale.prediction.prediction import PredictionRecord
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.report.numbers import plural
 from noisescale.report.sweep_tables import fit_headline, fit_table
 from noisescale.report.tables import Cell, Table, headline, tables
@@ -70,7 +71,7 @@ def fit_as_text(
 def plain(content: RenderableType, width: int) -> str:
     """Render as plain text, without colours and without spaces at the ends of lines."""
     if width < 40:
-        raise ValueError(f"`width` must be at least 40, got {width!r}. Pass 80.")
+        raise Refusal("width", "be at least 40", repr(width), "Pass 80.")
     file = StringIO()
     # In a notebook rich would show the content there and write nothing to the file.
     console = Console(

@@ -16,6 +16,7 @@ from noisescale.checks import checked_positive, checked_state
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
+from noisescale.refusal import Refusal
 from noisescale.scheduling.agreement import Agreement
 from noisescale.scheduling.clock import Clock
 from noisescale.scheduling.decision import (
@@ -131,9 +132,11 @@ steps on
         several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         trained = [p for optimizer in several for g in optimizer.param_groups for p in g["params"]]
         if not trained:
-            raise ValueError(
-                "`optimizers` must have parameters to train, got none. Give the optimizer of the"
-                " run, or a list of its optimizers."
+            raise Refusal(
+                "optimizers",
+                "have parameters to train",
+                "none",
+                "Give the optimizer of the run, or a list of its optimizers.",
             )
         if base_batch_size is not None:
             checked_positive(
@@ -163,9 +166,11 @@ steps on
         # A plan that a saved one is about to replace, on more devices say, may be the larger one.
         starts_with = min(plan.batch_size, self.base_batch_size)
         if (most := self.settings.bounds.max_batch_size) < starts_with:
-            raise ValueError(
-                f"`max_batch_size` must be at least the batch size that the run starts with, got"
-                f" {most:g} < {starts_with:g}. Raise it, or start with fewer examples a step."
+            raise Refusal(
+                "max_batch_size",
+                "be at least the batch size that the run starts with",
+                f"{most:g} < {starts_with:g}",
+                "Raise it, or start with fewer examples a step.",
             )
         self.plan_for(plan.batch_size)  # there has to be one
         self._handed_out: int | None = None  # batches of the step under way
@@ -419,22 +424,28 @@ steps on
 
     def _check_measured_by(self, meter: NoiseScaleMeter | None) -> None:
         if meter is None:
-            raise ValueError(
-                "`meter` must be given if the policy or the learning rate uses the noise scale, got"
-                " None. Pass the `NoiseScaleMeter` of the run."
+            raise Refusal(
+                "meter",
+                "be given if the policy or the learning rate uses the noise scale",
+                "None",
+                "Pass the `NoiseScaleMeter` of the run.",
             )
         policy = self.settings.policy
         extra = policy.extra
         if extra is not None and extra.name not in {one.name for one in meter.extra}:
-            raise ValueError(
-                f"`meter` must measure {extra.__name__} for {policy.kind}, got one that does not."
-                f" Make it with `NoiseScaleMeter(..., extra=[{extra.__name__}],"
-                " optimizer=optimizer)`."
+            raise Refusal(
+                "meter",
+                f"measure {extra.__name__} for {policy.kind}",
+                "one that does not",
+                f"Make it with `NoiseScaleMeter(..., extra=[{extra.__name__}],"
+                " optimizer=optimizer)`.",
             )
         least, needed = self.settings.bounds.min_accumulation, meter.least_micro_batches
         if least < needed:
-            raise ValueError(
-                f"`min_accumulation` must be at least {needed} if one process compares"
-                f" micro-batches, got {least}. Pass `meter.least_micro_batches`: with fewer"
-                " micro-batches nothing is measured, and the batch size never changes."
+            raise Refusal(
+                "min_accumulation",
+                f"be at least {needed} if one process compares micro-batches",
+                least,
+                "Pass `meter.least_micro_batches`: with fewer micro-batches nothing is"
+                " measured, and the batch size never changes.",
             )

@@ -11,6 +11,7 @@ from noisescale.checks import is_positive
 from noisescale.estimation.moments import GradientMoments
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan, plan_for
+from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import NO_FACTORS, Factors, factors_for
 from noisescale.scheduling.policy import Progress, Wanted
 from noisescale.scheduling.settings import Settings
@@ -225,9 +226,11 @@ def decision(
         ValueError: If the answer is not a positive, finite number.
     """
     if not is_positive(answer):
-        raise ValueError(
-            f"`policy` must give a positive number of examples, got {answer!r} at step"
-            f" {state.steps}. Return `plan.batch_size` to stay."
+        raise Refusal(
+            "policy",
+            "give a positive number of examples",
+            f"{answer!r} at step {state.steps}",
+            "Return `plan.batch_size` to stay.",
         )
     wanted, bounds = float(answer), settings.bounds
     reason = answer.reason if isinstance(answer, Wanted) else "the policy asks for it"

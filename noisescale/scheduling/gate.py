@@ -6,6 +6,7 @@ from __future__ import annotations
 from noisescale.checks import is_positive
 from noisescale.estimation.noise_scale import NoiseScale, three_digits
 from noisescale.plan import Plan
+from noisescale.refusal import Refusal
 from noisescale.scheduling.policies import Rule
 from noisescale.scheduling.policy import Policy, Progress, Wanted
 
@@ -63,19 +64,22 @@ class Gate(Policy):
         factors = {"hysteresis": hysteresis, "growth": growth, "shrink": shrink}
         for name, value in factors.items():
             if not (is_positive(value) and value > 1):
-                raise ValueError(
-                    f"`{name}` must be a factor above 1, got {value!r}."
-                    " Leave it out for the default."
+                raise Refusal(
+                    name, "be a factor above 1", repr(value), "Leave it out for the default."
                 )
             if value < hysteresis:
-                raise ValueError(
-                    f"`{name}` must be at least `hysteresis`, got {value!r} < {hysteresis!r}."
-                    " No move would be large enough."
+                raise Refusal(
+                    name,
+                    "be at least `hysteresis`",
+                    f"{value!r} < {hysteresis!r}",
+                    "No move would be large enough.",
                 )
         if min_dwell not in (None, 0) and not is_positive(min_dwell):
-            raise ValueError(
-                f"`min_dwell` must be a number of examples or None, got {min_dwell!r}."
-                " Leave it out for 8 steps."
+            raise Refusal(
+                "min_dwell",
+                "be a number of examples or None",
+                repr(min_dwell),
+                "Leave it out for 8 steps.",
             )
         self.rule = rule
         self._hysteresis = hysteresis

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from noisescale.checks import is_positive
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import gain_of
 
 _Name = Literal[
@@ -142,8 +143,10 @@ def factors_for(
     assert callable(scaling)
     factor = scaling(batch_size, base_batch_size, noise_scale)
     if not is_positive(factor):
-        raise ValueError(
-            f"`lr_scaling` must give a positive, finite factor, got {factor!r} for a batch size of"
-            f" {batch_size:g}. Return 1.0 to leave the learning rate alone."
+        raise Refusal(
+            "lr_scaling",
+            "give a positive, finite factor",
+            f"{factor!r} for a batch size of {batch_size:g}",
+            "Return 1.0 to leave the learning rate alone.",
         )
     return Factors(float(factor))

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from noisescale.checks import checked_positive, is_real
 from noisescale.estimation.noise_scale import NoiseScale
 from noisescale.plan import Plan
+from noisescale.refusal import Refusal
 from noisescale.scheduling.policy import Policy as Policy
 from noisescale.scheduling.policy import Progress as Progress
 from noisescale.scheduling.policy import Wanted as Wanted
@@ -142,14 +143,16 @@ class Given(Policy):
         self, batch_sizes: Mapping[int, float], by: Literal["steps", "examples"] = "steps"
     ) -> None:
         if by not in ("steps", "examples"):
-            raise ValueError(f'`by` must be "steps" or "examples", got {by!r}. Choose one.')
+            raise Refusal("by", 'be "steps" or "examples"', repr(by), "Choose one.")
         if not batch_sizes:
-            raise ValueError("`batch_sizes` must have an entry, got none. Give {0: 64}, say.")
+            raise Refusal("batch_sizes", "have an entry", "none", "Give {0: 64}, say.")
         for since, size in batch_sizes.items():
             if not (is_real(since) and since >= 0):
-                raise ValueError(
-                    f"`batch_sizes` must have numbers of {by} as keys, got {since!r}."
-                    f" Give the {by} after which a batch size begins."
+                raise Refusal(
+                    "batch_sizes",
+                    f"have numbers of {by} as keys",
+                    repr(since),
+                    f"Give the {by} after which a batch size begins.",
                 )
             checked_positive(f"batch_sizes[{since!r}]", size, "Give a number of examples.")
         self._by = by

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import NO_FACTORS, Factors
 
 
@@ -97,16 +98,19 @@ def check_betas(optimizers: Iterable[Optimizer], largest_ratio: float) -> None:
     for optimizer in optimizers:
         betas = [beta for group in optimizer.param_groups for beta in group.get("betas", ())]
         if not betas:
-            raise ValueError(
-                '`lr_scaling="malladi"` must be used with an optimizer that has betas, got'
-                f' {type(optimizer).__name__}. Choose "adascale" or "linear".'
+            raise Refusal(
+                'lr_scaling="malladi"',
+                "be used with an optimizer that has betas",
+                type(optimizer).__name__,
+                'Choose "adascale" or "linear".',
             )
         most = 1 / (1 - min(betas)) if min(betas) < 1 else math.inf
         if not largest_ratio < most:
-            raise ValueError(
-                "`max_batch_size` must stay below 1/(1 - β) times the first batch size for"
-                f' `lr_scaling="malladi"`, got {largest_ratio:g} times for β = {min(betas):g}.'
-                f' Lower it to less than {most:.3g} times, or choose "sqrt".'
+            raise Refusal(
+                "max_batch_size",
+                'stay below 1/(1 - β) times the first batch size for `lr_scaling="malladi"`',
+                f"{largest_ratio:g} times for β = {min(betas):g}",
+                f'Lower it to less than {most:.3g} times, or choose "sqrt".',
             )
 
 

@@ -11,6 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from noisescale.checks import checked_bounds, checked_choice, checked_count, checked_positive
 from noisescale.plan import Bounds
+from noisescale.refusal import Refusal, TypeRefusal
 from noisescale.scheduling.gate import Gate
 from noisescale.scheduling.learning_rate import BY_NOISE_SCALE, NAMES, LearningRateScaling
 from noisescale.scheduling.policies import (
@@ -147,9 +148,8 @@ def _policy_of(policy: PolicyLike) -> Policy:
     if isinstance(policy, Mapping):
         return Given(policy)
     if not callable(policy):
-        raise TypeError(
-            f"`policy` must be a name, a mapping or a function, got {policy!r}."
-            ' Leave it at "tradeoff".'
+        raise TypeRefusal(
+            "policy", "be a name, a mapping or a function", repr(policy), 'Leave it at "tradeoff".'
         )
     return policy if isinstance(policy, Policy) else FunctionPolicy(policy)
 
@@ -159,9 +159,11 @@ def _scaling_of(options: SchedulerOptions) -> LearningRateScaling:
     if isinstance(policy, str) and policy in _SCALINGS:
         right = _SCALINGS[policy]
         if lr_scaling not in ("auto", right):
-            raise ValueError(
-                f'`lr_scaling` must be "{right}" with `policy="{policy}"`, got'
-                f' {lr_scaling!r}. Leave it at "auto".'
+            raise Refusal(
+                "lr_scaling",
+                f'be "{right}" with `policy="{policy}"`',
+                repr(lr_scaling),
+                'Leave it at "auto".',
             )
         return right
     if not callable(lr_scaling):

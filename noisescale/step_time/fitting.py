@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
+from noisescale.refusal import Refusal
 from noisescale.step_time.assumptions import assumptions
 from noisescale.step_time.model import FittedStepTime
 from noisescale.step_time.pollux import (
@@ -87,9 +88,7 @@ def fit_step_time(timings: Sequence[StepTiming]) -> FittedStepTime:
         Qiao et al. 2021, "Pollux", OSDI, section 3.2.
     """
     if not timings:
-        raise ValueError(
-            "`timings` must not be empty, got []. Make some with `noisescale profile`."
-        )
+        raise Refusal("timings", "not be empty", "[]", "Make some with `noisescale profile`.")
     reference = max(timing.device_batch_size for timing in timings)
     plans, logs = Plans.of(timings, reference), np.log([t.seconds for t in timings])
     told, hinted = told_parameters(plans)

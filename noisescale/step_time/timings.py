@@ -13,6 +13,7 @@ from noisescale.checks import checked_positive
 from noisescale.csv_lines import csv_lines
 from noisescale.plan import Plan
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class StepTiming:
             remedy = "Leave the configuration out if it was not measured."
             checked_positive(field.name, value, remedy)
             if field.type == "int" and value != int(value):
-                raise ValueError(f"`{field.name}` must be a whole number, got {value!r}. Give one.")
+                raise Refusal(str(field.name), "be a whole number", repr(value), "Give one.")
         _ = self.plan  # which has no more nodes than devices
 
     @property
@@ -85,9 +86,11 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
     lines = csv_lines(path)
     _, names = next(lines, (0, []))
     if missing := [name for name in COLUMNS if name not in names]:
-        raise ValueError(
-            f"`{printable(path)}` must have the columns {', '.join(COLUMNS)}, got no"
-            f" {', '.join(missing)}. Make it with `noisescale profile`."
+        raise Refusal(
+            printable(path),
+            f"have the columns {', '.join(COLUMNS)}",
+            f"no {', '.join(missing)}",
+            "Make it with `noisescale profile`.",
         )
     timings = []
     for number, cells in lines:
@@ -97,15 +100,18 @@ def read_timings(path: str | PathLike[str]) -> list[StepTiming]:
             plan = int(accumulation), int(devices), int(nodes)
             timings.append(StepTiming(_number(size), *plan, float(seconds)))
         except ValueError as reason:
-            raise ValueError(
-                f"`{printable(path)}` must have positive numbers, and whole numbers of"
-                f" accumulation, devices and nodes, got {cells!r} in line {number}. Correct or"
-                " remove that line."
+            raise Refusal(
+                printable(path),
+                "have positive numbers, and whole numbers of accumulation, devices and nodes",
+                f"{cells!r} in line {number}",
+                "Correct or remove that line.",
             ) from reason
     if not timings:
-        raise ValueError(
-            f"`{printable(path)}` must have timings, got only column names. Make it with"
-            " `noisescale profile`."
+        raise Refusal(
+            printable(path),
+            "have timings",
+            "only column names",
+            "Make it with `noisescale profile`.",
         )
     return timings
 

@@ -23,8 +23,8 @@ from noisescale.history.metric_names import (
     prefix_of,
 )
 from noisescale.history.reading import history_from_scalars, read_run
-from noisescale.history.run_error import RunError
 from noisescale.history.run_files import files_of
+from noisescale.refusal import Refusal
 from noisescale.tensorboard_plugin.query import index
 from noisescale.tensorboard_plugin.sampled import in_rows, on_common_steps
 
@@ -154,7 +154,7 @@ def _history_in_files(run: Path, monitor: str, optimizer: int, sizes: tuple[int,
     """Return a history, from a cache as long as the files have the same sizes."""
     try:
         return read_run(run, monitor=monitor, optimizer=optimizer, allow_truncated=True)
-    except RunError as error:
+    except Refusal as error:
         if error.word in ("unmeasured", "absent"):
             raise _not_found(Measured(run.name, monitor, optimizer)) from error
         raise

@@ -17,9 +17,8 @@ import plotly
 from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
-from noisescale.history.run_error import word_for
 from noisescale.predictor import Prediction, predict
-from noisescale.renamed import renamed
+from noisescale.refusal import renamed, word_for
 from noisescale.report.colours import DARK, SERIES
 from noisescale.report.figures import SETTINGS, PlacedFigure, placed, placed_figures
 from noisescale.report.noise_curve import ACROSS

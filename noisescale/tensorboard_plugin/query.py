@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from noisescale.refusal import Refusal
+
 _LONGEST = 9
 """The most digits of an index: no run has that many optimizers."""
 
@@ -56,10 +58,7 @@ def index(query: Mapping[str, str], name: str) -> int:
     """
     text = query.get(name, "").strip() or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST):
-        raise ValueError(
-            f"`{name}` must be a whole number, 0 or more, got {_short(text)}. Write, for example,"
-            " 1."
-        )
+        raise Refusal(name, "be a whole number, 0 or more", _short(text), "Write, for example, 1.")
     return int(text)
 
 

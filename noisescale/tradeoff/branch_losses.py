@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence, checked_positive
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import profile_of
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats
@@ -79,14 +80,18 @@ def fit_branch_losses(
     check_confidence(confidence)
     batch, loss = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, losses))
     if batch.shape != loss.shape or batch.ndim != 1 or len(sizes := np.unique(batch)) < 3:
-        raise ValueError(
-            "`batch_sizes` and `losses` must be equally long and have three batch sizes or more,"
-            f" got shapes {batch.shape} and {loss.shape}. Give the final loss of each branch."
+        raise Refusal(
+            ("batch_sizes", "losses"),
+            "be equally long and have three batch sizes or more",
+            f"shapes {batch.shape} and {loss.shape}",
+            "Give the final loss of each branch.",
         )
     if not (np.isfinite(loss).all() and (batch > 0).all() and np.isfinite(batch).all()):
-        raise ValueError(
-            "`losses` and `batch_sizes` must be finite, and batch sizes positive, got"
-            f" {losses!r} at {batch_sizes!r}. Leave out branches that diverged."
+        raise Refusal(
+            ("losses", "batch_sizes"),
+            "be finite, and batch sizes positive",
+            f"{losses!r} at {batch_sizes!r}",
+            "Leave out branches that diverged.",
         )
     freedom = math.inf
     if scatter is None:
@@ -146,8 +151,9 @@ def _by_order(batch: Array, loss: Array, orders: list[object]) -> Array:
             raise KeyError
         return np.array([[loss[cells[size, name]] for size in sizes] for name in names])
     except KeyError:
-        raise ValueError(
-            "`orders` must name, for each batch size, each order once, got"
-            f" {len(names)} orders for {len(loss)} branches of {len(sizes)} batch sizes. Leave"
-            " them out."
+        raise Refusal(
+            "orders",
+            "name, for each batch size, each order once",
+            f"{len(names)} orders for {len(loss)} branches of {len(sizes)} batch sizes",
+            "Leave them out.",
         ) from None

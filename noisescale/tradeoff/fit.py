@@ -15,6 +15,7 @@ from scipy.special import fdtrc, stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats, Tradeoff
@@ -182,9 +183,11 @@ def fit_tradeoff(batch_sizes: Floats, steps: Floats) -> TradeoffFit:
         (law.x[1], least[1], "steps that no longer fall", "Add smaller batch sizes."),
     ):
         if value - lowest < 2:
-            raise ValueError(
-                f"`steps` must show both ends of the law, got {end} at all batch sizes from"
-                f" {batch.min():g} to {batch.max():g}. {remedy}"
+            raise Refusal(
+                "steps",
+                "show both ends of the law",
+                f"{end} at all batch sizes from {batch.min():g} to {batch.max():g}",
+                remedy,
             )
     sharpness, p_value = _test_of_the_law(law.x, law.fun, logs)
     fit = TradeoffFit(
@@ -240,21 +243,27 @@ def checked_sweep(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
     """Return both as arrays, or raise a ValueError if they cannot be a sweep."""
     batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if batch.shape != count.shape or batch.ndim != 1:
-        raise ValueError(
-            "`batch_sizes` and `steps` must be one-dimensional and equally long, got shapes"
-            f" {batch.shape} and {count.shape}. Give the steps to the goal for each batch size."
+        raise Refusal(
+            ("batch_sizes", "steps"),
+            "be one-dimensional and equally long",
+            f"shapes {batch.shape} and {count.shape}",
+            "Give the steps to the goal for each batch size.",
         )
     for name, values in (("batch_sizes", batch), ("steps", count)):
         wrong = ~((values > 0) & (values < math.inf))
         if wrong.any():
             where = int(np.argmax(wrong))
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {values[where]} at position {where}."
-                " Leave out runs that did not reach the goal."
+            raise Refusal(
+                name,
+                "be positive and finite",
+                f"{values[where]} at position {where}",
+                "Leave out runs that did not reach the goal.",
             )
     if len(sizes := np.unique(batch)) < 2:
-        raise ValueError(
-            f"`batch_sizes` must have two values at least, got {len(sizes)}. Two determine the law,"
-            " four and more can also contradict it."
+        raise Refusal(
+            "batch_sizes",
+            "have two values at least",
+            len(sizes),
+            "Two determine the law, four and more can also contradict it.",
         )
     return batch, count

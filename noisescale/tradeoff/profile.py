@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence, checked_positive
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Array
 from noisescale.tradeoff.tradeoff import Floats
 
@@ -63,16 +64,19 @@ def profiled_critical_batch_size(
     check_confidence(confidence)
     sizes, counts = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
     if sizes.shape != counts.shape or sizes.ndim != 1 or len(np.unique(sizes)) < 2:
-        raise ValueError(
-            "`batch_sizes` must have two values or more, and `steps` equally many, got shapes"
-            f" {sizes.shape} and {counts.shape} with {len(np.unique(sizes))} batch sizes. Train at"
-            " a second batch size."
+        raise Refusal(
+            "batch_sizes",
+            "have two values or more, and `steps` equally many",
+            f"shapes {sizes.shape} and {counts.shape} with {len(np.unique(sizes))} batch sizes",
+            "Train at a second batch size.",
         )
     for name, values in (("batch_sizes", sizes), ("steps", counts)):
         if not (np.isfinite(values).all() and (values > 0).all()):
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {values.tolist()}."
-                " Leave out runs that did not reach the result."
+            raise Refusal(
+                name,
+                "be positive and finite",
+                values.tolist(),
+                "Leave out runs that did not reach the result.",
             )
     freedom = math.inf
     if scatter is None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from noisescale.csv_lines import csv_lines
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 
 class Sweep(NamedTuple):
@@ -46,16 +47,20 @@ def read_sweeps(
     (_, names), *rows = list(csv_lines(path)) or [(0, [])]
     lines = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows]
     if not lines:
-        raise ValueError(
-            f"`{printable(path)}` must have a line of column names and lines of numbers, got"
-            f" {len(names)} names and no numbers. Give columns batch_size and {measured}."
+        raise Refusal(
+            printable(path),
+            "have a line of column names and lines of numbers",
+            f"{len(names)} names and no numbers",
+            f"Give columns batch_size and {measured}.",
         )
     size_name = _column(path, names, "batch_size", batch_size_column)
     measured_name = _column(path, names, measured, measured_column)
     if by is not None and by not in names:
-        raise ValueError(
-            f"`by` must be a column of {printable(path)}, got {by!r}."
-            f" It has {printable(', '.join(names))}."
+        raise Refusal(
+            "by",
+            f"be a column of {printable(path)}",
+            repr(by),
+            f"It has {printable(', '.join(names))}.",
         )
     if by is None:
         _refuse_several_curves(path, names, [line for _, line in lines])
@@ -74,10 +79,11 @@ def _column(path: Path, names: Sequence[str], begins: str, given: str | None) ->
     if len(matching) == 1:
         return matching[0]
     wanted = f"named {given!r}" if given else f"that begins with {begins!r}"
-    raise ValueError(
-        f"`{printable(path)}` must have one column {wanted}, got"
-        f" {printable(', '.join(names)) or 'none'}. Rename the right column to {begins!r}, and"
-        " separate columns by commas."
+    raise Refusal(
+        printable(path),
+        f"have one column {wanted}",
+        printable(", ".join(names)) or "none",
+        f"Rename the right column to {begins!r}, and separate columns by commas.",
     )
 
 
@@ -87,10 +93,11 @@ def _refuse_several_curves(
     for name in names:
         values = {line[name] for line in lines}
         if len(values) > 1 and not any(_is_number(value) for value in values):
-            raise ValueError(
-                f"`by` must name the column that separates the curves of {printable(path)}, got"
-                f" none for {len(values)} values of {name!r}. Give a file of one curve, or pass"
-                f" `--by {printable(name)}` to `noisescale fit`."
+            raise Refusal(
+                "by",
+                f"name the column that separates the curves of {printable(path)}",
+                f"none for {len(values)} values of {name!r}",
+                f"Give a file of one curve, or pass `--by {printable(name)}` to `noisescale fit`.",
             )
 
 
@@ -104,9 +111,10 @@ def _is_number(text: str) -> bool:
 
 def _number(path: Path, line: int, name: str, text: str) -> float:
     if not _is_number(text):
-        raise ValueError(
-            f"`{printable(name)}` must be a number, got {text!r} in line {line} of"
-            f" {printable(path)}."
-            " Leave out runs that did not reach the goal."
+        raise Refusal(
+            printable(name),
+            "be a number",
+            f"{text!r} in line {line} of {printable(path)}",
+            "Leave out runs that did not reach the goal.",
         )
     return float(text)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisescale.checks import checked_positive
+from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Parts, next_measured
 
 Floats = Sequence[float] | NDArray[np.float64]
@@ -66,9 +67,11 @@ class Tradeoff:
             remedy = "Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
             checked_positive(name, getattr(self, name), remedy)
         if not 0 < self.gamma <= 1:
-            raise ValueError(
-                f"`gamma` must lie between 0 and 1, got {self.gamma!r}. Leave it at 1 for a"
-                " constant noise scale, or take it from `Tradeoff.from_run`."
+            raise Refusal(
+                "gamma",
+                "lie between 0 and 1",
+                repr(self.gamma),
+                "Leave it at 1 for a constant noise scale, or take it from `Tradeoff.from_run`.",
             )
 
     @property
@@ -139,9 +142,11 @@ class Tradeoff:
             McCandlish et al. 2018, arXiv:1812.06162, appendix D.
         """
         if not self.min_steps < steps < math.inf:
-            raise ValueError(
-                f"`steps` must exceed `min_steps`, got {steps!r} <= {self.min_steps!r}."
-                " No batch size reaches the result in fewer."
+            raise Refusal(
+                "steps",
+                "exceed `min_steps`",
+                f"{steps!r} <= {self.min_steps!r}",
+                "No batch size reaches the result in fewer.",
             )
         return self.min_examples * (1 + self.gamma / (steps / self.min_steps - 1))
 
@@ -185,16 +190,19 @@ class Tradeoff:
             np.asarray(x, dtype=np.float64) for x in (noise_scale, batch_size, steps)
         )
         if not b.shape == batch.shape == count.shape or b.ndim != 1:
-            raise ValueError(
-                "`noise_scale`, `batch_size` and `steps` must be one-dimensional and equally"
-                f" long, got shapes {b.shape}, {batch.shape} and {count.shape}."
-                " Give one value for each segment of the run."
+            raise Refusal(
+                ("noise_scale", "batch_size", "steps"),
+                "be one-dimensional and equally long",
+                f"shapes {b.shape}, {batch.shape} and {count.shape}",
+                "Give one value for each segment of the run.",
             )
         measured = ~np.isnan(b)
         if not measured.any():
-            raise ValueError(
-                f"`noise_scale` must have a measured value, got {b.size} without one."
-                " Train longer, or at a larger batch size, until the monitor resolves it."
+            raise Refusal(
+                "noise_scale",
+                "have a measured value",
+                f"{b.size} without one",
+                "Train longer, or at a larger batch size, until the monitor resolves it.",
             )
         b = next_measured(b, measured)
         for name, values, least in (
@@ -206,9 +214,11 @@ class Tradeoff:
             if not valid.all():
                 where = int(np.argmin(valid))
                 sign = "positive" if least else "not negative"
-                raise ValueError(
-                    f"`{name}` must be finite and {sign}, got {values[where]} at position {where}."
-                    " Leave that segment out."
+                raise Refusal(
+                    name,
+                    f"be finite and {sign}",
+                    f"{values[where]} at position {where}",
+                    "Leave that segment out.",
                 )
         run = Parts.at_noise_scale(b, batch, count)
         return cls(run.sums.min_steps, run.sums.min_examples, run.gamma)
@@ -219,5 +229,5 @@ def _positive(name: str, value: Amount, what: str = "a number of examples") -> A
     valid = (values > 0) & (values < math.inf)
     if not valid.all():
         wrong = value if not values.ndim else float(values[~valid][0])
-        raise ValueError(f"`{name}` must be positive and finite, got {wrong!r}. Give {what}.")
+        raise Refusal(name, "be positive and finite", repr(wrong), f"Give {what}.")
     return value

@@ -34,7 +34,7 @@ from noisescale.collectors.micro_batch import MicroBatchCollector
 from noisescale.collectors.own_pass import measuring
 from noisescale.collectors.rows.step_norms import ROWS_WITHOUT_LOSS
 from noisescale.collectors.rows.window_layout import UNKNOWN, Weight, WindowLayout
-from noisescale.guard import RefusalError, keeps_errors
+from noisescale.guard import EndsTraining, keeps_errors
 
 _LONE_STEPS = 2  # of one batch each, from which on the next is expected to be one
 
@@ -223,7 +223,7 @@ class HalvesCollector(MicroBatchCollector):
     def _measure(self, loss: GradientEdge, gradient: Tensor, batch: _Batch) -> None:
         parts = Parts.checked(batch.size, batch.rows, batch.row_weights, batch.row_groups)
         if parts.number > parts.size > 0:
-            raise RefusalError(
+            raise EndsTraining(
                 f"The size that is counted must be at least the {parts.kind} of the batch, got"
                 f" {parts.size:g} for {parts.number} {parts.kind}: the rows of one example are not"
                 " independent. Give the model's output as (batch, rows, ...) and pass `rows`, or"

@@ -32,7 +32,8 @@ from noisescale.collectors.halves.upset import (
     silenced,
     values_saved_in,
 )
-from noisescale.guard import RefusalError, WarnOnce
+from noisescale.guard import EndsTraining, WarnOnce
+from noisescale.refusal import Refusal
 
 INSTEAD = " Accumulate two or more micro-batches, which avoids this, or use several devices."
 """The end of every refusal."""
@@ -127,7 +128,7 @@ class ProvedCuts:
         The cut of a new kind of graph is proved first, see `settle`.
 
         Raises:
-            RefusalError: If there is no cut, or if halves at the cut would not show the batch's
+            EndsTraining: If there is no cut, or if halves at the cut would not show the batch's
                 noise.
         """
         watched = self._calls.on
@@ -164,7 +165,7 @@ class ProvedCuts:
         if not cut.edges:
             if not cut.outside:
                 return None  # another optimizer's loss
-            raise RefusalError(
+            raise EndsTraining(
                 f"`model` must pass on a tensor whose first dimension is the {rows} rows of the"
                 " batch, got none between the loss and the parameters: the halves of the batch"
                 " cannot be separated. If an example has several rows, return them as (batch, rows,"
@@ -194,7 +195,7 @@ class ProvedCuts:
     def _outputs_in(self, graph: Graph) -> dict[Output, int]:
         """What modules gave that is in the graph, and how deep each was called within others."""
         if self._names is not None and not self._calls.any:
-            raise RefusalError(
+            raise EndsTraining(
                 "`cut` must name modules whose outputs the loss depends on, got"
                 f" {list(self._names)!r}: none of them was called. Leave it out."
             )
@@ -229,7 +230,7 @@ class ProvedCuts:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                raise RefusalError(
+                raise EndsTraining(
                     "`model` must allow a backward pass before the training's own, got"
                     f" {str(error).partition(chr(10))[0]!r} in that pass. Checkpointing needs"
                     " `use_reentrant=False`. A compiled model needs"
@@ -244,14 +245,14 @@ class ProvedCuts:
         """Return numbers of the device, and note what passes had changed: the host waits once.
 
         Raises:
-            RefusalError: If that is what Functions save.
+            EndsTraining: If that is what Functions save.
         """
         tensors = [one.differed for one in (*restored.saved, *restored.buffers)]
         numbers = iter([one for (one,) in read([*tensors, *shares])])
         changed = {one.name for one in restored.saved if next(numbers)}
         self._buffers.written |= {one.name for one in restored.buffers if next(numbers)}
         if changed:
-            raise RefusalError(
+            raise EndsTraining(
                 "`model` must not change what its Functions save for the backward pass, as a"
                 f" measured step has two passes, got {', '.join(sorted(changed))}." + INSTEAD
             )
@@ -269,7 +270,7 @@ class ProvedCuts:
             Whether halves at the cut are reliable; True if there was nothing to prove.
 
         Raises:
-            RefusalError: If the training's own pass did not agree.
+            EndsTraining: If the training's own pass did not agree.
         """
         if self._proving is None:
             return True
@@ -277,7 +278,7 @@ class ProvedCuts:
         changing.restore()
         if changing.names:
             self._refused.add(kind)
-            raise RefusalError(
+            raise EndsTraining(
                 "Hooks on tensors must not change gradients, as the additional pass of a measured"
                 f" step calls none of them, got {', '.join(sorted(changing.names)[:_NAMED])}. Write"
                 " what changes a gradient as a `torch.autograd.Function`." + INSTEAD
@@ -294,7 +295,7 @@ class ProvedCuts:
             return True
         if share > LARGEST_ERROR:
             self._refused.add(kind)
-            raise RefusalError(
+            raise EndsTraining(
                 "All gradients of `model` must flow through tensors whose first dimension is the"
                 f" rows of the batch, got an error of {share:.0%} of |g|² in the proof, most of it"
                 f" in {proof.worst()}. Put penalties on weights into the optimizer's"
@@ -309,7 +310,7 @@ class ProvedCuts:
         """Refuse graphs of a kind for good if rows act on each other: `meeting` says where."""
         if meeting:
             self._refused.add(kind)
-            raise RefusalError(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
+            raise EndsTraining(meeting + " Halves of such a batch do not show its noise." + INSTEAD)
 
     def _tell_of_positions(self, graph: Graph, cut: Cut, rows: int) -> None:
         module = sequence_first_in(self._model)
@@ -336,7 +337,7 @@ class ProvedCuts:
 
     def _refuse_hooks_of_modules(self) -> None:
         if hooks := hooks_of_modules(self._model):
-            raise RefusalError(
+            raise EndsTraining(
                 "`model` must have no backward hooks on its modules, as a measured step has one"
                 f" more backward pass that would call them, got {', '.join(hooks[:_NAMED])}. Have"
                 " each hook return at once while `noisescale.measuring()` is true." + INSTEAD
@@ -353,9 +354,11 @@ def named_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     unknown = [name for name in names if name not in modules]
     if unknown:
         known = ", ".join(list(modules)[1:6])
-        raise ValueError(
-            f"`cut` must name modules of the model, got {unknown[0]!r}. Its modules are {known} and"
-            " so on: see `model.named_modules()`."
+        raise Refusal(
+            "cut",
+            "name modules of the model",
+            repr(unknown[0]),
+            f"Its modules are {known} and so on: see `model.named_modules()`.",
         )
     return [modules[name] for name in names]
 

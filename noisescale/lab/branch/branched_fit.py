@@ -21,6 +21,7 @@ from noisescale.lab.branch.planning import BEYOND, look_after
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, takes_batch_idx
 from noisescale.lightning.training import copy_to_train, plain_trainer, seed_all
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -133,10 +134,12 @@ class _Look(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         load_weights(pl_module, self._checkpoint)
         if len(trainer.optimizers) != len(self._checkpoint.optimizers):
-            raise ValueError(
-                f"`checkpoint` must be of this module, got {len(self._checkpoint.optimizers)}"
-                f" optimizers in the checkpoint and {len(trainer.optimizers)} in the module. Name a"
-                " checkpoint of the same module."
+            raise Refusal(
+                "checkpoint",
+                "be of this module",
+                f"{len(self._checkpoint.optimizers)} optimizers in the checkpoint and"
+                f" {len(trainer.optimizers)} in the module",
+                "Name a checkpoint of the same module.",
             )
         for optimizer, state in zip(trainer.optimizers, self._checkpoint.optimizers, strict=True):
             _load_state(optimizer, state, self._checkpoint)
@@ -161,9 +164,11 @@ class _Look(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == self._steps_before_epoch:
-            raise ValueError(
-                "`data` must have at least one batch of examples, got a stream that ended before"
-                " its first batch. Give more data."
+            raise Refusal(
+                "data",
+                "have at least one batch of examples",
+                "a stream that ended before its first batch",
+                "Give more data.",
             )
         self._steps_before_epoch = trainer.global_step
 
@@ -202,10 +207,13 @@ def _load_state(
     settings = {key for group in optimizer.param_groups for key in group} - {"initial_lr"}
     saved = {key for group in state["param_groups"] for key in group} - {"initial_lr"}
     if settings != saved:
-        raise ValueError(
-            f"`checkpoint` must be of this module's optimizer, got {checkpoint.path}. Its optimizer"
-            f" differs from {type(optimizer).__name__} in the settings"
-            f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same module."
+        raise Refusal(
+            "checkpoint",
+            "be of this module's optimizer",
+            checkpoint.path,
+            f"Its optimizer differs from {type(optimizer).__name__} in the settings"
+            f" {', '.join(sorted(saved ^ settings))}. Name a checkpoint of the same"
+            " module.",
         )
     optimizer.load_state_dict(copy.deepcopy(state))  # it would train the tensors in it
 
@@ -220,9 +228,11 @@ def load_weights(module: pl.LightningModule, checkpoint: Checkpoint) -> None:
         module.load_state_dict(checkpoint.weights, strict=module.strict_loading)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"`checkpoint` must be of this module, got {checkpoint.path}. Its weights do not fit:"
-            f" {reason[:300]}. Name a checkpoint of the same module."
+        raise Refusal(
+            "checkpoint",
+            "be of this module",
+            checkpoint.path,
+            f"Its weights do not fit: {reason[:300]}. Name a checkpoint of the same module.",
         ) from error
 
 
@@ -247,9 +257,8 @@ def _loss(trainer: pl.Trainer, module: pl.LightningModule, held: DataLoader[Any]
         for part, training in modes:
             part.training = training
     if not counted:
-        raise ValueError(
-            "`training_step` must return a loss for branches, got none on any batch. Return the"
-            " loss."
+        raise Refusal(
+            "training_step", "return a loss for branches", "none on any batch", "Return the loss."
         )
     return float(trainer.strategy.broadcast(total / counted))
 
@@ -270,10 +279,12 @@ def _loss_in(output: Any) -> Tensor | None:
     """Return the loss in the result of `training_step`; None if the step skips the batch."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not (loss is None or isinstance(loss, Tensor)):
-        raise ValueError(
-            f"`training_step` must return a loss for branches, got {type(output).__name__}."
-            " Return the loss, or a dict with the key `loss`. Manual optimization cannot be"
-            " branched."
+        raise Refusal(
+            "training_step",
+            "return a loss for branches",
+            type(output).__name__,
+            "Return the loss, or a dict with the key `loss`. Manual optimization cannot"
+            " be branched.",
         )
     return loss
 

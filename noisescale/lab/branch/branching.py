@@ -33,6 +33,7 @@ from noisescale.plan import Plan
 from noisescale.prediction.branches import Branch, BranchedRun
 from noisescale.prediction.costing import largest_device_batch
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -148,16 +149,20 @@ def _check(
     module: pl.LightningModule, loss_examples: int, trainer_options: Mapping[str, Any]
 ) -> None:
     if not module.automatic_optimization:
-        raise ValueError(
-            "`module` must use automatic optimization for branches, got manual optimization."
-            " Compare two whole runs instead: `noisescale predict --second-run`."
+        raise Refusal(
+            "module",
+            "use automatic optimization for branches",
+            "manual optimization",
+            "Compare two whole runs instead: `noisescale predict --second-run`.",
         )
     if loss_examples < 1:
-        raise ValueError(f"`loss_examples` must be at least 1, got {loss_examples}. Give 2048.")
+        raise Refusal("loss_examples", "be at least 1", loss_examples, "Give 2048.")
     if any(way in str(trainer_options.get("strategy")) for way in ("fork", "spawn", "notebook")):
-        raise ValueError(
-            "`strategy` must start the whole command again for each device, got"
-            f" {trainer_options['strategy']!r}, which starts only a function. Give ddp."
+        raise Refusal(
+            "strategy",
+            "start the whole command again for each device",
+            f"{trainer_options['strategy']!r}, which starts only a function",
+            "Give ddp.",
         )
 
 
@@ -282,11 +287,13 @@ def _known_or_new(
         now = (branching.checkpoint.step, branching.end, branching.rule, loss_examples)
         then = (int(known.start), int(known.until), known.rule, known.loss_examples)
         if now != then or not math.isclose(known.batch_size, branching.batch_size, rel_tol=1e-3):
-            raise ValueError(
-                f"`output` must have branches with the same settings, got {printable(output)} with"
-                f" steps {then[0]} to {then[1]}, rule {then[2]!r} and {then[3]} examples. The"
-                f" settings now are steps {now[0]} to {now[1]}, rule {now[2]!r} and {now[3]}"
-                " examples. Name another file."
+            raise Refusal(
+                "output",
+                "have branches with the same settings",
+                f"{printable(output)} with steps {then[0]} to {then[1]}, rule {then[2]!r} and"
+                f" {then[3]} examples",
+                f"The settings now are steps {now[0]} to {now[1]}, rule {now[2]!r} and"
+                f" {now[3]} examples. Name another file.",
             )
         return known
     checkpoints = [branching.checkpoint, *(Checkpoint.read(path) for path in branching.course)]
@@ -303,10 +310,12 @@ def _known_or_new(
         of_a_stream=is_stream(ground.held),
     )
     if not branched.falls:
-        raise ValueError(
-            f"`until` must have a lower loss than `checkpoint`, got {course[-1][1]:.4g} at step"
-            f" {course[-1][0]:,.0f} after {course[0][1]:.4g} at step {course[0][0]:,.0f}, on"
-            f" {loss_examples} examples. Choose checkpoints that are farther apart."
+        raise Refusal(
+            "until",
+            "have a lower loss than `checkpoint`",
+            f"{course[-1][1]:.4g} at step {course[-1][0]:,.0f} after {course[0][1]:.4g} at"
+            f" step {course[0][0]:,.0f}, on {loss_examples} examples",
+            "Choose checkpoints that are farther apart.",
         )
     _keep(branched, output)
     return branched

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from noisescale.lab.jobs.awaited import trained_by_workers
 from noisescale.lab.jobs.workers import WorkersToStart, stopped
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from noisescale.lab.branch.branch_job import BranchJob
@@ -113,9 +114,11 @@ def _trained(
         trained_by_workers(ledger, job, place, folder, to_start, show)
     for key, result in ledger.results().items():
         if FAILED in result:
-            raise ValueError(
-                f"`target` must train, got a branch that failed: {key}: {result[FAILED]} Finished"
-                " branches are kept. Start the same command again to try it again."
+            raise Refusal(
+                "target",
+                "train",
+                f"a branch that failed: {key}: {result[FAILED]} Finished branches are kept",
+                "Start the same command again to try it again.",
             )
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from noisescale.printable import printable
+from noisescale.refusal import FileRefusal, Refusal
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Checkpoint:
             OSError: If the file cannot be read.
         """
         if not path.is_file():
-            raise FileNotFoundError(
-                f"`{name}` must be a file, got {printable(path)}, which is not a file. Name a file"
-                " that ModelCheckpoint wrote."
+            raise FileRefusal(
+                name,
+                "be a file",
+                f"{printable(path)}, which is not a file",
+                "Name a file that ModelCheckpoint wrote.",
             )
         try:
             read = torch.load(path, map_location="cpu", weights_only=False)
@@ -56,16 +59,20 @@ class Checkpoint:
         except OSError:
             raise
         except Exception as error:
-            raise ValueError(
-                f"`{name}` must be a checkpoint of Lightning, got {printable(path)}, which failed"
-                f" to load with {type(error).__name__}: {printable(error)}. Name a file that"
-                " ModelCheckpoint wrote."
+            raise Refusal(
+                name,
+                "be a checkpoint of Lightning",
+                f"{printable(path)}, which failed to load with {type(error).__name__}:"
+                f" {printable(error)}",
+                "Name a file that ModelCheckpoint wrote.",
             ) from error
         if to_train and not found.goes_on:
-            raise ValueError(
-                f"`{name}` must contain the optimizer's state, got {printable(path)} without it."
-                " Without this state branches would not continue the run. Save a checkpoint after"
-                " the first step, with `ModelCheckpoint(save_weights_only=False)`."
+            raise Refusal(
+                name,
+                "contain the optimizer's state",
+                f"{printable(path)} without it",
+                "Without this state branches would not continue the run. Save a checkpoint"
+                " after the first step, with `ModelCheckpoint(save_weights_only=False)`.",
             )
         return found
 

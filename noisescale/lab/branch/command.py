@@ -36,7 +36,7 @@ from noisescale.lab.jobs.workers import (
 )
 from noisescale.made.targets import is_first, module_and_data, told_in_a_line
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 TOO_LARGE = (
     "`--max-device-batch-size` must fit in memory, got batches that do not. Finished branches are"
@@ -142,9 +142,11 @@ def branch_run(
 
     check_output(output)
     if dry_run and as_json:
-        raise ValueError(
-            "`--json` and `--dry-run` must not be combined, got both. A dry run has no result:"
-            " leave one of them out."
+        raise Refusal(
+            ("--json", "--dry-run"),
+            "not be combined",
+            "both",
+            "A dry run has no result: leave one of them out.",
         )
     flags = flags_of(branch_run) | {"rule": "--learning-rate"}
     with renamed(flags):
@@ -189,9 +191,11 @@ def branch_run(
         else:
             need("optuna", "`--launcher` and `--storage`")
             if nodes > 1:
-                raise ValueError(
-                    f"`nodes` must be 1 for branches by workers, got {nodes}: a worker trains on"
-                    " one machine. Leave `--launcher` and `--storage` out."
+                raise Refusal(
+                    "nodes",
+                    "be 1 for branches by workers",
+                    f"{nodes}: a worker trains on one machine",
+                    "Leave `--launcher` and `--storage` out.",
                 )
             branched = branched_by_workers(
                 branching,

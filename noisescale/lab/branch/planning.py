@@ -20,6 +20,7 @@ from noisescale.plan import Plan
 from noisescale.prediction.costing import largest_device_batch
 from noisescale.prediction.theory import theory_band
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import factors_for
 
 MOST_CHECKPOINTS = 8
@@ -193,14 +194,16 @@ def plan_branches(
         history = History.from_columns(dict(history))
     last = float(history["step"][-1])
     if rule not in RULES:
-        raise ValueError(f"`rule` must be one of {', '.join(RULES)}, got {rule!r}. Give auto.")
+        raise Refusal("rule", f"be one of {', '.join(RULES)}", repr(rule), "Give auto.")
     for name, given, usual in (("orders", orders, "3"), ("devices", devices, "1")):
         if given < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {given}. Give {usual}.")
+            raise Refusal(name, "be at least 1", given, f"Give {usual}.")
     if max_device_batch_size is not None and max_device_batch_size < 1:
-        raise ValueError(
-            f"`max_device_batch_size` must be at least 1, got {max_device_batch_size}. Leave it"
-            " out to use the run's own."
+        raise Refusal(
+            "max_device_batch_size",
+            "be at least 1",
+            max_device_batch_size,
+            "Leave it out to use the run's own.",
         )
     if checkpoint.is_dir():
         checkpoint = _middle(checkpoint, last)
@@ -209,18 +212,23 @@ def plan_branches(
     if until is None:
         within = [path for path, step in ends.items() if first.step < step <= last]
         if not within:
-            raise ValueError(
-                "`until` must be a later checkpoint of the run, got no checkpoint beside"
-                f" {first.path.name} (step {first.step}) up to step {last:,.0f}. Name a later"
-                " checkpoint, or an earlier one to start from."
+            raise Refusal(
+                "until",
+                "be a later checkpoint of the run",
+                f"no checkpoint beside {first.path.name} (step {first.step}) up to step"
+                f" {last:,.0f}",
+                "Name a later checkpoint, or an earlier one to start from.",
             )
         until = max(within, key=lambda path: ends[path])
     last_one = Checkpoint.read(until, name="until")
     end = last_one.step
     if not first.step < end <= last:
-        raise ValueError(
-            f"`until` must be a checkpoint after `checkpoint` (step {first.step}) and within the"
-            f" run ({last:,.0f} steps), got step {end}. Name another checkpoint."
+        raise Refusal(
+            "until",
+            f"be a checkpoint after `checkpoint` (step {first.step}) and within the run"
+            f" ({last:,.0f} steps)",
+            f"step {end}",
+            "Name another checkpoint.",
         )
     between = sorted(
         (path for path, step in ends.items() if first.step < step < end), key=lambda x: ends[x]
@@ -230,10 +238,11 @@ def plan_branches(
         between = [between[k] for k in chosen]
     span = Segments.of(history.between(first.step, end))
     if span.batch_size.max() > SAME_SIZE * span.batch_size.min():
-        raise ValueError(
-            "`run` must have one batch size from `checkpoint` to `until`, got"
-            f" {span.batch_size.min():,.4g} to {span.batch_size.max():,.4g}. Name checkpoints"
-            " between which the batch size did not change."
+        raise Refusal(
+            "run",
+            "have one batch size from `checkpoint` to `until`",
+            f"{span.batch_size.min():,.4g} to {span.batch_size.max():,.4g}",
+            "Name checkpoints between which the batch size did not change.",
         )
     size = float((span.steps * span.batch_size).sum() / span.steps.sum())
     learning_rates = _learning_rates(history, first, last_one)
@@ -242,9 +251,11 @@ def plan_branches(
     wanted = [_batch_size(given, size) for given in batch_sizes]
     plans = tuple(dict.fromkeys(_plan(x, devices, most) for x in wanted))
     if not any(plan.batch_size > 1.5 * size or plan.batch_size < size / 1.5 for plan in plans):
-        raise ValueError(
-            "`batch_sizes` must have a batch size that differs from the run's own,"
-            f" {size:.4g}, got {', '.join(map(str, batch_sizes))}. Give 4x,16x."
+        raise Refusal(
+            "batch_sizes",
+            f"have a batch size that differs from the run's own, {size:.4g}",
+            ", ".join(map(str, batch_sizes)),
+            "Give 4x,16x.",
         )
     by_noise_scale = RunLaw.of(span, Bounded(1.0, 1.0, 1.0)).critical_batch_size
     if rule == "auto" and kind in (OptimizerKind.SGD, OptimizerKind.MOMENTUM):
@@ -261,18 +272,22 @@ def _learning_rates(history: History, first: Checkpoint, last: Checkpoint) -> tu
     """Return the steps and learning rates from one checkpoint to the other. The first rate is 1."""
     start, end = first.learning_rate, last.learning_rate
     if not start > 0:
-        raise ValueError(
-            f"`checkpoint` must be at a positive learning rate, got {start:g} in"
-            f" {printable(first.path)}. Name a later checkpoint."
+        raise Refusal(
+            "checkpoint",
+            "be at a positive learning rate",
+            f"{start:g} in {printable(first.path)}",
+            "Name a later checkpoint.",
         )
     within = (history["step"] > first.step) & (history["step"] < last.step)
     recorded = history["learning_rate"]
     within &= np.isfinite(recorded)
     if not within.any() and math.isfinite(end) and not math.isclose(start, end, rel_tol=1e-3):
-        raise ValueError(
-            "`run` must have recorded its learning rate, got a log of an older version without it."
-            f" The rate changed from {start:g} to {end:g} between the checkpoints. Train the run"
-            " again."
+        raise Refusal(
+            "run",
+            "have recorded its learning rate",
+            "a log of an older version without it",
+            f"The rate changed from {start:g} to {end:g} between the checkpoints. Train"
+            " the run again.",
         )
     steps = [float(first.step), *history["step"][within], float(last.step)]
     rates = [start, *recorded[within], end]
@@ -289,9 +304,11 @@ def _batch_size(given: str | float, own: float) -> float:
     except ValueError:
         size = math.nan
     if not 1 <= size < math.inf:
-        raise ValueError(
-            "`batch_sizes` must be numbers of examples, or multiples of the run's own, got"
-            f" {given!r}. Write, for example, 4x,16x."
+        raise Refusal(
+            "batch_sizes",
+            "be numbers of examples, or multiples of the run's own",
+            repr(given),
+            "Write, for example, 4x,16x.",
         )
     return size
 
@@ -306,9 +323,10 @@ def _middle(folder: Path, last: float) -> Path:
     """Return the checkpoint nearest to the middle of a run."""
     found = {path: step for path, step in steps_in(folder).items() if 0 < step < last}
     if not found:
-        raise ValueError(
-            "`checkpoint` must be a checkpoint within the run, or a folder of such checkpoints, got"
-            f" {printable(folder)} without any. Save them with"
-            " `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`."
+        raise Refusal(
+            "checkpoint",
+            "be a checkpoint within the run, or a folder of such checkpoints",
+            f"{printable(folder)} without any",
+            "Save them with `ModelCheckpoint(every_n_train_steps=1000, save_top_k=-1)`.",
         )
     return min(found, key=lambda path: abs(found[path] - last / 2))

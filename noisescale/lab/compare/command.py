@@ -15,7 +15,7 @@ import typer
 from noisescale.cli.values import flags_of
 from noisescale.extras import need
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from noisescale.history.metrics import Goal
@@ -125,8 +125,8 @@ def _clock(by: str | None) -> str | None:
         ValueError: If there is no such clock.
     """
     if by not in (None, "steps", "examples", "epochs", "seconds", *_CLOCKS):
-        raise ValueError(
-            f"`--by` must be steps, examples, epochs or hours, got {by!r}. Choose one of these."
+        raise Refusal(
+            "--by", "be steps, examples, epochs or hours", repr(by), "Choose one of these."
         )
     return _CLOCKS.get(by or "", by)
 
@@ -142,15 +142,19 @@ def _goals(texts: Sequence[str]) -> dict[str, Goal]:
             workload = workload.strip()
             if workload in goals:
                 named = f"for {printable(workload)}" if workload else "without a workload"
-                raise ValueError(
-                    f"`--goal` must be given once for each workload, got two {named}. Write each as"
-                    ' "workload: metric<=value".'
+                raise Refusal(
+                    "--goal",
+                    "be given once for each workload",
+                    f"two {named}",
+                    'Write each as "workload: metric<=value".',
                 )
             goals[workload] = Goal.read(rest)
     if "" in goals and len(goals) > 1:
-        raise ValueError(
-            f"`--goal` must name a workload in each of {len(goals)} goals, got one without, for"
-            f' {printable(goals[""])}. Write it as "workload: metric<=value".'
+        raise Refusal(
+            "--goal",
+            f"name a workload in each of {len(goals)} goals",
+            f"one without, for {printable(goals[''])}",
+            'Write it as "workload: metric<=value".',
         )
     return goals
 
@@ -161,15 +165,19 @@ def _budget(texts: Sequence[str]) -> dict[str, float]:
         try:
             most = float(value)
         except ValueError:
-            raise ValueError(
-                f"`--budget` must be a number of steps, examples, epochs or hours, got"
-                f" {value!r}. Write, for example, steps=1000."
+            raise Refusal(
+                "--budget",
+                "be a number of steps, examples, epochs or hours",
+                repr(value),
+                "Write, for example, steps=1000.",
             ) from None
         clock = _CLOCKS.get(name, name)
         if clock in budget:
-            raise ValueError(
-                f"`--budget` must be given once for each unit, got two limits of {clock}. Leave one"
-                " out."
+            raise Refusal(
+                "--budget",
+                "be given once for each unit",
+                f"two limits of {clock}",
+                "Leave one out.",
             )
         budget[clock] = most * 3600 if name == "hours" else most
     return budget
@@ -179,9 +187,8 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign and value):
         example = {"budget": "epochs=10", "variant": "wmt_glu_tanh=wmt"}[option]
-        raise ValueError(
-            f"`--{option}` must be written as name=value, got {text!r}. Write, for example,"
-            f" {example}."
+        raise Refusal(
+            f"--{option}", "be written as name=value", repr(text), f"Write, for example, {example}."
         )
     return name.strip(), value.strip()
 
@@ -216,9 +223,11 @@ def _refuse_repeated(runs: Sequence[Path]) -> None:
     for run in runs:
         before = seen.setdefault(run.resolve(), run)
         if before is not run:
-            raise ValueError(
-                f"`RUNS` must be different folders or files, got {printable(before)} and"
-                f" {printable(run)}, which are the same. Leave one of them out."
+            raise Refusal(
+                "RUNS",
+                "be different folders or files",
+                f"{printable(before)} and {printable(run)}, which are the same",
+                "Leave one of them out.",
             )
 
 
@@ -262,17 +271,19 @@ def _workload(trial: Trial, goals: Mapping[str, Goal]) -> str:
     if "" in goals or trial.workload in goals:
         return trial.workload
     if trial.workload:
-        raise ValueError(
-            f"`--goal` must have one for the workload {trial.workload!r} of"
-            f" {printable(trial.name)}, got goals for {', '.join(map(printable, goals))}. Give its"
-            " goal too."
+        raise Refusal(
+            "--goal",
+            f"have one for the workload {trial.workload!r} of {printable(trial.name)}",
+            f"goals for {', '.join(map(printable, goals))}",
+            "Give its goal too.",
         )
     path = {trial.submission, *Path(trial.name).parts}
     found = [workload for workload in goals if workload in path]
     if len(found) == 1:
         return found[0]
-    raise ValueError(
-        f"`--goal` must name the workload of each run, got {', '.join(map(printable, goals))} for"
-        f" {printable(trial.name)}. Put its runs in a folder with the name of a workload, or give"
-        " one goal for all."
+    raise Refusal(
+        "--goal",
+        "name the workload of each run",
+        f"{', '.join(map(printable, goals))} for {printable(trial.name)}",
+        "Put its runs in a folder with the name of a workload, or give one goal for all.",
     )

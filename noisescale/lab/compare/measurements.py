@@ -11,6 +11,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from noisescale.refusal import Refusal
+
 Array = NDArray[np.float64]
 
 CLOCKS = ("steps", "examples", "epochs", "seconds")
@@ -61,15 +63,19 @@ class Measurements:
         at = arrays["steps"]
         for name, array in arrays.items():
             if array.ndim != 1 or array.shape != at.shape:
-                raise ValueError(
-                    f"`{name}` must have one number for each step, got shape {array.shape} beside"
-                    f" {at.shape} of `steps`. Give one number for each evaluation."
+                raise Refusal(
+                    name,
+                    "have one number for each step",
+                    f"shape {array.shape} beside {at.shape} of `steps`",
+                    "Give one number for each evaluation.",
                 )
         wrong = ~((at >= 0) & (at < math.inf))
         if wrong.any():
-            raise ValueError(
-                f"`steps` must be finite and not negative, got {at[np.argmax(wrong)]}."
-                " Leave this evaluation out."
+            raise Refusal(
+                "steps",
+                "be finite and not negative",
+                at[np.argmax(wrong)],
+                "Leave this evaluation out.",
             )
         order = np.argsort(at, kind="stable")
         last = np.append(at[order][1:] > at[order][:-1], True)[: len(at)]
@@ -90,15 +96,18 @@ class Measurements:
 def _check_clock(name: str, clock: Array) -> None:
     known = clock[~np.isnan(clock)]
     if np.isinf(known).any():
-        raise ValueError(
-            f"`{name}` must be finite, got {np.array2string(known, threshold=6)}. Give NaN where it"
-            " is not known."
+        raise Refusal(
+            name,
+            "be finite",
+            np.array2string(known, threshold=6),
+            "Give NaN where it is not known.",
         )
     if (known < 0).any() or (np.diff(known) < 0).any():
-        raise ValueError(
-            f"`{name}` must not be negative and must rise with the steps, got"
-            f" {np.array2string(known, threshold=6)}. Give what had passed until each evaluation,"
-            " not since the one before."
+        raise Refusal(
+            name,
+            "not be negative and must rise with the steps",
+            np.array2string(known, threshold=6),
+            "Give what had passed until each evaluation, not since the one before.",
         )
 
 

@@ -18,6 +18,7 @@ from noisescale.lab.compare.readers.long_csv import read_long_csv
 from noisescale.lab.compare.readers.shallue import MEASUREMENTS, read_shallue
 from noisescale.lab.compare.readers.wandb_chart import is_chart, read_chart
 from noisescale.printable import printable
+from noisescale.refusal import FileRefusal, Refusal
 
 FORMATS = (
     "event files of TensorBoard, a metrics.csv of CSVLogger, a CSV export of W&B or MLflow,"
@@ -75,9 +76,11 @@ def read_trials(
     trials = [trial for each in found for trial in each.trials]
     if not found:
         refuse_tracker(path)
-        raise ValueError(
-            f"`{printable(path)}` must contain trials, got none. Name a file or folder of one of"
-            f" these formats: {FORMATS}."
+        raise Refusal(
+            printable(path),
+            "contain trials",
+            "none",
+            f"Name a file or folder of one of these formats: {FORMATS}.",
         )
     if not any(len(trial.measurements) for trial in trials):
         refuse_metric(path, metric, {name for each in found[:20] for name in each.metrics()})
@@ -89,9 +92,8 @@ def _found_in(path: Path, metric: str, submission: str | None) -> Iterator[Found
         yield from _found_in_file(path, metric, submission)
         return
     if not path.exists():
-        raise FileNotFoundError(
-            f"`{printable(path)}` must be a folder or a file, got a path that does not exist."
-            " Check it."
+        raise FileRefusal(
+            printable(path), "be a folder or a file", "a path that does not exist", "Check it."
         )
     runs, trials = [], []
     for folder, below, files in os.walk(path):

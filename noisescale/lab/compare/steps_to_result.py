@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisescale.checks import checked_choice, refuse
 from noisescale.history.metrics import Goal
 from noisescale.lab.compare.measurements import CLOCKS, Measurements
+from noisescale.refusal import Refusal
 
 Columns = Mapping[str, ArrayLike]
 
@@ -77,15 +78,16 @@ def within(measurements: Measurements, budget: Mapping[str, float] | None) -> ND
     for name, most in (budget or {}).items():
         checked_choice("budget", name, CLOCKS, "Give a limit in one of these units.")
         if not most > 0:
-            raise ValueError(
-                f"`budget` must be positive, got {most} {name}. Leave {name} out for no limit."
+            raise Refusal(
+                "budget", "be positive", f"{most} {name}", f"Leave {name} out for no limit."
             )
         clock = measurements.clock(name)
         if clock is None:
-            raise ValueError(
-                f"`budget` must be in a unit that was measured, got {name}, which these"
-                f" measurements do not have. Give the {name} of each evaluation, or a budget in"
-                " steps."
+            raise Refusal(
+                "budget",
+                "be in a unit that was measured",
+                f"{name}, which these measurements do not have",
+                f"Give the {name} of each evaluation, or a budget in steps.",
             )
         inside &= clock <= most
     return inside
@@ -130,7 +132,7 @@ def steps_to_result(
     """
     checked_choice("mode", mode, MODES, "Is the metric to fall or to rise?")
     if not math.isfinite(goal):
-        raise ValueError(f"`goal` must be finite, got {goal}. Give a value of the metric.")
+        raise Refusal("goal", "be finite", goal, "Give a value of the metric.")
     wanted = Goal("metric", float(goal), "<" if mode == "min" else ">", strict)
     found = (first_reached(trial, wanted, budget) for trial in _trials(measurements))
     return min((reached.steps for reached in found if reached is not None), default=math.inf)
@@ -151,18 +153,21 @@ def _measurements(given: Measurements | Columns) -> Measurements:
     if isinstance(given, Measurements):
         return given
     if not isinstance(given, Mapping):
-        raise ValueError(
-            "`measurements` must be Measurements or columns of a trial, or several of them, got a"
-            f" trial of type {type(given).__name__}. Give, for example,"
-            ' {"step": [100, 200], "val_loss": [0.5, 0.3]}.'
+        raise Refusal(
+            "measurements",
+            "be Measurements or columns of a trial, or several of them",
+            f"a trial of type {type(given).__name__}",
+            'Give, for example, {"step": [100, 200], "val_loss": [0.5, 0.3]}.',
         )
     columns = {_SINGULAR.get(name, name): column for name, column in given.items()}
     steps = [columns.pop(name) for name in _STEPS if name in columns]
     clocks = {name: columns.pop(name) for name in CLOCKS if name in columns}
     if len(steps) != 1 or len(columns) != 1:
-        raise ValueError(
-            "`measurements` must have a column `step` and one metric, got the columns"
-            f" {', '.join(given) or 'none'}. Leave the other metrics out."
+        raise Refusal(
+            "measurements",
+            "have a column `step` and one metric",
+            f"the columns {', '.join(given) or 'none'}",
+            "Leave the other metrics out.",
         )
     (values,) = columns.values()
     return Measurements(steps[0], values, **clocks)

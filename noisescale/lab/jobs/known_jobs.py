@@ -11,6 +11,7 @@ from noisescale.lab.jobs.jobs import Job, Record
 from noisescale.lab.sweep.settings import SweepJob
 from noisescale.lab.tune.asking import suggested
 from noisescale.lab.tune.tune_job import TuneJob
+from noisescale.refusal import Refusal
 
 _KINDS: dict[str, Any] = {
     SweepJob.kind: SweepJob.from_dict,
@@ -31,8 +32,10 @@ def job_from(record: Record) -> Job:
     try:
         job: Job = _KINDS[kind](fields)
     except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"`storage` must have a job of this version of noisescale, got {kind!r} with other"
-            f" settings ({error}). Use the same version on all machines."
+        raise Refusal(
+            "storage",
+            "have a job of this version of noisescale",
+            f"{kind!r} with other settings ({error})",
+            "Use the same version on all machines.",
         ) from error
     return job

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from noisescale.checks import refuse
 from noisescale.extras import need
 from noisescale.lab.jobs.trial_process import PATIENCE, WATCHED
+from noisescale.refusal import Refusal
 
 LAUNCHERS = ("local", "slurm", "ray")
 
@@ -140,9 +141,11 @@ class _Slurm:
             executor = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None))
             executor.update_parameters(**{"timeout_min": 24 * 60, "name": "noisescale"} | options)
         except (NameError, TypeError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"`launcher_option` must be a parameter of submitit's AutoExecutor, got {error}."
-                " Give, for example, slurm_partition=gpu, or cluster=local to try it without Slurm."
+            raise Refusal(
+                "launcher_option",
+                "be a parameter of submitit's AutoExecutor",
+                error,
+                "Give, for example, slurm_partition=gpu, or cluster=local to try it without Slurm.",
             ) from error
         with executor.batch():
             self._jobs = [
@@ -185,9 +188,11 @@ class _Ray:
             try:
                 ray.init(**{"log_to_driver": False, "include_dashboard": False} | options)
             except (TypeError, RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"`launcher_option` must be an argument of ray.init, got {error}. Give, for"
-                    " example, address=auto."
+                raise Refusal(
+                    "launcher_option",
+                    "be an argument of ray.init",
+                    error,
+                    "Give, for example, address=auto.",
                 ) from error
         if "num_gpus" not in resources and dict(ray.cluster_resources()).get("GPU"):
             resources["num_gpus"] = gpus

@@ -13,7 +13,7 @@ from noisescale.cli.values import flags_of
 from noisescale.lab.jobs.workers import JobName, Lease, Storage, check_workers, own_name, stopped
 from noisescale.made.targets import refuse_if_not_here
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import renamed
 
 EXAMPLE = "noisescale work --storage /shared/sweep.journal"
 STATUS_EXAMPLE = "noisescale status --storage /shared/sweep.journal"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 WORKERS = "Workers and machines"
 
@@ -121,9 +122,9 @@ def workers_to_start(
 def check_workers(workers: int, lease: float) -> None:
     """Raise a ValueError if the number of workers, or their lease, is impossible."""
     if workers < 0:
-        raise ValueError(f"`workers` must not be negative, got {workers}. Give 1.")
+        raise Refusal("workers", "not be negative", workers, "Give 1.")
     if not 1 <= lease < math.inf:
-        raise ValueError(f"`lease` must be at least 1 second, and finite, got {lease:g}. Give 60.")
+        raise Refusal("lease", "be at least 1 second, and finite", f"{lease:g}", "Give 60.")
 
 
 def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -140,9 +141,11 @@ def options_of(texts: Sequence[str] | None) -> dict[str, Any]:
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not (name and sign and value):
-            raise ValueError(
-                f"`--launcher-option` must be written as name=value, got {text!r}. Write, for"
-                " example, slurm_partition=gpu."
+            raise Refusal(
+                "--launcher-option",
+                "be written as name=value",
+                repr(text),
+                "Write, for example, slurm_partition=gpu.",
             )
         number = value.lstrip("-").isdigit()
         found[name] = int(value) if number else {"true": True, "false": False}.get(value, value)
@@ -158,9 +161,11 @@ def made_folder(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(
-            f"`output` must be a folder that can be written, got {printable(output)}:"
-            f" {error.strerror}. Name another folder."
+        raise Refusal(
+            "output",
+            "be a folder that can be written",
+            f"{printable(output)}: {error.strerror}",
+            "Name another folder.",
         ) from error
 
 

@@ -39,7 +39,7 @@ from noisescale.lab.jobs.workers import (
 )
 from noisescale.made.targets import module_and_data, told_in_a_line
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from noisescale.lab.compare.comparison import Comparison
@@ -249,10 +249,10 @@ def _job(
         swept_parameters(search),
     )
     if checked_count("trials", trials, "Give 9.") < 3:
-        raise ValueError(f"`trials` must be at least 3, got {trials}. Give 9.")
+        raise Refusal("trials", "be at least 3", trials, "Give 9.")
     checked_count("repeats", repeats, "Give 3.")
     if not 0 <= seed < MOST_SEED:
-        raise ValueError(f"`seed` must be from 0 to below {MOST_SEED:,}, got {seed:,}. Give 0.")
+        raise Refusal("seed", f"be from 0 to below {MOST_SEED:,}", f"{seed:,}", "Give 0.")
     checked_positive("epochs", epochs, "Give 50, for example.")
     checked_count("devices", training.devices, "Give 1.")
     if max_device_batch_size is not None:
@@ -268,9 +268,11 @@ def _job(
         searched = [parameter.name for parameter in parameters]
         own = describe(Made(module, data), training, wanted, min(sizes), searched)
     if not own.learning_rate > 0:
-        raise ValueError(
-            f"`configure_optimizers` must set a positive learning rate, got {own.learning_rate:g}."
-            " The sweep multiplies it."
+        raise Refusal(
+            "configure_optimizers",
+            "set a positive learning rate",
+            f"{own.learning_rate:g}",
+            "The sweep multiplies it.",
         )
     found = Search(parameters, trials, repeats, seed)
     own = replace(own, seeded=seeded)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from noisescale.lab.parameters import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY
+from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
 
@@ -99,9 +100,11 @@ def set_values(
             group["weight_decay"] = values[WEIGHT_DECAY]
     own = own_learning_rate(optimizers)
     if not own > 0:
-        raise ValueError(
-            f"`configure_optimizers` must set a positive learning rate, got {own:g}. The sweep"
-            " multiplies it."
+        raise Refusal(
+            "configure_optimizers",
+            "set a positive learning rate",
+            f"{own:g}",
+            "The sweep multiplies it.",
         )
     scaled = ScaledSteps(optimizers)
     scaled.factors = Factors(learning_rate=values.get(LEARNING_RATE, own) / own)
@@ -118,10 +121,12 @@ def refuse_overridden(scaled: ScaledSteps) -> None:
         ValueError: If the module has set it.
     """
     if scaled.overridden:
-        raise ValueError(
-            "`module` must not set the learning rate in `training_step` or a hook around the"
-            " backward pass, got one that does. The searched learning rate would have no effect."
-            " Set it in `on_train_batch_start`, or use a schedule."
+        raise Refusal(
+            "module",
+            "not set the learning rate in `training_step` or a hook around the backward pass",
+            "one that does",
+            "The searched learning rate would have no effect. Set it in"
+            " `on_train_batch_start`, or use a schedule.",
         )
 
 
@@ -141,10 +146,11 @@ def refuse_unsearchable(
     _refuse_without(groups, MOMENTUM, ("momentum", "betas"))
     for schedule in _flat(schedules):
         if getattr(schedule, "cycle_momentum", False):
-            raise ValueError(
-                f"`search` must name what no schedule sets, got {MOMENTUM}, which"
-                f" {type(schedule).__name__} sets at each step. Leave {MOMENTUM} out, or give the"
-                " schedule `cycle_momentum=False`."
+            raise Refusal(
+                "search",
+                "name what no schedule sets",
+                f"{MOMENTUM}, which {type(schedule).__name__} sets at each step",
+                f"Leave {MOMENTUM} out, or give the schedule `cycle_momentum=False`.",
             )
 
 
@@ -157,7 +163,9 @@ def _flat(schedules: Iterable[Any]) -> Iterator[Any]:
 
 def _refuse_without(groups: Sequence[dict[str, Any]], name: str, keys: Sequence[str]) -> None:
     if not any(key in group for group in groups for key in keys):
-        raise ValueError(
-            f"`search` must name what the optimizer has, got {name}, which it does not have. Leave"
-            f" {name} out."
+        raise Refusal(
+            "search",
+            "name what the optimizer has",
+            f"{name}, which it does not have",
+            f"Leave {name} out.",
         )

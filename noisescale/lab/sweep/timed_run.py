@@ -27,6 +27,7 @@ from noisescale.lightning.trainer_access import (
     validate_no_more,
 )
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -80,10 +81,11 @@ class TimedRun(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._batches_of_epoch:  # Lightning would begin one epoch after the other for ever
-            raise ValueError(
-                "`batch_sizes` must be at most the number of examples of an epoch, got"
-                f" {self._spec['batch_size']}: the stream ended before one batch was full. Leave"
-                " larger ones out."
+            raise Refusal(
+                "batch_sizes",
+                "be at most the number of examples of an epoch",
+                f"{self._spec['batch_size']}: the stream ended before one batch was full",
+                "Leave larger ones out.",
             )
 
     def on_train_batch_end(
@@ -158,8 +160,10 @@ def metric_of(trainer: pl.Trainer, name: str) -> torch.Tensor:
     if found is None:
         names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
         unheld = "" if has_validation(trainer) else " There is no data to validate on."
-        raise ValueError(
-            f"`goal` must be about a metric that the module logs, got {name!r}. It logs"
-            f" {printable(names)}.{unheld}"
+        raise Refusal(
+            "goal",
+            "be about a metric that the module logs",
+            repr(name),
+            f"It logs {printable(names)}.{unheld}",
         )
     return found

@@ -48,6 +48,7 @@ from noisescale.lightning.trainer_access import (
     validate_next,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
 
@@ -114,7 +115,7 @@ def describe(
             trainer.fit(module, **loaders)
     own = look.own
     if own is None:
-        raise ValueError("`data` must have at least one batch, got none. Give more data.")
+        raise Refusal("data", "have at least one batch", "none", "Give more data.")
     size = None if own.batch_size is None else own.batch_size * training.devices
     return replace(own, batch_size=size)
 
@@ -175,9 +176,11 @@ class _Describe(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not pl_module.automatic_optimization:
-            raise ValueError(
-                "`module` must use automatic optimization for a sweep, got manual optimization."
-                " Train the batch sizes yourself, and use `noisescale compare` on the runs."
+            raise Refusal(
+                "module",
+                "use automatic optimization for a sweep",
+                "manual optimization",
+                "Train the batch sizes yourself, and use `noisescale compare` on the runs.",
             )
         refuse_unsearchable(trainer.optimizers, schedules_of(trainer), self._searched)
         loader, configs = first_loader(trainer), trainer.lr_scheduler_configs
@@ -226,10 +229,11 @@ class _Describe(Callback):
         refuse_overridden(self._scaled)
         metric_of(trainer, self._goal.metric)
         if not self._looked:
-            raise ValueError(
-                "`goal` must be about a metric of the validation, or of each training step, got"
-                f" {self._goal.metric!r}, which is logged when an epoch ends. Log it in"
-                " `validation_step`."
+            raise Refusal(
+                "goal",
+                "be about a metric of the validation, or of each training step",
+                f"{self._goal.metric!r}, which is logged when an epoch ends",
+                "Log it in `validation_step`.",
             )
 
 
@@ -278,10 +282,12 @@ def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[
         held = DataLoader(held, batch_size=HELD) if isinstance(held, Dataset) else held
     if not hasattr(data, "train_dataloader"):
         if not (isinstance(data, (Dataset, DataLoader)) or hasattr(data, "__getitem__")):
-            raise ValueError(
-                "`data` must be a Dataset, a DataLoader or a LightningDataModule, or a pair to"
-                f" train and to validate on, got {type(data).__name__}. Give what the module trains"
-                " on."
+            raise Refusal(
+                "data",
+                "be a Dataset, a DataLoader or a LightningDataModule, or a pair to train and"
+                " to validate on",
+                type(data).__name__,
+                "Give what the module trains on.",
             )
         made = data if isinstance(data, DataLoader) else DataLoader(data, usual, shuffle=True)
         yield {"train_dataloaders": _resized_loader(made, size, ranks), "val_dataloaders": held}

@@ -35,7 +35,7 @@ from noisescale.lab.jobs.workers import (
     workers_to_start,
 )
 from noisescale.printable import printable, printable_json
-from noisescale.renamed import renamed
+from noisescale.refusal import Refusal, renamed
 
 if TYPE_CHECKING:
     from noisescale.lab.jobs.awaited import Shown
@@ -177,9 +177,8 @@ def tune_parameters(
     with renamed(flags | {"center": "center"}), stopped(place):
         to_start = workers_to_start(workers, launcher, launcher_option, lease, accelerator)
         if html is not None and not html.absolute().parent.is_dir():
-            raise ValueError(
-                f"`html` must be in a folder that exists, got {printable(html)}. Create the folder"
-                " first."
+            raise Refusal(
+                "html", "be in a folder that exists", printable(html), "Create the folder first."
             )
         job = made_job(
             training,

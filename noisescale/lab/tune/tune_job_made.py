@@ -153,7 +153,7 @@ def read_budget(text: str) -> float:
 
 def _time(text: str) -> float:
     """Return device-seconds."""
-    from noisescale.renamed import renamed
+    from noisescale.refusal import renamed
 
     with renamed({"budget": "--max-cost"}):
         return 3600 * read_budget(text)

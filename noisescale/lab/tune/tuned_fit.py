@@ -14,6 +14,7 @@ from noisescale.lab.sweep.results import DIVERGED, OUT_OF_STEPS
 from noisescale.lab.sweep.timed_run import TimedRun
 from noisescale.lab.sweep.trial_fit import Made, train_by_spec
 from noisescale.lab.tune.tune_job import DONE, TOO_DEAR
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -44,9 +45,11 @@ class _Tuned(TimedRun):
             steps, seconds = self._spent
             return {"value": None, "steps": steps, "seconds": seconds, "ended": self._ended}
         if not self._steps:
-            raise ValueError(
-                "`module` must train to the end, got one that stops the training before it was"
-                " evaluated. Let it train."
+            raise Refusal(
+                "module",
+                "train to the end",
+                "one that stops the training before it was evaluated",
+                "Let it train.",
             )
         value = self._values[-1]
         return {

@@ -18,6 +18,7 @@ from noisescale.meter.choosing import assigned_groups
 from noisescale.meter.logged_meter import LoggedMeter
 from noisescale.meter.meter import NoiseScaleMeter
 from noisescale.meter.options import MeterOptions
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -44,10 +45,11 @@ def meters_for(
     for index, optimizer in enumerate(trainer.optimizers if several else trainer.optimizers[:1]):
         try:
             if options.small_batch == "example" and is_compiled(trainer.lightning_module):
-                raise ValueError(
-                    '`model` must not be compiled with `small_batch="example"`, got a model made by'
-                    " torch.compile. Do not compile it, or choose"
-                    ' `small_batch="rank"` or "micro_batch".'
+                raise Refusal(
+                    "model",
+                    'not be compiled with `small_batch="example"`',
+                    "a model made by torch.compile",
+                    'Do not compile it, or choose `small_batch="rank"` or "micro_batch".',
                 )
             meter = NoiseScaleMeter.from_options(
                 model,

@@ -41,6 +41,7 @@ from noisescale.meter.logged_meter import LoggedMeter, nothing_measured
 from noisescale.meter.measuring_callback import MeasuringCallback
 from noisescale.meter.options import MeterOptions, SmallBatch
 from noisescale.printable import arguments
+from noisescale.refusal import TypeRefusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -201,14 +202,18 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
         if name is not None:
             check_monitor_name(name)
         if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeError(
-                f"`batch_size_fn` must be callable, got {batch_size_fn!r}."
-                " Pass a function from a batch to the number of examples in it."
+            raise TypeRefusal(
+                "batch_size_fn",
+                "be callable",
+                repr(batch_size_fn),
+                "Pass a function from a batch to the number of examples in it.",
             )
         if weight_fn is not None and not callable(weight_fn):
-            raise TypeError(
-                f"`weight_fn` must be callable, got {weight_fn!r}."
-                " Pass a function from a batch to the number of tokens in its loss."
+            raise TypeRefusal(
+                "weight_fn",
+                "be callable",
+                repr(weight_fn),
+                "Pass a function from a batch to the number of tokens in its loss.",
             )
         check_group_fn(group_fn)
         options = MeterOptions.among(locals())

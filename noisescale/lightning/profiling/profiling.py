@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from noisescale.lightning.profiling.timed_fit import BLOCKS, quiet, timed_fit
 from noisescale.lightning.resized_loaders import examples_in
 from noisescale.lightning.trainer_access import isolate_rng, rank_zero_info
+from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def profile_step_times(
     _check_counts("steps", [steps], least=BLOCKS)
     _check_counts("warm_up", [warm_up])
     if not (most := examples_in(data)):
-        raise ValueError("`data` must have examples, got none. Give what the module trains on.")
+        raise Refusal("data", "have examples", "none", "Give what the module trains on.")
     timings: list[StepTiming] = []
     why: list[str] = []
     ladder: Iterable[int] = _ladder(timings, most, why)
@@ -133,9 +134,11 @@ def _ladder(timings: list[StepTiming], most: float, why: list[str]) -> Iterator[
 def _check_counts(name: str, counts: Sequence[int], least: int = 1) -> None:
     for count in counts:
         if not least <= count < math.inf or count % 1:
-            raise ValueError(
-                f"`{name}` must be whole and at least {least}, got {count!r}."
-                f" Give {max(least, 8)}, for instance."
+            raise Refusal(
+                name,
+                f"be whole and at least {least}",
+                repr(count),
+                f"Give {max(least, 8)}, for instance.",
             )
     if not counts:
-        raise ValueError(f"`{name}` must have a value, got none. Leave it out for the default.")
+        raise Refusal(name, "have a value", "none", "Leave it out for the default.")

@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.memory import garbage_collection_cuda, is_oom_e
 from noisescale.lightning.resized_loaders import batches_of
 from noisescale.lightning.trainer_access import Callback, publish
 from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.refusal import Refusal
 from noisescale.step_time import StepTiming
 
 if TYPE_CHECKING:
@@ -130,8 +131,10 @@ class _Clock(Callback):
 def _seconds(trainer: pl.Trainer) -> float:
     seconds = float(trainer.callback_metrics[_METRIC])
     if math.isnan(seconds):
-        raise ValueError(
-            f"`data` must last for {trainer.limit_train_batches} batches, got"
-            f" {trainer.fit_loop.total_batch_idx + 1}. Take fewer `steps`, or give more data."
+        raise Refusal(
+            "data",
+            f"last for {trainer.limit_train_batches} batches",
+            trainer.fit_loop.total_batch_idx + 1,
+            "Take fewer `steps`, or give more data.",
         )
     return seconds

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from noisescale.checks import refuse
 from noisescale.lightning.resized_loaders import KEPT
-from noisescale.lightning.trainer_access import MisconfigurationException
+from noisescale.lightning.trainer_access import SettingRefusal
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -101,5 +101,5 @@ def check_resizable(loaders: list[Any]) -> None:
 
 def _refuse(data: str, value: str) -> NoReturn:
     remedy = "Micro-batches then stay as they are, and only their number changes."
-    needed, error = f"be left out for {data}", MisconfigurationException
+    needed, error = f"be left out for {data}", SettingRefusal
     refuse("max_device_batch_size", needed, value, remedy, error=error)

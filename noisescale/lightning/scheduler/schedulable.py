@@ -83,5 +83,5 @@ def check_may_resize(trainer: pl.Trainer) -> None:
 
 
 def _refuse(setting: str, value: str, reason: str, remedy: str) -> NoReturn:
-    use, error = "BatchSizeScheduler can work", trainer_access.MisconfigurationException
+    use, error = "BatchSizeScheduler can work", trainer_access.SettingRefusal
     refuse_setting(use, setting, value, reason, remedy, error)

@@ -21,6 +21,7 @@ from noisescale.lightning.scheduler.memory_trial import fits
 from noisescale.lightning.scheduler.schedulable import check_may_resize
 from noisescale.lightning.scheduler.schedules import ClockedSchedules, ProgressBy
 from noisescale.plan import Plan
+from noisescale.refusal import Refusal
 from noisescale.scheduling.controller import BatchSizeController
 from noisescale.scheduling.decision import Move
 from noisescale.scheduling.settings import SchedulerOptions
@@ -114,9 +115,11 @@ class ScheduledFit:
         rows: int | None = getattr(loaders.flattened[0], "batch_size", None)
         most = options.max_device_batch_size
         if most is not None and rows is not None and most < rows:
-            raise ValueError(
-                "`max_device_batch_size` must be at least the `batch_size` of the loader, got"
-                f" {most} < {rows}. Raise it, or start with smaller batches."
+            raise Refusal(
+                "max_device_batch_size",
+                "be at least the `batch_size` of the loader",
+                f"{most} < {rows}",
+                "Raise it, or start with smaller batches.",
             )
         if saved and saved["rows"] == rows:
             size = saved["controller"]["plan"]["device_batch_size"]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from noisescale.checks import refuse
 from noisescale.collectives import device_for
+from noisescale.refusal import Refusal
 
 Groups = Sequence[dist.ProcessGroup | None]
 
@@ -46,11 +47,12 @@ def check_alike(tensors: Sequence[Tensor], groups: Groups) -> None:
     one, here, rank, there = _two_that_differ(_everyone(said, groups))
     for index, pair in enumerate(zip_longest(here, there, fillvalue="none")):
         if pair[0] != pair[1]:
-            raise ValueError(
-                "`tensors` must be the same in number, shape and dtype on all ranks, got"
-                f" {len(here)} on rank {one} and {len(there)} on rank {rank}. Tensor {index} has"
-                f" {pair[0]} on rank {one}, and {pair[1]} on rank {rank}. Pass the same parameters"
-                " in the same order on each rank."
+            raise Refusal(
+                "tensors",
+                "be the same in number, shape and dtype on all ranks",
+                f"{len(here)} on rank {one} and {len(there)} on rank {rank}",
+                f"Tensor {index} has {pair[0]} on rank {one}, and {pair[1]} on rank {rank}."
+                " Pass the same parameters in the same order on each rank.",
             )
 
 
@@ -91,9 +93,11 @@ def check_same_settings(settings: dict[str, str], group: dist.ProcessGroup | Non
         return
     one, (here,), rank, (there,) = _two_that_differ(everyone)
     name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
-    raise ValueError(
-        f"`{name}` must be the same on all ranks, got {here.get(name)} on rank {one} and"
-        f" {there.get(name)} on rank {rank}. Pass the same value on each rank."
+    raise Refusal(
+        name,
+        "be the same on all ranks",
+        f"{here.get(name)} on rank {one} and {there.get(name)} on rank {rank}",
+        "Pass the same value on each rank.",
     )
 
 

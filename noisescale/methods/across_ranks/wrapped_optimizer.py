@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from noisescale.checks import refuse
+from noisescale.refusal import TypeRefusal
 
 
 class WrappedOptimizer(Optimizer):
@@ -31,7 +32,7 @@ class WrappedOptimizer(Optimizer):
         if not isinstance(optimizer, Optimizer):
             remedy = "Wrap one: `torch.optim.SGD(model.parameters(), lr=0.1)`."
             got = type(optimizer).__name__
-            refuse("optimizer", "be a torch optimizer", got, remedy, error=TypeError)
+            refuse("optimizer", "be a torch optimizer", got, remedy, error=TypeRefusal)
         # As a loaded optimizer is set up: the hooks alone, no groups of its own.
         self.__setstate__({"optimizer": optimizer})
 

@@ -22,6 +22,7 @@ from noisescale.methods.across_ranks.alike import check_alike, check_same_number
 from noisescale.methods.across_ranks.peers import Peers
 from noisescale.methods.adasum.fused import WIDTH, Buffers, Fused, combine_, products
 from noisescale.methods.adasum.rule import TINY, Dots, check_dtype, coefficients, folded
+from noisescale.refusal import TypeRefusal
 
 _COLUMNS = 3
 """What is added up over the pairs of the tree: Σ|leaf|², coefficients, cosines."""
@@ -80,7 +81,7 @@ def adasum_all_reduce_(
         >>> dist.destroy_process_group()
     """
     if isinstance(tensors, Tensor):
-        refuse("tensors", "be a sequence", "a tensor", "Pass `[tensor]`.", error=TypeError)
+        refuse("tensors", "be a sequence", "a tensor", "Pass `[tensor]`.", error=TypeRefusal)
     tensors = list(tensors)
     peers = Peers(group)
     if check:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from noisescale.checks import checked_count, refuse
 from noisescale.lightning import trainer_access
-from noisescale.lightning.trainer_access import MisconfigurationException
+from noisescale.lightning.trainer_access import SettingRefusal
 from noisescale.methods.across_ranks.own_steps import OwnSteps, copy_weights_
 from noisescale.methods.adasum.optimizer import AdasumOptimizer
 
@@ -116,7 +116,7 @@ class AdasumReduction(OwnSteps[AdasumOptimizer]):
                 f"divide the number of ranks, {ranks}",
                 size,
                 "Pass the ranks of a node.",
-                error=MisconfigurationException,
+                error=SettingRefusal,
             )
         nodes = [list(range(first, first + size)) for first in range(0, ranks, size)]
         within, _ = dist.new_subgroups_by_enumeration(nodes)

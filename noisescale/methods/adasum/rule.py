@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from noisescale.checks import refuse
+from noisescale.refusal import TypeRefusal
 
 TINY = math.sqrt(sys.float_info.min)
 """A vector of a smaller squared norm keeps the coefficient 1, as in Horovod."""
@@ -129,4 +130,4 @@ def check_dtype(dtype: torch.dtype) -> None:
     """Raise a TypeError unless vectors of this dtype can be combined."""
     if not (dtype.is_floating_point or dtype.is_complex):
         remedy = "Convert them with `.float()`."
-        refuse("tensors", "be of a floating-point dtype", str(dtype), remedy, error=TypeError)
+        refuse("tensors", "be of a floating-point dtype", str(dtype), remedy, error=TypeRefusal)

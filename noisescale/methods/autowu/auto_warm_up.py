@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from noisescale.methods.autowu.epoch_losses import EpochLosses
 from noisescale.methods.autowu.loss_minimum import loss_minimum
 from noisescale.methods.autowu.warm_up_then_cosine import WarmUpThenCosine
+from noisescale.refusal import Refusal
 
 CONFIGURATION = ("_schedules", "_steps_per_epoch", "_confidence", "_patience")
 
@@ -143,17 +144,19 @@ class AutoWarmUp(LRScheduler):
             )
         ]
         if not 0.5 <= confidence < 1:
-            raise ValueError(
-                f"`confidence` must lie between 0.5 and 1, got {confidence!r}. AutoWU uses 0.95."
+            raise Refusal(
+                "confidence", "lie between 0.5 and 1", repr(confidence), "AutoWU uses 0.95."
             )
         if patience < 1:
-            raise ValueError(f"`patience` must be 1 or more, got {patience!r}. AutoWU uses 3.")
+            raise Refusal("patience", "be 1 or more", repr(patience), "AutoWU uses 3.")
         if not 0 < patience * steps_per_epoch < self.warmup_steps:
-            raise ValueError(
-                f"`steps_per_epoch` must be positive and fit into the {self.warmup_steps} steps of"
-                f" the warm-up more than {patience} times (`patience`), got {steps_per_epoch!r}."
-                " Give fewer: the warm-up can end only at a test, and there is one every"
-                " `steps_per_epoch` steps."
+            raise Refusal(
+                "steps_per_epoch",
+                f"be positive and fit into the {self.warmup_steps} steps of the warm-up more"
+                f" than {patience} times (`patience`)",
+                repr(steps_per_epoch),
+                "Give fewer: the warm-up can end only at a test, and there is one every"
+                " `steps_per_epoch` steps.",
             )
         self._steps_per_epoch = steps_per_epoch
         self._confidence = confidence
@@ -233,8 +236,10 @@ class AutoWarmUp(LRScheduler):
 def _for_each_group(name: str, value: float | Sequence[float], groups: int) -> list[float]:
     values = list(value) if isinstance(value, Sequence) else [value] * groups
     if len(values) != groups:
-        raise ValueError(
-            f"`{name}` must be one number or have one for each of the {groups} parameter groups,"
-            f" got {value!r}. Give them in the optimizer's order."
+        raise Refusal(
+            name,
+            f"be one number or have one for each of the {groups} parameter groups",
+            repr(value),
+            "Give them in the optimizer's order.",
         )
     return values

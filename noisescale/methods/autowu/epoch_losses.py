@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noisescale.collectives import device_for
+from noisescale.refusal import Refusal
 
 
 class EpochLosses:
@@ -42,9 +43,11 @@ class EpochLosses:
         """Record the loss of a micro-batch."""
         value = torch.as_tensor(loss).detach()
         if value.numel() != 1:
-            raise ValueError(
-                f"`loss` must be a single number, got shape {tuple(value.shape)}."
-                " Reduce it as for the backward pass, by `loss.mean()` for instance."
+            raise Refusal(
+                "loss",
+                "be a single number",
+                f"shape {tuple(value.shape)}",
+                "Reduce it as for the backward pass, by `loss.mean()` for instance.",
             )
         # A copy: a captured CUDA graph, for one, writes the next loss to the same place.
         self._micro_batches.append(value.reshape(()).to(torch.float32, copy=True))

@@ -13,6 +13,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
+from noisescale.refusal import Refusal
+
 Floats = NDArray[np.float64]
 
 GRID_POINTS = 500
@@ -173,9 +175,11 @@ def _points(losses: Floats, max_points: int) -> tuple[Floats, Floats]:
     start, finite = losses.size % size, np.isfinite(losses)
     count = finite[start:].reshape(-1, size).sum(1)
     if not count.any():
-        raise ValueError(
-            f"`losses` must have a finite value, got {losses.size} without one."
-            " Look for what made them infinite, such as too high a learning rate."
+        raise Refusal(
+            "losses",
+            "have a finite value",
+            f"{losses.size} without one",
+            "Look for what made them infinite, such as too high a learning rate.",
         )
 
     def means(values: Floats) -> Floats:

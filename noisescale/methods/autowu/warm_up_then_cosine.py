@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from noisescale.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class WarmUpThenCosine:
@@ -47,29 +49,36 @@ class WarmUpThenCosine:
 
     def __post_init__(self) -> None:
         if not 1 <= self.total_steps < math.inf:
-            raise ValueError(
-                f"`total_steps` must be 1 or more, got {self.total_steps!r}."
-                " Count the optimizer steps of the whole run."
+            raise Refusal(
+                "total_steps",
+                "be 1 or more",
+                repr(self.total_steps),
+                "Count the optimizer steps of the whole run.",
             )
         if not 0 < self.min_lr < self.max_lr < math.inf:
-            raise ValueError(
-                "`max_lr` must be finite and exceed `min_lr`, which must be positive, got"
-                f" {self.max_lr!r} and {self.min_lr!r}. Both replace the learning rates of the"
-                " optimizer."
+            raise Refusal(
+                "max_lr",
+                "be finite and exceed `min_lr`, which must be positive",
+                f"{self.max_lr!r} and {self.min_lr!r}",
+                "Both replace the learning rates of the optimizer.",
             )
         if not 0 < self.max_warmup_fraction < 1:
-            raise ValueError(
-                f"`max_warmup_fraction` must lie between 0 and 1, got"
-                f" {self.max_warmup_fraction!r}. The rest of the steps is for the decay."
+            raise Refusal(
+                "max_warmup_fraction",
+                "lie between 0 and 1",
+                repr(self.max_warmup_fraction),
+                "The rest of the steps is for the decay.",
             )
         if (
             self.cooldown_fraction is not None
             and not 0 < self.cooldown_fraction <= 1 - self.max_warmup_fraction
         ):
-            raise ValueError(
-                "`cooldown_fraction` must be positive and leave room for the warm-up's share of"
-                f" {self.max_warmup_fraction!r}, got {self.cooldown_fraction!r}. Leave it out for a"
-                " cosine that begins where the warm-up ends."
+            raise Refusal(
+                "cooldown_fraction",
+                "be positive and leave room for the warm-up's share of"
+                f" {self.max_warmup_fraction!r}",
+                repr(self.cooldown_fraction),
+                "Leave it out for a cosine that begins where the warm-up ends.",
             )
 
     @property

@@ -13,6 +13,7 @@ from torch.optim import SGD
 from noisescale.checks import refuse
 from noisescale.methods.adasum.fused import as_real
 from noisescale.methods.decentlam.flat import Flat
+from noisescale.refusal import TypeRefusal
 
 LR_OF_U = "lr_of_u"
 """The key in a parameter group of the learning rate in its u."""
@@ -36,7 +37,7 @@ def check_sgd(optimizer: object) -> None:
             " momentum=0.9)`. `AdasumOptimizer` takes any optimizer."
         )
         got = type(optimizer).__name__
-        refuse("optimizer", "be a torch.optim.SGD", got, remedy, error=TypeError)
+        refuse("optimizer", "be a torch.optim.SGD", got, remedy, error=TypeRefusal)
 
 
 def check_sgd_groups(groups: Sequence[dict[str, Any]], largest_momentum: float) -> None:

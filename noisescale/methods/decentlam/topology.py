@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noisescale.checks import checked_choice, refuse
+from noisescale.refusal import TypeRefusal
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
@@ -162,7 +163,7 @@ def _square(name: str, matrix: Any, remedy: str) -> Matrix:
         needed = "be a matrix of numbers"
         if name == "topology":
             needed += f" or one of {', '.join(NAMES)}"
-        refuse(name, needed, f"{type(matrix).__name__} {matrix!r:.60}", remedy, error=TypeError)
+        refuse(name, needed, f"{type(matrix).__name__} {matrix!r:.60}", remedy, error=TypeRefusal)
     if found.ndim != 2 or found.shape[0] != found.shape[1] or not len(found):
         refuse(name, "be a square matrix", f"shape {found.shape}", remedy)
     return found

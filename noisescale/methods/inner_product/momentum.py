@@ -15,7 +15,8 @@ from torch.optim import Optimizer, RMSprop
 from noisescale.collectors.devices import MOST_ELEMENTS, together
 from noisescale.collectors.gradient_norms import ExtraEntry, GradientNorms
 from noisescale.collectors.squared_norms import LONGEST_DOT, Norm, squared_norm, sums_of
-from noisescale.guard import RefusalError
+from noisescale.guard import EndsTraining
+from noisescale.refusal import Refusal, TypeRefusal
 
 _KEPT = ("momentum_buffer", "exp_avg")
 """Names of the running mean of gradients in an optimizer's state: SGD's and Adam's."""
@@ -52,22 +53,25 @@ class MomentumDirection(ExtraEntry):
     def __init__(self, optimizer: Optimizer | None, parameters: Iterable[Parameter]) -> None:
         groups = getattr(optimizer, "param_groups", None)
         if optimizer is None or groups is None:
-            raise TypeError(
-                f"`optimizer` must be an optimizer, got {optimizer!r}. Pass that of the run."
+            raise TypeRefusal(
+                "optimizer", "be an optimizer", repr(optimizer), "Pass that of the run."
             )
         kind = type(optimizer).__name__
         # RMSprop's buffer is a mean of scaled gradients.
         if isinstance(optimizer, RMSprop) or not all(map(_beta, groups)):
-            raise ValueError(
-                "`optimizer` must be one with momentum in all parameter groups, got"
-                f" {kind} without. {_TESTS} need it: use momentum, or another policy for the batch"
-                " size."
+            raise Refusal(
+                "optimizer",
+                "be one with momentum in all parameter groups",
+                f"{kind} without",
+                f"{_TESTS} need it: use momentum, or another policy for the batch size.",
             )
         known = {id(p) for group in groups for p in group["params"]}
         if not all(id(p) in known for p in parameters):
-            raise ValueError(
-                f"`optimizer` must be that of all measured parameters, got {kind} without"
-                f" some. {_TESTS} need one optimizer: choose another policy for the batch size."
+            raise Refusal(
+                "optimizer",
+                "be that of all measured parameters",
+                f"{kind} without some",
+                f"{_TESTS} need one optimizer: choose another policy for the batch size.",
             )
         self._optimizer = optimizer
         self._sq_norm: Tensor | None = None
@@ -82,7 +86,7 @@ class MomentumDirection(ExtraEntry):
         """Return a parameter's part of m; None before its first step.
 
         Raises:
-            RefusalError: If the optimizer has stepped, and keeps no mean of gradients.
+            EndsTraining: If the optimizer has stepped, and keeps no mean of gradients.
         """
         state = self._optimizer.state.get(parameter)
         if not state:
@@ -92,7 +96,7 @@ class MomentumDirection(ExtraEntry):
         if mean is None and kept:
             return None
         if mean is None or mean.is_sparse:
-            raise RefusalError(
+            raise EndsTraining(
                 "`optimizer` must be one that keeps a dense `momentum_buffer` or `exp_avg`,"
                 f" got {type(self._optimizer).__name__} without. {_TESTS} need it: choose another"
                 " policy for the batch size."
@@ -108,7 +112,7 @@ class MomentumDirection(ExtraEntry):
         small: list[tuple[tuple[Tensor, Tensor], Hashable, int]] = []
         for parameter, gradient, _ in gradients:
             if gradient.is_sparse:
-                raise RefusalError(
+                raise EndsTraining(
                     f"Gradients must be dense for the noise along them, got a sparse one. {_TESTS}"
                     " need it: choose another policy for the batch size."
                 )

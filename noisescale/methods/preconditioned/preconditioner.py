@@ -14,6 +14,7 @@ from torch.optim import Adamax, Optimizer
 from noisescale.collectors.devices import MOST_ELEMENTS, together
 from noisescale.collectors.gradient_norms import ExtraEntry
 from noisescale.collectors.squared_norms import Norm, as_real, norms_of
+from noisescale.refusal import Refusal
 
 # A gradient is scaled in blocks of so many elements: no copy of a large one is ever whole.
 _BLOCK = 2**20
@@ -58,10 +59,11 @@ class AdamPreconditioner(ExtraEntry):
         groups = [] if optimizer is None else optimizer.param_groups
         scales = all({"betas", "eps"} <= group.keys() for group in groups)
         if optimizer is None or not scales or isinstance(optimizer, Adamax):
-            raise ValueError(
-                "`optimizer` must be an optimizer of Adam's family, got"
-                f" {type(optimizer).__name__}, which keeps no mean of squared gradients."
-                " Leave the preconditioned noise scale out: the simple one needs none."
+            raise Refusal(
+                "optimizer",
+                "be an optimizer of Adam's family",
+                f"{type(optimizer).__name__}, which keeps no mean of squared gradients",
+                "Leave the preconditioned noise scale out: the simple one needs none.",
             )
         self._optimizer = optimizer
         self._settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}

@@ -15,6 +15,7 @@ from noisescale.collectors.per_example.layers.convolution import ConvLayer
 from noisescale.collectors.per_example.layers.layer import Layer
 from noisescale.collectors.per_example.layers.linear import EmbeddingLayer, LinearLayer
 from noisescale.collectors.per_example.layers.normalization import GroupNormLayer, NormLayer
+from noisescale.refusal import TypeRefusal
 
 Kinds = dict[type[nn.Module], type[Layer]]
 
@@ -82,9 +83,8 @@ def register_layer(
     """
     for name, value, base in (("module", module, nn.Module), ("layer", layer, Layer)):
         if not (isinstance(value, type) and issubclass(value, base)):
-            raise TypeError(
-                f"`{name}` must be a subclass of {base.__name__}, got {value!r}. Pass the class"
-                " itself."
+            raise TypeRefusal(
+                name, f"be a subclass of {base.__name__}", repr(value), "Pass the class itself."
             )
     ALL[module] = layer
     if normalization:

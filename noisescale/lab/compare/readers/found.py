@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from noisescale.csv_lines import csv_lines
 from noisescale.lab.compare.measurements import Measurements, Trial
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ def table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """
     (_, names), *lines = list(csv_lines(path)) or [(0, [])]
     if not names:
-        raise ValueError(
-            f"`{printable(path)}` must have a line of column names, got an empty file."
-            " Name another file."
+        raise Refusal(
+            printable(path), "have a line of column names", "an empty file", "Name another file."
         )
     return names, lines
 
@@ -51,9 +51,11 @@ def number(text: str, path: Path, line: int, column: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(
-            f"`{printable(column)}` must be a number, got {text!r} in line {line} of"
-            f" {printable(path)}. Correct this cell, or remove the line."
+        raise Refusal(
+            printable(column),
+            "be a number",
+            f"{text!r} in line {line} of {printable(path)}",
+            "Correct this cell, or remove the line.",
         ) from None
 
 
@@ -83,9 +85,11 @@ def measured(
             the evaluations are from.
     """
     if batch_size <= 0 or math.isinf(batch_size):
-        raise ValueError(
-            f"`batch_size` must be positive and finite, got {batch_size:g} for {printable(where)}."
-            " Correct it, or leave it out."
+        raise Refusal(
+            "batch_size",
+            "be positive and finite",
+            f"{batch_size:g} for {printable(where)}",
+            "Correct it, or leave it out.",
         )
     if examples is None and math.isfinite(batch_size):
         examples = batch_size * np.asarray(steps, np.float64)

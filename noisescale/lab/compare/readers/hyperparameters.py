@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from noisescale.extras import is_installed
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 LEARNING_RATES = (
     "learning_rate",
@@ -81,9 +82,11 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     try:
         found = yaml.load(file.read_text("utf-8"), plain)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"`{printable(file)}` must be YAML, got {printable(' '.join(str(error).split()))}."
-            " Correct or remove the file."
+        raise Refusal(
+            printable(file),
+            "be YAML",
+            printable(" ".join(str(error).split())),
+            "Correct or remove the file.",
         ) from error
     return found if isinstance(found, dict) else {}
 

@@ -23,12 +23,12 @@ from noisescale.history.reading import (
     read_log,
     steps_behind,
 )
-from noisescale.history.run_error import RunError
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_event_file, measured, named
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters, read_hparams
 from noisescale.lab.compare.readers.long_csv import GROUPS, TRIALS
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 Array = NDArray[np.float64]
 
@@ -85,10 +85,11 @@ def read_logged_run(run: Path, below: Path, metric: str, submission: str | None)
     given = read_hparams(folder)
     if isinstance(log, CsvLog):
         if not is_csv_run(log.path, log.names):
-            raise ValueError(
-                f"`{printable(log.path)}` must have one run, got the columns"
-                f" {', '.join(_of_trials(log.names))} of several trials. Name the file, not its"
-                " folder."
+            raise Refusal(
+                printable(log.path),
+                "have one run",
+                f"the columns {', '.join(_of_trials(log.names))} of several trials",
+                "Name the file, not its folder.",
             )
         clock = log.clock_of(metric)
         of_lightning = clock == OF_LIGHTNING_IN_WANDB or (clock == CLOCKS[0] and of_lightning)
@@ -152,7 +153,9 @@ def _monitored(
         return None, None
     try:
         history = history_in(log, run, *(measured_in(ours) or ("", 0)))
-    except RunError:  # no whole row
+    except Refusal as refused:
+        if refused.word != "empty":  # there is no whole row
+            raise
         return None, None
     return history, steps_behind(clock.steps, clock.values)
 

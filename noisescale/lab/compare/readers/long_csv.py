@@ -14,6 +14,7 @@ from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, is_number, measured, number, table
 from noisescale.lab.compare.readers.hyperparameters import LEARNING_RATES
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 STEPS = ("step", "steps", "global_step")
 TRIALS = ("trial", "run", "seed")
@@ -78,9 +79,11 @@ class _Evaluations:
             _first(names, of) for of in (STEPS, EPOCHS, TRIALS, LEARNING_RATES)
         )
         if not self.step:
-            raise ValueError(
-                f"`{printable(path)}` must have a column `step`, got {printable(', '.join(names))}."
-                " Rename the column of the optimizer step."
+            raise Refusal(
+                printable(path),
+                "have a column `step`",
+                printable(", ".join(names)),
+                "Rename the column of the optimizer step.",
             )
         key = (*GROUPS, "optimizer", self.trial, "batch_size", self.rate)
         self.key = [name for name in key if name in names]
@@ -164,10 +167,11 @@ class _Evaluations:
         if self.trial:
             return trials  # which may have been resumed
         for first, again in filter(None, map(self._repeated, trials)):
-            raise ValueError(
-                f"`{printable(self.path)}` must have one line for each step of a trial, got the"
-                f" step {first.cells[self.step]} in lines {first.number} and {again.number}. Add a"
-                " column `trial` with the name or number of each line's trial."
+            raise Refusal(
+                printable(self.path),
+                "have one line for each step of a trial",
+                f"the step {first.cells[self.step]} in lines {first.number} and {again.number}",
+                "Add a column `trial` with the name or number of each line's trial.",
             )
         return trials
 
@@ -195,12 +199,14 @@ class _Evaluations:
         for group in self._grouped(without=self.rate) if self.rate else ():
             rates = {self._number(line, self.rate) for line in group} - {math.nan}
             if len(rates) > 1 and not self._repeated(group):
-                raise ValueError(
-                    f"`{self.rate}` must be one number for each trial, got {len(rates)} numbers"
-                    f" from {min(rates):g} to {max(rates):g} at different steps of what may be one"
-                    f" trial, in line {group[0].number} of {printable(self.path)} and others."
-                    " Write the peak learning rate into each line of a trial. If these are several"
-                    " trials, give each its own name in a column `trial`."
+                raise Refusal(
+                    str(self.rate),
+                    "be one number for each trial",
+                    f"{len(rates)} numbers from {min(rates):g} to {max(rates):g} at different"
+                    f" steps of what may be one trial, in line {group[0].number} of"
+                    f" {printable(self.path)} and others",
+                    "Write the peak learning rate into each line of a trial. If these are several"
+                    " trials, give each its own name in a column `trial`.",
                 )
 
 

@@ -14,6 +14,7 @@ from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, measured, named, natural, number, table
 from noisescale.lab.compare.readers.hyperparameters import hyperparameters
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 MEASUREMENTS = "measurements.csv"
 """The file that makes a folder a trial."""
@@ -85,9 +86,8 @@ def _evaluations(file: Path, metric: str, seen: dict[str, None]) -> tuple[list[f
     names, lines = table(file)
     seen.update(dict.fromkeys(names))
     if "step" not in names:
-        raise ValueError(
-            f"`{printable(file)}` must have a column `step`, got {printable(', '.join(names))}."
-            " Add this column."
+        raise Refusal(
+            printable(file), "have a column `step`", printable(", ".join(names)), "Add this column."
         )
     if metric not in names:
         return [], []
@@ -104,10 +104,11 @@ def _batch_size_of(study: Path) -> float:
     except (TypeError, ValueError):
         size = math.nan
     if not 0 < size < math.inf:
-        raise ValueError(
-            f"`{printable(study)}` must be named by the batch size of its trials, got"
-            f" {printable(said)!r}."
-            " Arrange the folders as dataset/model/optimizer/batch_size/trial."
+        raise Refusal(
+            printable(study),
+            "be named by the batch size of its trials",
+            repr(printable(said)),
+            "Arrange the folders as dataset/model/optimizer/batch_size/trial.",
         )
     return size
 
@@ -124,7 +125,5 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(
-            f"`{printable(file)}` must be JSON, got {error}. Correct or remove the file."
-        ) from error
+        raise Refusal(printable(file), "be JSON", error, "Correct or remove the file.") from error
     return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from noisescale.lab.compare.measurements import Trial
 from noisescale.lab.compare.readers.found import Found, measured, number, table
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 _BETWEEN = " - "
 _RANGES = ("__MIN", "__MAX")
@@ -51,10 +52,12 @@ def read_chart(path: Path, metric: str, submission: str | None) -> Found:
         clocks = {axis: _STEPS[axis]} if axis in _STEPS else of_run
         clock = next((name for name in clocks if name in names), None)
         if clock is None:
-            raise ValueError(
-                f"`{printable(path)}` must have the steps of {printable(run)}, got the x-axis"
-                f" {printable(axis)!r} alone. Choose the x-axis trainer/global_step or Step in the"
-                " chart's settings, and export the chart again."
+            raise Refusal(
+                printable(path),
+                f"have the steps of {printable(run)}",
+                f"the x-axis {printable(axis)!r} alone",
+                "Choose the x-axis trainer/global_step or Step in the chart's settings, and"
+                " export the chart again.",
             )
         at, of = names.index(clock), names.index(column)
         rows = [(line, row) for line, row in lines if row[of] and row[at]]

@@ -19,6 +19,7 @@ from optuna.distributions import (
 
 from noisescale.checks import is_real, refuse
 from noisescale.lab.tune.carbs.spaces import Array, LinearSpace, LogSpace, Space
+from noisescale.refusal import TypeRefusal
 
 CORNER = 0.3 / math.sqrt(2)
 """Coordinate of a choice on its own axis. Two choices are as far apart as a step is wide."""
@@ -149,7 +150,7 @@ def _dimension(name: str, distribution: BaseDistribution, space: Space | None) -
             f"have no space for {name!r}, whose choices are not numbers",
             repr(found.choices),
             "Leave it out of `spaces`.",
-            error=TypeError,
+            error=TypeRefusal,
         )
     if not np.isfinite(space.to_basic(found.choices)).all():
         refuse(

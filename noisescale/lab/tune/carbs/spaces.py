@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from noisescale.checks import checked_count, checked_positive, refuse
+from noisescale.refusal import TypeRefusal
 
 Array = NDArray[np.float64]
 
@@ -208,6 +209,6 @@ def checked_spaces(spaces: Any) -> dict[str, Space]:
                 f"have a space of noisescale.lab.tune.carbs.spaces for {name!r}",
                 repr(space),
                 "Pass, for example, `LogSpace()`.",
-                error=TypeError,
+                error=TypeRefusal,
             )
     return dict(spaces or {})

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of an argument, a file or a setting that cannot be used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+class Refusal(ValueError):
+    """What was given cannot be used. The text of the error is made of its fields.
+
+    Args:
+        argument: The name of the argument, or of the file; or several names.
+        requirement: What it must be or do. It follows the word "must".
+        got: What was given.
+        remedy: What to do. One or more sentences.
+        word: The reason, short enough for a table, for example "unmeasured".
+
+    Examples:
+        >>> raise Refusal("price", "be positive", "-1", "Give a price in any currency.")
+        Traceback (most recent call last):
+        ...
+        noisescale.refusal.Refusal: `price` must be positive, got -1. Give a price in any currency.
+    """
+
+    def __init__(
+        self,
+        argument: str | tuple[str, ...],
+        requirement: str,
+        got: object,
+        remedy: str,
+        *,
+        word: str = "",
+    ) -> None:
+        self.arguments = (argument,) if isinstance(argument, str) else argument
+        self.requirement, self.got, self.remedy, self.word = requirement, f"{got}", remedy, word
+        *others, last = (f"`{name}`" for name in self.arguments)
+        names = f"{', '.join(others)} and {last}" if others else last
+        super().__init__(f"{names} must {requirement}, got {got}. {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again: workers send their errors to the process that waits."""
+        return _again, (type(self), self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        names = ("requirement", "got", "remedy", "word")
+        return {"argument": self.arguments, **{name: getattr(self, name) for name in names}}
+
+    def renamed(self, names: Mapping[str, str]) -> Refusal:
+        """Return the same error for a reader who knows the arguments by other names.
+
+        Names in backticks are replaced in all fields, "`name=value`" as a whole.
+
+        Examples:
+            >>> refused = Refusal("goal", "come with `second_run`", "one alone", "Give both.")
+            >>> print(refused.renamed({"goal": "--goal", "second_run": "--second-run"}))
+            `--goal` must come with `--second-run`, got one alone. Give both.
+        """
+        known = re.compile(rf"`({'|'.join(map(re.escape, names))})(=\\w+)?`")
+
+        def shown(text: str) -> str:
+            return known.sub(lambda found: f"`{names[found[1]]}`", text)
+
+        return type(self)(
+            tuple(shown(f"`{name}`").strip("`") for name in self.arguments),
+            *map(shown, (self.requirement, self.got, self.remedy)),
+            word=self.word,
+        )
+
+
+class TypeRefusal(Refusal, TypeError):
+    """What was given has another type than is needed."""
+
+
+class FileRefusal(Refusal, FileNotFoundError):
+    """A file or folder does not exist."""
+
+
+def _again(kind: type[Refusal], fields: dict[str, Any]) -> Refusal:
+    return kind(**fields)
+
+
+UNUSABLE = "unusable"
+"""The word for an error that has no word of its own."""
+
+
+def word_for(error: BaseException) -> str:
+    """Return the reason as a table says it.
+
+    Examples:
+        >>> word_for(Refusal("run", "have events", "none", "Name another.", word="empty"))
+        'empty'
+    """
+    return (error.word if isinstance(error, Refusal) else "") or UNUSABLE
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Have refusals of a block name the arguments as the reader knows them: flags, fields, columns.
+
+    Args:
+        names: From the argument to what the reader knows it by.
+    """
+    try:
+        yield
+    except Refusal as refused:
+        raise refused.renamed(names) from refused

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals: their text, their fields, and how they come from a worker."""
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from noisescale.lightning.trainer_access import MisconfigurationException, SettingRefusal
+from noisescale.refusal import FileRefusal, Refusal, TypeRefusal, renamed
+
+KINDS = [Refusal, TypeRefusal, FileRefusal, SettingRefusal]
+
+
+def refused(kind: type[Refusal]) -> Refusal:
+    return kind(("low", "high"), "come with `price`", 3.5, "Give `price=1`.", word="alone")
+
+
+def refuse_in_a_worker() -> None:
+    raise refused(Refusal)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refusal_is_the_same_after_a_pickle(kind: type[Refusal]) -> None:
+    again = pickle.loads(pickle.dumps(refused(kind)))
+
+    assert type(again) is kind
+    assert str(again) == "`low` and `high` must come with `price`, got 3.5. Give `price=1`."
+    assert again.arguments == ("low", "high")
+    assert (again.requirement, again.got) == ("come with `price`", "3.5")
+    assert (again.remedy, again.word) == ("Give `price=1`.", "alone")
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (Refusal, ValueError),
+        (TypeRefusal, TypeError),
+        (FileRefusal, FileNotFoundError),
+        (SettingRefusal, MisconfigurationException),
+    ],
+)
+def test_a_refusal_is_the_error_that_python_and_lightning_expect(
+    kind: type[Refusal], base: type[Exception]
+) -> None:
+    assert isinstance(refused(kind), base)
+    assert isinstance(refused(kind), Refusal)
+
+
+def test_a_refusal_that_a_worker_raises_arrives_with_its_fields() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as workers:
+        with pytest.raises(Refusal) as raised:
+            workers.submit(refuse_in_a_worker).result(60)
+
+    assert raised.value.arguments == ("low", "high")
+    assert raised.value.word == "alone"
+
+
+def test_arguments_are_called_as_the_reader_knows_them_in_all_fields() -> None:
+    with pytest.raises(Refusal) as raised, renamed({"low": "--low", "price": "--price"}):
+        raise refused(Refusal)
+
+    assert raised.value.arguments == ("--low", "high")
+    assert raised.value.requirement == "come with `--price`"
+    assert raised.value.remedy == "Give `--price`."
+    assert raised.value.word == "alone"
+
+
+def test_words_that_are_no_names_stay() -> None:
+    with pytest.raises(Refusal) as raised, renamed({"run": "RUN"}):
+        raise Refusal("run", "be a run", "run, a word", "Name the run.")
+
+    assert str(raised.value) == "`RUN` must be a run, got run, a word. Name the run."
