@@ -200,7 +200,7 @@ def test_the_documented_keys_are_those_that_are_logged() -> None:
     logged = set(re.findall(r"`(noise_scale/\w+)`", noisescale.NoiseScaleMonitor.__doc__ or ""))
 
     assert documented == logged
-    assert len(logged) == 23
+    assert len(logged) == 20
 
 
 def test_the_documented_arguments_are_those_of_the_monitor() -> None:
