@@ -59,7 +59,7 @@ class Refusal(ValueError):
             >>> print(refused.renamed({"goal": "--goal", "second_run": "--second-run"}))
             `--goal` must come with `--second-run`, got one alone. Give both.
         """
-        known = re.compile(rf"`({'|'.join(map(re.escape, names))})(=\\w+)?`")
+        known = re.compile(rf"`({'|'.join(map(re.escape, names))})(=\w+)?`")
 
         def shown(text: str) -> str:
             return known.sub(lambda found: f"`{names[found[1]]}`", text)
@@ -77,6 +77,10 @@ class TypeRefusal(Refusal, TypeError):
 
 class FileRefusal(Refusal, FileNotFoundError):
     """A file or folder does not exist."""
+
+
+class FolderRefusal(Refusal, IsADirectoryError):
+    """A folder is where a file is needed."""
 
 
 def _again(kind: type[Refusal], fields: dict[str, Any]) -> Refusal:

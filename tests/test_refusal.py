@@ -8,9 +8,9 @@ from multiprocessing import get_context
 import pytest
 
 from noisescale.lightning.trainer_access import MisconfigurationException, SettingRefusal
-from noisescale.refusal import FileRefusal, Refusal, TypeRefusal, renamed
+from noisescale.refusal import FileRefusal, FolderRefusal, Refusal, TypeRefusal, renamed
 
-KINDS = [Refusal, TypeRefusal, FileRefusal, SettingRefusal]
+KINDS = [Refusal, TypeRefusal, FileRefusal, FolderRefusal, SettingRefusal]
 
 
 def refused(kind: type[Refusal]) -> Refusal:
@@ -38,6 +38,7 @@ def test_a_refusal_is_the_same_after_a_pickle(kind: type[Refusal]) -> None:
         (Refusal, ValueError),
         (TypeRefusal, TypeError),
         (FileRefusal, FileNotFoundError),
+        (FolderRefusal, IsADirectoryError),
         (SettingRefusal, MisconfigurationException),
     ],
 )
@@ -49,9 +50,9 @@ def test_a_refusal_is_the_error_that_python_and_lightning_expect(
 
 
 def test_a_refusal_that_a_worker_raises_arrives_with_its_fields() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as workers:
-        with pytest.raises(Refusal) as raised:
-            workers.submit(refuse_in_a_worker).result(60)
+    workers = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    with workers, pytest.raises(Refusal) as raised:
+        workers.submit(refuse_in_a_worker).result(60)
 
     assert raised.value.arguments == ("low", "high")
     assert raised.value.word == "alone"

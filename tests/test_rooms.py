@@ -13,7 +13,8 @@ PACKAGE = Path(noisescale.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    "_version state guard checks printable renamed extras collectives",
+    "_version state refusal printable guard",
+    "checks extras collectives",
     "bounded csv_lines estimation batches",
     "tradeoff plan",
     "history step_time",

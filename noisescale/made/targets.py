@@ -190,6 +190,8 @@ def told_in_a_line(too_large: str) -> Iterator[None]:
 
     try:
         yield
+    except Refusal:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
             raise ValueError(too_large) from error

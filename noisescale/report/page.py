@@ -16,7 +16,7 @@ import plotly
 from plotly.offline import get_plotlyjs
 
 from noisescale._version import __version__
-from noisescale.refusal import FileRefusal
+from noisescale.refusal import FileRefusal, FolderRefusal
 from noisescale.report.colours import DARK
 from noisescale.report.figures import SETTINGS, PlacedFigure
 from noisescale.report.tables import Cell, Line, Table
@@ -74,8 +74,11 @@ def write_page(page: Page, path: Path) -> Path:
             "path", "be in a folder that exists", repr(str(path)), "Create its folder first."
         )
     if path.is_dir():
-        raise IsADirectoryError(
-            f"`path` must name a file, got the folder {str(path)!r}. Add the name of a page to it."
+        raise FolderRefusal(
+            "path",
+            "name a file",
+            f"the folder {str(path)!r}",
+            "Add the name of a page to it.",
         )
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -203,7 +203,7 @@ CASES: list[tuple[list[str], str]] = [
     (["predict", "runs", "--details"], "`--details` must be used with one run, got 8 runs in"),
     (["predict", "runs/twice"], "`runs/twice/metrics.csv` must name each column once"),
     (["predict", "runs/hosts"], "`runs/hosts/metrics.csv` must have one column for each metric"),
-    (["predict", "runs/cell"], "`noise_scale/lower_bound` must be finite, got '\\x1b[31m'"),
+    (["predict", "runs/cell"], "`noise_scale/lower_bound` must be a number, got '\\x1b[31m'"),
     (["predict", "runs/others"], "`runs/others` must be a run with NoiseScaleMonitor"),
     (["predict", "runs/[red]"], "`runs/[red]` must be a run with NoiseScaleMonitor"),
     (["predict", "runs/[x[/]"], "`runs/[x[/]` must be a run with NoiseScaleMonitor"),
