@@ -273,7 +273,10 @@ def settings(here: Path) -> SweepJob:
             ("train.py:make", "--seed", -1),
             "`--seed` must be from 0 to below 2,147,483,648, got -1.",
         ),
-        (("train.py:make", "--search", "momentum"), "must have a range, got 'momentum'. Write mom"),
+        (
+            ("train.py:make", "--search", "momentum"),
+            "must be written as name=values, got 'momentum",
+        ),
         (("train.py:make", "--lease", "inf"), "at least 1 second, and finite, got inf. Give 60."),
         (("train.py:make", "--batch-sizes", "8,512"), "be at most the number of examples, 256"),
         (("train.py:make", "--search", "dropout=0..1"), "`--search` must name learning_rate"),
