@@ -336,6 +336,7 @@ def test_a_storage_of_another_sweep_is_refused_and_one_that_is_gone_too(here: Pa
         )
 
 
+@pytest.mark.timeout(400)
 def test_where_all_trainings_fail_their_reason_is_the_last_line(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,7 @@ class MomentumSpace(Space):
     rounds = False
 
     def _coordinate(self, values: Array) -> Array:
-        return -np.log10(1 - values)
+        return np.asarray(0.0 - np.log10(1 - values))  # no -0.0
 
     def _value(self, coordinates: Array) -> Array:
         return np.asarray(1 - 10.0**-coordinates)
