@@ -51,7 +51,7 @@ def fit_sweep(
     ] = "examples",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Fit steps = S_min (1 + B_crit/B) to a sweep over batch sizes, in log space."""
+    """Fit the law of steps against batch size to a sweep, in log space."""
     from rich.console import Console
 
     from noisescale.report.records import fit_as_dict

@@ -21,7 +21,8 @@ from noisescale.history.run_law import RunLaw, critical_batch_size_over
 from noisescale.history.segments import Array, Segments
 from noisescale.printable import printable
 from noisescale.refusal import Refusal
-from noisescale.tradeoff.profile import STEPS_SCATTER, profiled_critical_batch_size
+from noisescale.tradeoff.profile import STEPS_SCATTER
+from noisescale.tradeoff.regimes import find_regimes
 
 FORMAT = "noisescale branches 2"
 """The value of the key `format` in a file."""
@@ -193,9 +194,8 @@ class BranchedRun:
         of_orders = float(np.mean(spreads)) if spreads else 0.0
         scatter = math.sqrt(STEPS_SCATTER**2 + of_orders / many)
         steps_of_each = [math.exp(float(np.median(logs))) for logs in reached.values()]
-        return profiled_critical_batch_size(
-            list(reached), steps_of_each, scatter, confidence=confidence
-        )
+        found = find_regimes(list(reached), steps_of_each, scatter=scatter, confidence=confidence)
+        return found.critical_batch_size
 
     def _logs_of_steps(self, loss: float) -> dict[float, list[float]]:
         """Return, for each batch size, the logarithms of the steps of its branches to a loss.

@@ -15,7 +15,16 @@ from noisescale.checks import check_confidence, checked_positive
 from noisescale.history.run_law import RunLaw
 from noisescale.history.segments import Array, Segments
 from noisescale.refusal import Refusal
-from noisescale.tradeoff.profile import FARTHEST, STEPS_SCATTER, profile_of
+from noisescale.tradeoff.profile import (
+    BENDS,
+    FARTHEST,
+    SPREAD,
+    STEPS_SCATTER,
+    UNLIKELY,
+    least_of,
+    log_law,
+    profile_of,
+)
 
 NEARLY_ALL = 0.8
 """A second run that determines B_crit to this share of the best possible one is far enough off."""
@@ -35,8 +44,8 @@ class SecondRun:
     """The critical batch size from two runs to one result.
 
     S(B) = S_min + E_min/B gives two equations at two batch sizes. They hold for any optimizer, as
-    they contain no noise scale. The only error is the scatter of the steps, from seed to seed and
-    with how finely the learning rates were tuned.
+    they contain no noise scale. The errors are the scatter of the steps, from seed to seed and
+    with how finely the learning rates were tuned, and how sharply the law bends, see `SPREAD`.
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, equation 2.11.
@@ -130,22 +139,32 @@ class SecondRun:
 
 
 def _critical_batch_size(runs: Sequence[Segments], scatter: float, confidence: float) -> Bounded:
-    """B_crit of two runs that made the same progress, Σ steps/(1 + B_crit/B), with its interval.
+    """B_crit of two runs that made the same progress, with its interval.
 
-    Batch sizes may have changed along a run. Where no B_crit explains the steps, to within their
-    scatter, nothing is known: all are possible.
+    The progress is Σ steps/(1 + (B_crit/B)^α)^(1/α). The value is that of α = 1, which two runs
+    cannot contradict, and the interval holds the B_crit of every α that is likely. Batch sizes may
+    have changed along a run. Where no B_crit explains the steps, to within their scatter, nothing
+    is known: all are possible.
     """
     check_confidence(confidence)
     checked_positive("scatter", scatter, "Pass 0.15 for 15 %.")
 
+    def misfits(log_critical: float, bends: Array) -> Array:
+        progress = [
+            np.exp(-log_law(log_critical - np.log(run.batch_size), bends[:, None])) @ run.steps
+            for run in runs
+        ]
+        return np.asarray(np.log(progress[0] / progress[1]) ** 2 / 2)
+
     def misfit(log_critical: float) -> float:
-        critical = math.exp(log_critical)
-        progress = [float((run.steps / (1 + critical / run.batch_size)).sum()) for run in runs]
-        return math.log(progress[0] / progress[1]) ** 2 / 2
+        return float(misfits(log_critical, np.ones(1))[0])
+
+    def bent(log_critical: float) -> float:
+        return least_of(misfits(log_critical, BENDS) + scatter**2 * UNLIKELY)
 
     sizes = np.concatenate([run.batch_size for run in runs])
     more = (float(ndtri(0.5 + confidence / 2)) * scatter) ** 2
-    found = profile_of(misfit, sizes, more)
+    found = profile_of(misfit, sizes, more, bent)
     if not 0 < found.value < math.inf:
         end = (sizes.min() / FARTHEST, sizes.max() * FARTHEST)[found.value > 0]
         if misfit(math.log(end)) > more:
@@ -185,7 +204,8 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
         return f"Train a second run at 16 times the batch size, {16 * batch_size:,.4g}."
     best = telling_batch_size(batch_size, critical)
     told = abs(critical / (batch_size + critical) - critical / (best + critical))
-    error = 1.96 * math.sqrt(2) * scatter / told
+    bent = SPREAD * (_bent(critical / batch_size) - _bent(critical / best))
+    error = 1.96 * math.hypot(math.sqrt(2) * scatter, bent) / told
     if error > LARGEST_ERROR:
         return (
             f"B_crit is too far from {batch_size:,.4g} for a second run within a factor of"
@@ -195,3 +215,8 @@ def advice_on(batch_size: float, critical: float, scatter: float = STEPS_SCATTER
         f"A second run at {best:,.4g} to the same result, at its own best learning rate, gives"
         f" B_crit within a factor of about {math.exp(error):.2g}."
     )
+
+
+def _bent(ratio: float) -> float:
+    """How much log S rises with log α at a ratio B_crit/B, at α = 1."""
+    return ratio * math.log(ratio) / (1 + ratio) - math.log1p(ratio)

@@ -96,26 +96,24 @@ def fit_as_dict(
     |---|---|
     | `version`, `unit`, `confidence` | of noisescale; of batch sizes; coverage of the bounds |
     | `min_steps`, `min_examples`, `critical_batch_size` | S_min, E_min and their ratio |
+    | `sharpness` | the exponent α of the law |
     | `overhead_batch_size` | the batch size with 20 % overhead; None if B_opt was not given |
-    | `relative_errors` | standard errors of the logarithms of S_min, E_min and B_crit |
-    | `sharpness`, `p_value` | of the bend that fits best; of the law, tested against this bend |
     | `rms_log_residual` | root mean square of the residuals of log steps |
     | `sweep` | batch size, measured and fitted steps, log residual of each run |
     | `warnings` | whole sentences |
     """
-    fitted_steps = map(fit.steps, fit.batch_sizes)
+    found, fitted_steps = fit.regimes(confidence), map(fit.steps, fit.batch_sizes)
     sweep = zip(fit.batch_sizes, fit.measured_steps, fitted_steps, fit.log_residuals, strict=True)
     record: dict[str, Any] = finite(
         {
             "version": __version__,
             "unit": unit,
             "confidence": confidence,
-            **fit.bands(confidence),
+            **_told(found, "min_steps", "min_examples", "critical_batch_size", "sharpness"),
             "overhead_batch_size": None
             if optimal_batch_size is None
             else fit.overhead_batch_size(0.2, optimal_batch_size),
-            "relative_errors": fit.relative_errors._asdict(),
-            **_told(fit, "sharpness", "p_value", "rms_log_residual"),
+            "rms_log_residual": fit.rms_log_residual,
             "sweep": [dict(zip(SWEEP, run, strict=True)) for run in sweep],
             "warnings": fit.warnings,
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The critical batch size of a few runs to one result, with an interval that may be open."""
+"""The law of steps against batch size, how sharply it may bend, and intervals that may be open."""
 
 from __future__ import annotations
 
@@ -8,100 +8,66 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
-from noisescale.checks import check_confidence, checked_positive
-from noisescale.refusal import Refusal
 from noisescale.tradeoff.run_sums import Array
-from noisescale.tradeoff.tradeoff import Floats
 
 STEPS_SCATTER = 0.15
 """Of the logarithm of the steps to one result, by seed and by how finely learning rates are tuned.
 
-The trainings of benchmarks/prediction/single_runs.py scatter by 5 to 23 % between seeds, 15 % in
-the root mean square.
+The trainings of benchmarks/prediction.py scatter by 5 to 23 % between seeds, 15 % in the root mean
+square.
 """
+
+SPREAD = 0.35
+"""Standard deviation of log α around 0, the law of McCandlish et al., before a sweep is seen.
+
+16 sweeps, those of benchmarks/prediction.py and adaptive.py and of Zhang et al. 2024, bend by 0.9
+to 1.4, and none excludes 1 (`benchmarks/regimes.py --published`). They spread by 0.12.
+"""
+
+BENDS = np.exp(SPREAD * np.linspace(-4, 4, 81))
+"""The values of α that are considered."""
+
+UNLIKELY = (np.log(BENDS) / SPREAD) ** 2
+"""What each of them adds to the squares of residuals, in units of their scatter."""
 
 FARTHEST = 1e6
 """Below the smallest batch size, and above the largest, in which B_crit is sought."""
 
 
-def profiled_critical_batch_size(
-    batch_sizes: Floats,
-    steps: Floats,
-    scatter: float | None = None,
-    *,
-    confidence: float = 0.95,
+def log_law(excess: Array | float, sharpness: Array | float) -> Array:
+    """Return log(S/S_min) = log(1 + (B_crit/B)^α)/α, where `excess` is log(B_crit/B)."""
+    return np.asarray(np.logaddexp(0, sharpness * excess) / sharpness)
+
+
+def least_of(misfits: Array) -> float:
+    """Return the least misfit between the first and the last of `BENDS`, by a parabola."""
+    k = int(np.clip(misfits.argmin(), 1, len(misfits) - 2))
+    before, at, after = misfits[k - 1 : k + 2].tolist()
+    slope, curvature = (after - before) / 2, before + after - 2 * at
+    step = min(max(-slope / curvature, -1.0), 1.0) if curvature > 0 else 0.0
+    return float(at + step * (slope + step * curvature / 2))
+
+
+def profile_of(
+    misfit: Callable[[float], float],
+    batch_sizes: Array,
+    more: float,
+    bent: Callable[[float], float] | None = None,
 ) -> Bounded:
-    """Return B_crit of the law S(B) = S_min·(1 + B_crit/B) with its profile interval.
-
-    S_min is fitted at each B_crit, in logarithms. The interval holds each B_crit whose squared
-    residuals, in units of the scatter, exceed the least by less than Student's quantile squared. It
-    has no upper end if that includes perfect scaling, and begins at 0 if it includes steps that do
-    not fall at all.
-
-    Args:
-        batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.
-        steps: Steps of well-tuned runs to one result, shape (n,).
-        scatter: Standard deviation of the logarithm of the steps: 0.15 is about 15 %. Default: the
-            scatter of repeated runs around their mean; `STEPS_SCATTER` without repeated runs.
-        confidence: Coverage of the interval.
-
-    Returns:
-        B_crit in examples; 0 and infinite are possible values.
-
-    Raises:
-        ValueError: If there are fewer than two batch sizes, or a value is not positive.
-
-    Examples:
-        >>> profiled_critical_batch_size([32, 512], [900, 120])
-        Bounded(value=391.5..., low=182.9..., high=1145.5...)
-
-    References:
-        McCandlish et al. 2018, arXiv:1812.06162, equation 2.11.
-    """
-    check_confidence(confidence)
-    sizes, counts = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
-    if sizes.shape != counts.shape or sizes.ndim != 1 or len(np.unique(sizes)) < 2:
-        raise Refusal(
-            "batch_sizes",
-            "have two values or more, and `steps` equally many",
-            f"shapes {sizes.shape} and {counts.shape} with {len(np.unique(sizes))} batch sizes",
-            "Train at a second batch size.",
-        )
-    for name, values in (("batch_sizes", sizes), ("steps", counts)):
-        if not (np.isfinite(values).all() and (values > 0).all()):
-            raise Refusal(
-                name,
-                "be positive and finite",
-                values.tolist(),
-                "Leave out runs that did not reach the result.",
-            )
-    freedom = math.inf
-    if scatter is None:
-        scatter, freedom = _scatter(sizes, np.log(counts))
-    else:
-        checked_positive("scatter", scatter, "Pass 0.1 for 10 %.")
-    quantile = float(stdtrit(min(freedom, 1e9), 0.5 + confidence / 2))
-
-    def misfit(log_critical: float) -> float:
-        logs = np.log(counts) - np.log1p(math.exp(log_critical) / sizes)
-        return float(((logs - logs.mean()) ** 2).sum())
-
-    return profile_of(misfit, sizes, (quantile * scatter) ** 2)
-
-
-def profile_of(misfit: Callable[[float], float], batch_sizes: Array, more: float) -> Bounded:
     """Return the B_crit of the least misfit, and the interval with at most `more` misfit.
+
+    The interval has no upper end if it includes perfect scaling, and begins at 0 if it includes
+    steps that do not fall at all.
 
     Args:
         misfit: A function of the logarithm of B_crit.
         batch_sizes: B_crit is searched up to a million times above and below them.
         more: How much the misfit at the ends exceeds the least one.
+        bent: The least misfit of any bend, for the ends. Default: `misfit`.
     """
-    ends = math.log(batch_sizes.min() / FARTHEST), math.log(batch_sizes.max() * FARTHEST)
-    grid = np.linspace(*ends, 400)
+    grid = grid_around(batch_sizes)
     where = int(np.argmin([misfit(x) for x in grid]))
     if 0 < where < len(grid) - 1:
         around = grid[where - 1], grid[where + 1]
@@ -109,9 +75,23 @@ def profile_of(misfit: Callable[[float], float], batch_sizes: Array, more: float
         best, value = float(found.x), math.exp(found.x)
     else:
         best, value = float(grid[where]), 0.0 if where == 0 else math.inf
-    limit = misfit(best) + more
-    return Bounded(
-        value,
+    return Bounded(value, *ends_of(bent or misfit, grid, best, misfit(best) + more))
+
+
+def grid_around(batch_sizes: Array) -> Array:
+    """Return logarithms of the critical batch sizes that are considered."""
+    ends = math.log(batch_sizes.min() / FARTHEST), math.log(batch_sizes.max() * FARTHEST)
+    return np.linspace(*ends, 400)
+
+
+def ends_of(
+    misfit: Callable[[float], float], grid: Array, best: float, limit: float
+) -> tuple[float, float]:
+    """Return the ends around the logarithm `best` at which the misfit reaches a limit.
+
+    An end that is not on the grid is 0 or infinite.
+    """
+    return (
         _end(lambda x: misfit(x) - limit, best, grid[grid < best][::-1], 0.0),
         _end(lambda x: misfit(x) - limit, best, grid[grid > best], math.inf),
     )
@@ -128,11 +108,3 @@ def _end(excess: Callable[[float], float], best: float, outward: Array, beyond: 
         return math.exp(last_inside)
     ends = sorted((last_inside, float(outward[first_outside])))
     return math.exp(brentq(excess, *ends, xtol=1e-12))
-
-
-def _scatter(sizes: Array, logs: Array) -> tuple[float, float]:
-    """Standard deviation within repeats, and its degrees of freedom; else what is usual."""
-    groups = [logs[sizes == size] for size in np.unique(sizes)]
-    freedom = len(logs) - len(groups)
-    within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    return (math.sqrt(within / freedom), freedom) if within else (STEPS_SCATTER, math.inf)

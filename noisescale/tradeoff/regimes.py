@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three regimes of a sweep over batch sizes, with bounds on where they meet."""
+"""The law of steps against batch size in a sweep, and its regimes, with bounds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.checks import check_confidence, checked_positive
-from noisescale.tradeoff import Floats
-from noisescale.tradeoff.fit import checked_sweep
-from noisescale.tradeoff.profile import FARTHEST, STEPS_SCATTER
+from noisescale.refusal import Refusal
+from noisescale.tradeoff.profile import (
+    BENDS,
+    SPREAD,
+    STEPS_SCATTER,
+    UNLIKELY,
+    ends_of,
+    grid_around,
+    least_of,
+    log_law,
+)
 from noisescale.tradeoff.run_sums import Array
+from noisescale.tradeoff.tradeoff import Floats
 
 Regime = Literal["perfect scaling", "diminishing returns", "maximal data parallelism", "between"]
 
@@ -24,30 +35,13 @@ OVERHEAD = 0.2
 """Scaling is perfect while examples are this share above their fewest, or nearer; data parallelism
 is maximal once steps are this share above their fewest, or nearer."""
 
-GENTLEST, SHARPEST = 0.4, 20.0
-"""Exponents α of the bend that are considered.
-
-The law has 1. At 0.4 diminishing returns stretch over a factor of 400,000 in batch sizes, 20 is a
-corner. The sweeps of benchmarks/prediction/single_runs.py and benchmarks/scheduling/adaptive.py
-bend by 0.8 to 1.8, those of Zhang et al. 2024 by 0.8 to 1.3.
-"""
-
-GENTLE = 0.5
-"""Standard deviation of log α below the law's 1, as a normal distribution; all above are alike.
-
-Without it a straight line of 15 % scatter could always be the beginning of a very gentle bend.
-"""
-
 ASSUMED_FREEDOM = 3
 """Degrees of freedom that `STEPS_SCATTER` counts beside the scatter of the sweep."""
-
-_PASSES = 6
-"""A pass narrows the grid down to what the one before left possible."""
 
 
 @dataclass(frozen=True)
 class Regimes:
-    """Where perfect scaling ends and maximal data parallelism begins in a sweep.
+    """The law of a sweep: where perfect scaling ends and maximal data parallelism begins.
 
     Bounds within the sweep are shown by the sweep. A bound beyond the sweep is open: 0 or infinite.
     """
@@ -63,7 +57,7 @@ class Regimes:
     min_examples: Bounded
     """E_min, the examples at a vanishing batch size."""
     sharpness: Bounded
-    """The bend's α between `GENTLEST` and `SHARPEST`; the value is NaN if the sweep has none."""
+    """The α of the bend, which is 1 if the sweep has no bend."""
     scatter: float
     """Standard deviation of the logarithm of a run's steps: 0.1 is about 10 %."""
     batch_sizes: tuple[float, ...]
@@ -95,8 +89,7 @@ class Regimes:
         least, most = sorted((self.min_steps.value, self.min_examples.value / size))
         if not least:
             return most
-        alpha = self.sharpness.value
-        return most * math.exp(math.log1p((least / most) ** alpha) / alpha)
+        return most * math.exp(log_law(math.log(least / most), self.sharpness.value))
 
     @cached_property
     def log_residuals(self) -> tuple[float, ...]:
@@ -112,23 +105,24 @@ def find_regimes(
     confidence: float = 0.95,
     scatter: float | None = None,
 ) -> Regimes:
-    """Find where perfect scaling ends and maximal data parallelism begins in a sweep.
+    """Fit the law of steps against batch size to a sweep, and find where its regimes meet.
 
     On logarithmic axes the steps to one result first fall with slope -1 (perfect scaling), then
-    less (diminishing returns), and no more in the end (maximal data parallelism). The curve is
+    less (diminishing returns), and no more in the end (maximal data parallelism). The law is
 
-        S(B) = S_min·(1 + (B_crit/B)^α)^(1/α)
+        S(B) = S_min·(1 + (B_crit/B)^α)^(1/α)        B_crit = E_min/S_min
 
-    The law of McCandlish et al. has α = 1; trainings bend more gently or more sharply, and the
+    McCandlish et al. derived α = 1. Trainings bend a little more gently or more sharply, and the
     borders depend on it. They are where examples, or steps, exceed their fewest by 20 %:
 
         perfect_up_to = B_crit·(1.2^α - 1)^(1/α)
         maximal_from  = B_crit/(1.2^α - 1)^(1/α)
 
-    α = 1 gives B_crit/5 and 5·B_crit. The sweep has to say what α is: an interval holds the values
-    of every curve that fits nearly as well as the best one, whatever its α. Bends gentler than the
-    law count as less likely beforehand (`GENTLE`). benchmarks/prediction/regimes.py counts how
-    often the intervals hold the truth, and how often intervals with α = 1 do.
+    α = 1 gives B_crit/5 and 5·B_crit. The fit minimises the squares of the logarithmic residuals in
+    units of the scatter, plus (log α/`SPREAD`)²: α is normally distributed beforehand, and a sweep
+    has to contradict α = 1. An interval holds the values of every curve that fits nearly as well as
+    the best one, whatever its α. benchmarks/regimes.py counts how often intervals hold the truth,
+    and how often intervals with α = 1 do.
 
     Args:
         batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.
@@ -160,14 +154,13 @@ def find_regimes(
     sizes, counts = checked_sweep(batch_sizes, steps)
     sweep = _Sweep.of(sizes, counts)
     if scatter is None:
-        scatter, freedom = sweep.scatter(_best(sweep).misfit)
+        scatter, freedom = sweep.scatter()
     else:
         checked_positive("scatter", scatter, "Pass 0.1 for 10 %, or leave it out.")
         freedom = 10**9  # the normal distribution
     sweep = sweep._replace(price=scatter**2)
-    best = _best(sweep)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-    bounds = _bounds(sweep, best, best.misfit + (quantile * scatter) ** 2)
+    bounds = sweep.bounds((quantile * scatter) ** 2)
     for border in ("perfect_up_to", "maximal_from"):
         bounds[border] = _within(bounds[border], float(sizes.min()), float(sizes.max()))
     return Regimes(
@@ -176,6 +169,36 @@ def find_regimes(
         batch_sizes=tuple(sizes.tolist()),
         measured_steps=tuple(counts.tolist()),
     )
+
+
+def checked_sweep(batch_sizes: Floats, steps: Floats) -> tuple[Array, Array]:
+    """Return both as arrays, or raise a ValueError if they cannot be a sweep."""
+    batch, count = (np.asarray(x, dtype=np.float64) for x in (batch_sizes, steps))
+    if batch.shape != count.shape or batch.ndim != 1:
+        raise Refusal(
+            ("batch_sizes", "steps"),
+            "be one-dimensional and equally long",
+            f"shapes {batch.shape} and {count.shape}",
+            "Give the steps to the goal for each batch size.",
+        )
+    for name, values in (("batch_sizes", batch), ("steps", count)):
+        wrong = ~((values > 0) & (values < math.inf))
+        if wrong.any():
+            where = int(np.argmax(wrong))
+            raise Refusal(
+                name,
+                "be positive and finite",
+                f"{values[where]} at position {where}",
+                "Leave out runs that did not reach the goal.",
+            )
+    if len(sizes := np.unique(batch)) < 2:
+        raise Refusal(
+            "batch_sizes",
+            "have two values at least",
+            len(sizes),
+            "Two determine the law, four and more can also contradict it.",
+        )
+    return batch, count
 
 
 class _Sweep(NamedTuple):
@@ -188,7 +211,7 @@ class _Sweep(NamedTuple):
     squares: float
     """Of what repeated runs differ from their mean by."""
     price: float = 0.0
-    """What an α one standard deviation below the law's adds to the squares, see `GENTLE`."""
+    """The squared scatter: what an α one `SPREAD` away from 1 adds to the squares."""
 
     @classmethod
     def of(cls, sizes: Array, steps: Array) -> _Sweep:
@@ -198,15 +221,21 @@ class _Sweep(NamedTuple):
         squares = float(((logs - means[which]) ** 2).sum())
         return cls(np.log(different), means, runs.astype(np.float64), squares)
 
-    def fit(self, critical: Array, alpha: Array) -> tuple[Array, Array]:
-        """Return log S_min that fits best with each log B_crit and α, and the squares left."""
-        excess = alpha[..., None] * (critical[..., None] - self.log_sizes)
-        left = self.log_steps - np.logaddexp(0, excess) / alpha[..., None]
-        level = left @ self.runs / self.runs.sum()
-        unlikely = (np.minimum(np.log(alpha), 0.0) / GENTLE) ** 2
-        return level, (left - level[..., None]) ** 2 @ self.runs + self.price * unlikely
+    @property
+    def grid(self) -> Array:
+        """Values of log B_crit, from 1e-6 of the smallest batch size to 1e6 of the largest."""
+        return grid_around(np.exp(self.log_sizes))[::3]
 
-    def scatter(self, misfit: float) -> tuple[float, int]:
+    def fit(self, critical: Array) -> tuple[Array, Array]:
+        """Return the best log S_min at each log B_crit and each of `BENDS`, and the squares left.
+
+        The last axis of `critical` is that of `BENDS`, or has a length of 1.
+        """
+        left = self.log_steps - log_law(critical[..., None] - self.log_sizes, BENDS[:, None])
+        level = left @ self.runs / self.runs.sum()
+        return level, (left - level[..., None]) ** 2 @ self.runs + self.price * UNLIKELY
+
+    def scatter(self) -> tuple[float, int]:
         """Return the scatter of a run, and its degrees of freedom.
 
         Repeated runs share their learning rate, and how well it was tuned. So batch sizes may
@@ -217,120 +246,79 @@ class _Sweep(NamedTuple):
         guess = ASSUMED_FREEDOM * STEPS_SCATTER**2 + self.squares
         guess /= ASSUMED_FREEDOM + repeated
         free = max(len(self.runs) - 3, 0)
-        squares = ASSUMED_FREEDOM * guess + (misfit if free else 0.0)
+        squares = ASSUMED_FREEDOM * guess + (self.best()[1] if free else 0.0)
         return math.sqrt(squares / (ASSUMED_FREEDOM + free)), ASSUMED_FREEDOM + free
 
-    def grid(self) -> Array:
-        """Values of log B_crit, out to where the gentlest curve is a straight line."""
-        beyond = math.log(FARTHEST) / GENTLEST
-        return np.linspace(self.log_sizes[0] - beyond, self.log_sizes[-1] + beyond, 300)
+    def best(self) -> tuple[Array, float]:
+        """Return log S_min, log B_crit and log α of the best curve, and the squares left.
+
+        B_crit is at an end of the grid if no curve fits better than a straight line.
+        """
+        levels, misfits = self.fit(self.grid[:, None])
+        least = float(misfits.min()) * (1 + 1e-9) + 1e-20 * self.runs.sum()
+        for end in (0, -1):
+            if misfits[end].min() <= least:
+                return np.array([levels[end, len(BENDS) // 2], self.grid[end], 0.0]), least
+        row, bend = np.unravel_index(misfits.argmin(), misfits.shape)
+        start = [levels[row, bend], self.grid[row], math.log(BENDS[bend])]
+        farthest = np.array([math.inf, math.inf, math.log(BENDS[-1])])
+        found = least_squares(
+            self._residuals, start, bounds=(-farthest, farthest), xtol=1e-14, ftol=1e-14, gtol=1e-14
+        )
+        return found.x, 2 * float(found.cost)
+
+    def _residuals(self, curve: Array) -> Array:
+        level, critical, log_alpha = curve
+        left = self.log_steps - level - log_law(critical - self.log_sizes, math.exp(log_alpha))
+        return np.append(np.sqrt(self.runs) * left, math.sqrt(self.price) * log_alpha / SPREAD)
+
+    def bounds(self, more: float) -> dict[str, Bounded]:
+        """Return the best curve's values, between those of curves with `more` squares at most."""
+        grid, ((level, critical, log_alpha), least) = self.grid, self.best()
+        limit, alpha = least + more, math.exp(log_alpha)
+        line = {grid[0]: 0.0, grid[-1]: math.inf}.get(critical)
+
+        def border(distance: Callable[[Array], Array]) -> Bounded:
+            """What all curves have at a distance from log B_crit, which depends on α."""
+            beyond = distance(BENDS)
+            at = critical + float(distance(np.array(alpha)))
+            value, at = (math.exp(at), at) if line is None else (line, critical)
+
+            def misfit(log_border: float) -> float:
+                return least_of(self.fit(log_border - beyond)[1])
+
+            return Bounded(value, *ends_of(misfit, grid, at, limit))
+
+        found = border(np.zeros_like)
+        ends = np.log(np.clip([found.low, found.high], *np.exp(grid[[0, -1]])))
+        critical_of_each = np.linspace(ends[0], ends[1], 129)[:, None]
+        levels, misfits = self.fit(critical_of_each)
+        spare = np.sqrt(np.maximum(limit - misfits, 0.0) / self.runs.sum())
+        inside = misfits <= max(limit, misfits.min())
+
+        def fewest(logs: Array, best: float, none: float) -> Bounded:
+            """S_min or E_min, which is 0 where B_crit is `none`."""
+            low, high = (logs - spare)[inside].min(), (logs + spare)[inside].max()
+            return Bounded(
+                0.0 if line == none else math.exp(best),
+                0.0 if none in (found.low, found.high) else math.exp(low),
+                math.exp(high),
+            )
+
+        bends = BENDS[inside.any(axis=0)]
+        return {
+            "perfect_up_to": border(lambda bend: -_apart(bend)),
+            "maximal_from": border(_apart),
+            "critical_batch_size": found,
+            "min_steps": fewest(levels, level, math.inf),
+            "min_examples": fewest(levels + critical_of_each, level + critical, 0.0),
+            "sharpness": Bounded(alpha, min(alpha, float(bends[0])), max(alpha, float(bends[-1]))),
+        }
 
 
-def _border(alpha: Array) -> Array:
-    """Log B_crit minus the log of where perfect scaling ends, see `find_regimes`."""
-    return -np.log(np.expm1(alpha * math.log1p(OVERHEAD))) / alpha
-
-
-class _Bend(NamedTuple):
-    """A curve: its S_min is the one that fits best."""
-
-    alpha: float
-    critical: float
-    """log B_crit, infinite for straight lines."""
-    misfit: float
-
-
-def _best_critical(sweep: _Sweep, alpha: Array) -> tuple[Array, Array]:
-    """Return the log B_crit that fits best with each α, and the squares left."""
-    grid = sweep.grid()
-    misfits = sweep.fit(grid[:, None], alpha)[1]
-    where = np.clip(misfits.argmin(axis=0), 1, len(grid) - 2)
-    low, high = grid[where - 1], grid[where + 1]
-    for _ in range(45):  # thirds go: to 1e-9
-        third = (high - low) / 3
-        lower, upper = low + third, high - third
-        left = sweep.fit(lower, alpha)[1] <= sweep.fit(upper, alpha)[1]
-        low, high = np.where(left, low, lower), np.where(left, upper, high)
-    best = (low + high) / 2
-    least = sweep.fit(best, alpha)[1]
-    for line, misfit in ((-math.inf, misfits[0]), (math.inf, misfits[-1])):
-        fits = misfit <= least * (1 + 1e-9) + 1e-20 * sweep.runs.sum()
-        best, least = np.where(fits, line, best), np.where(fits, misfit, least)
-    return best, least
-
-
-def _best(sweep: _Sweep) -> _Bend:
-    low, high = math.log(GENTLEST), math.log(SHARPEST)
-    for _ in range(_PASSES):
-        alphas = np.exp(np.linspace(low, high, 25))
-        critical, misfit = _best_critical(sweep, alphas)
-        at = int(misfit.argmin())
-        low, high = np.log(alphas[[max(at - 1, 0), min(at + 1, 24)]]).tolist()
-    straight = math.isinf(critical[at])
-    return _Bend(
-        SHARPEST if straight else float(alphas[at]), float(critical[at]), float(misfit[at])
-    )
-
-
-def _critical_ends(sweep: _Sweep, alpha: Array, limit: float) -> tuple[Array, Array]:
-    """Return the log B_crit between which each α leaves `limit` squares at most; NaN for none."""
-    grid = sweep.grid()
-    best, least = _best_critical(sweep, alpha)
-    inside = sweep.fit(grid[:, None], alpha)[1] <= limit
-    ends = []
-    for outward, points, known in ((-1, grid, inside), (1, grid[::-1], inside[::-1])):
-        farthest = points[known.argmax(axis=0)]
-        within = np.where(known.any(axis=0), farthest, np.clip(best, grid[0], grid[-1]))
-        outside = within + outward * (grid[1] - grid[0])
-        for _ in range(35):
-            middle = (within + outside) / 2
-            fits = sweep.fit(middle, alpha)[1] <= limit
-            within, outside = np.where(fits, middle, within), np.where(fits, outside, middle)
-        end = np.where(known[0], outward * math.inf, within)
-        ends.append(np.where(least <= limit, end, np.nan))
-    return ends[0], ends[1]
-
-
-def _possible(sweep: _Sweep, best: _Bend, limit: float) -> tuple[Array, Array, Array]:
-    """Return each α with which a curve leaves `limit` squares at most, and its ends of B_crit."""
-    gentle, sharp = math.log(GENTLEST), math.log(SHARPEST)
-    for _ in range(_PASSES):
-        alphas = np.exp(np.union1d(np.linspace(gentle, sharp, 41), math.log(best.alpha)))
-        low, high = _critical_ends(sweep, alphas, limit)
-        found = np.flatnonzero(~np.isnan(low))
-        around = np.log(alphas[[max(found[0] - 1, 0), min(found[-1] + 1, len(alphas) - 1)]])
-        if around[1] - around[0] > 0.9 * (sharp - gentle):
-            break
-        gentle, sharp = around.tolist()
-    return alphas[found], low[found], high[found]
-
-
-def _bounds(sweep: _Sweep, best: _Bend, limit: float) -> dict[str, Bounded]:
-    """What the best curve has, and all curves that leave `limit` squares at most."""
-    alphas, low, high = _possible(sweep, best, limit)
-    apart, straight = _border(alphas), math.isinf(best.critical)
-    own_apart = float(_border(np.array(best.alpha)))
-    first, last = sweep.grid()[[0, -1]]
-    between = np.linspace(np.maximum(low, first), np.minimum(high, last), 65)
-    level, misfit = sweep.fit(between, alphas)
-    more = np.sqrt(np.maximum(limit - misfit, 0.0) / sweep.runs.sum())
-    own_critical = np.clip(best.critical, first, last)
-    own_level = float(sweep.fit(own_critical, np.array(best.alpha))[0])
-    steps = -math.inf if best.critical == math.inf else own_level
-    examples = -math.inf if best.critical == -math.inf else own_level + float(own_critical)
-    fewest = -math.inf if np.isposinf(high).any() else (level - more).min()
-    least = -math.inf if np.isneginf(low).any() else (level + between - more).min()
-    logs = {
-        "perfect_up_to": (best.critical - own_apart, (low - apart).min(), (high - apart).max()),
-        "maximal_from": (best.critical + own_apart, (low + apart).min(), (high + apart).max()),
-        "critical_batch_size": (best.critical, low.min(), high.max()),
-        "min_steps": (steps, fewest, (level + more).max()),
-        "min_examples": (examples, least, (level + between + more).max()),
-    }
-    bounds = {name: Bounded(*(math.exp(x) for x in ends)) for name, ends in logs.items()}
-    value = math.nan if straight else best.alpha
-    sharpest = math.inf if alphas[-1] > SHARPEST * (1 - 1e-9) else float(alphas[-1])
-    return bounds | {"sharpness": Bounded(value, float(alphas[0]), sharpest)}
+def _apart(alpha: Array) -> Array:
+    """The log of where data parallelism is maximal minus log B_crit, see `find_regimes`."""
+    return np.asarray(-np.log(np.expm1(alpha * math.log1p(OVERHEAD))) / alpha)
 
 
 def _within(border: Bounded, smallest: float, largest: float) -> Bounded:

@@ -30,9 +30,12 @@ class Tradeoff:
 
     At B_crit a run takes twice the fewest possible steps and twice the fewest possible
     examples: below it more devices buy time almost freely, above it they buy little.
+    Trainings bend a little more gently or more sharply around B_crit, with an exponent α:
 
-    Eliminating B gives the Pareto front (steps/S_min - 1)·(examples/E_min - 1) = 1. Moving along
-    it, one step saved costs r = B²/B_crit examples, the exchange rate at B.
+        steps(B)    = S_min·(1 + (B_crit/B)^α)^(1/α)
+
+    Eliminating B gives the Pareto front ((steps/S_min)^α - 1)·((examples/E_min)^α - 1) = 1. Moving
+    along it, one step saved costs r = B_crit·(B/B_crit)^(1 + α) examples, the exchange rate at B.
 
     "Critical" has two definitions, which differ severalfold. `critical_batch_size` is McCandlish's,
     `overhead_batch_size` is Zhang's. Always say which one you mean.
@@ -42,17 +45,17 @@ class Tradeoff:
         min_examples: E_min, the examples needed at a vanishing batch size.
         gamma: How much a batch size that follows the noise scale improves the front, see
             `adaptive_examples`: 1 (not at all) if the noise scale is constant, else less.
+        sharpness: α. The theory of the gradient noise has 1, and a fit to a sweep its own.
 
     Raises:
-        ValueError: If `min_steps` or `min_examples` is not positive and finite, or `gamma` is not
-            within 0 to 1.
+        ValueError: If a value is not positive and finite, or `gamma` is not within 0 to 1.
 
     Examples:
         >>> tradeoff = Tradeoff(min_steps=1000, min_examples=20_000)
         >>> tradeoff.critical_batch_size
         20.0
         >>> tradeoff.steps(20), tradeoff.examples(20)
-        (2000.0, 40000)
+        (2000.0, 40000.0)
 
     References:
         McCandlish et al. 2018, arXiv:1812.06162, section 2.3 and appendix D.
@@ -61,9 +64,10 @@ class Tradeoff:
     min_steps: float
     min_examples: float
     gamma: float = 1.0
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("min_steps", "min_examples"):
+        for name in ("min_steps", "min_examples", "sharpness"):
             remedy = "Take it from `Tradeoff.from_run` or from `fit_tradeoff`."
             checked_positive(name, getattr(self, name), remedy)
         if not 0 < self.gamma <= 1:
@@ -76,9 +80,9 @@ class Tradeoff:
 
     @property
     def critical_batch_size(self) -> float:
-        """B_crit = E_min/S_min, in examples: there a run takes twice the fewest steps and examples.
+        """B_crit = E_min/S_min, in examples, the definition of McCandlish et al. 2018.
 
-        The definition of McCandlish et al. 2018.
+        There a run takes 2^(1/α) times the fewest steps, and so many times the fewest examples.
         """
         return self.min_examples / self.min_steps
 
@@ -87,7 +91,7 @@ class Tradeoff:
 
         This is the definition of Zhang et al. 2024, who use 0.2 and 256 sequences. With perfect
         scaling a run needs the examples of B_opt at every batch size. The equation
-        B·steps(B) = (1 + overhead)·examples(B_opt) has the solution
+        B·steps(B) = (1 + overhead)·examples(B_opt) has, at α = 1, the solution
 
             B = (1 + overhead)·B_opt + overhead·B_crit
 
@@ -96,7 +100,7 @@ class Tradeoff:
             optimal_batch_size: B_opt, where scaling is taken to start, in examples.
 
         Examples:
-            >>> Tradeoff(1000, 20_000_000).overhead_batch_size(0.2, 256)
+            >>> round(Tradeoff(1000, 20_000_000).overhead_batch_size(0.2, 256), 1)
             4307.2
 
         References:
@@ -104,27 +108,37 @@ class Tradeoff:
         """
         start = _positive("optimal_batch_size", optimal_batch_size)
         extra = _positive("overhead", overhead, "a share, such as 0.2 for 20 %")
-        return (1 + extra) * start + extra * self.critical_batch_size
+        critical, alpha = self.critical_batch_size, self.sharpness
+        most = (1 + extra) ** alpha
+        return float((start**alpha * most + critical**alpha * (most - 1)) ** (1 / alpha))
 
     def steps(self, batch_size: Amount) -> Amount:
         """Return the optimizer steps needed at a global batch of `batch_size` examples."""
-        return self.min_steps + self.min_examples / _positive("batch_size", batch_size)
+        return self._bent(self.min_steps, self.min_examples / _positive("batch_size", batch_size))
 
     def examples(self, batch_size: Amount) -> Amount:
         """Return the examples processed at a global batch of `batch_size` examples."""
-        return self.min_examples + self.min_steps * _positive("batch_size", batch_size)
+        return self._bent(self.min_examples, self.min_steps * _positive("batch_size", batch_size))
+
+    def _bent(self, one: float, other: Amount) -> Amount:
+        alpha = self.sharpness
+        amount: Amount = (one**alpha + other**alpha) ** (1 / alpha)
+        return amount
 
     def exchange_rate(self, batch_size: float) -> float:
-        """Return r = B²/B_crit: at `batch_size`, saving one step costs r examples."""
-        return _positive("batch_size", batch_size) ** 2 / self.critical_batch_size
+        """Return r = B_crit·(B/B_crit)^(1 + α): at B, saving one step costs r examples."""
+        critical = self.critical_batch_size
+        ratio = _positive("batch_size", batch_size) / critical
+        return float(critical * ratio ** (1 + self.sharpness))
 
     def batch_size_for(self, exchange_rate: float) -> float:
-        """Return B = √(r·B_crit), the best batch size where a step is worth r examples.
+        """Return the best batch size where a step is worth r examples, √(r·B_crit) at α = 1.
 
         r = B_crit gives B_crit itself, McCandlish's default.
         """
         rate = _positive("exchange_rate", exchange_rate, "the examples that a step is worth")
-        return math.sqrt(rate * self.critical_batch_size)
+        critical = self.critical_batch_size
+        return float(critical * (rate / critical) ** (1 / (1 + self.sharpness)))
 
     def adaptive_examples(self, steps: float) -> float:
         """Return the examples needed in `steps` where the batch size follows the noise scale.
@@ -133,7 +147,8 @@ class Tradeoff:
 
             (steps/S_min - 1)·(examples/E_min - 1) = γ = (∫ √b ds)²/(S_min·E_min) <= 1
 
-        where γ is `gamma`. With γ = 1 this is the front of constant batch sizes.
+        where γ is `gamma`. With γ = 1 this is the front of constant batch sizes, which has the
+        exponent α on both ratios.
 
         Raises:
             ValueError: If `steps` does not exceed `min_steps`: no batch size needs fewer.
@@ -148,7 +163,9 @@ class Tradeoff:
                 f"{steps!r} <= {self.min_steps!r}",
                 "No batch size reaches the result in fewer.",
             )
-        return self.min_examples * (1 + self.gamma / (steps / self.min_steps - 1))
+        alpha = self.sharpness
+        excess = self.gamma / ((steps / self.min_steps) ** alpha - 1)
+        return float(self.min_examples * (1 + excess) ** (1 / alpha))
 
     @classmethod
     def from_run(cls, noise_scale: Floats, batch_size: Floats, steps: Floats) -> Tradeoff:

@@ -20,7 +20,7 @@ def csv(path: Path, rows: list[tuple[object, ...]], names: str = "batch_size,ste
 def test_a_sweep_is_fitted_with_its_errors(tmp_path: Path) -> None:
     output = run("fit", csv(tmp_path / "s.csv", ROWS), "--optimal-batch-size", 16)
 
-    assert re.search(r"Critical batch size +\d+ ± ", output)
+    assert re.search(r"Critical batch size +\d+\.?\d* examples \(95 % interval ", output)
     assert "20 %" in output
     assert re.search(r"2,048 +105", output)
 

@@ -72,7 +72,7 @@ def test_a_noise_scale_that_is_not_resolved_is_not_needed() -> None:
 
 
 def test_what_both_far_below_leave_open_is_told_with_a_remedy() -> None:
-    p = predict(run(2), second_run=run(4))
+    p = predict(run(4), second_run=run(8))
 
     assert math.isinf(p.critical_batch_size.high)
     (said,) = (text for text in p.warnings if "interval is open" in text)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import math
 from typing import Any
@@ -98,11 +99,10 @@ def test_a_fit_as_a_record_has_bands_around_its_values() -> None:
 
     record = strictly(json.dumps(fit_as_dict(fit), allow_nan=False))
 
-    # Student's quantile for three degrees of freedom at 95 %.
-    error = fit.relative_errors.min_steps
-    assert record["min_steps"]["low"] == pytest.approx(
-        fit.min_steps * math.exp(-3.18245 * error), rel=1e-5
-    )
+    found = fit.regimes()
+    for name in ("min_steps", "min_examples", "critical_batch_size", "sharpness"):
+        assert record[name] == dataclasses.asdict(getattr(found, name))
+        assert record[name]["value"] == pytest.approx(getattr(fit, name))
     assert record["sweep"][2]["fitted_steps"] == pytest.approx(
         242 / math.exp(record["sweep"][2]["log_residual"])
     )
@@ -115,19 +115,7 @@ def test_a_fit_as_a_record_has_the_unit_and_the_overhead_that_were_asked_for() -
 
     assert (plain["unit"], plain["overhead_batch_size"]) == ("examples", None)
     assert asked["unit"] == "sequences"
-    assert asked["overhead_batch_size"] == pytest.approx(1.2 * 16 + 0.2 * fit.critical_batch_size)
-
-
-def test_three_intervals_of_a_fit_are_of_one_kind() -> None:
-    fit = fit_tradeoff([16, 32, 64, 128, 256], [720, 405, 242, 168, 131])
-
-    bands = fit.bands(0.9)
-
-    band, errors = fit.critical_batch_size_band(0.9), fit.relative_errors
-    quantile = math.log(band.high / band.value) / errors.critical_batch_size
-    assert bands["critical_batch_size"] == band
-    examples = bands["min_examples"]
-    assert math.log(examples.high / examples.value) == pytest.approx(quantile * errors.min_examples)
+    assert asked["overhead_batch_size"] == fit.overhead_batch_size(0.2, 16)
 
 
 def test_a_fit_of_two_points_is_open_where_they_leave_it_open() -> None:
@@ -135,4 +123,3 @@ def test_a_fit_of_two_points_is_open_where_they_leave_it_open() -> None:
 
     assert record["critical_batch_size"]["high"] is None
     assert record["min_steps"]["low"] == 0
-    assert record["p_value"] is None

@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 
 from noisescale.bounded import Bounded
 from noisescale.tradeoff.profile import STEPS_SCATTER
-from noisescale.tradeoff.regimes import GENTLEST, Regimes, find_regimes
+from noisescale.tradeoff.regimes import Regimes, find_regimes
 
 Array = NDArray[np.float64]
 
@@ -51,13 +51,13 @@ def test_a_sweep_of_all_three_regimes_shows_them_in_their_order() -> None:
     assert (found.min_steps.value, found.min_examples.value) == pytest.approx((50, 6400), rel=1e-3)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.7, 3.0, 6.0])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.7, 3.0])
 def test_borders_are_where_examples_and_steps_are_20_percent_above_their_fewest(
     alpha: float,
 ) -> None:
     sizes = doublings(2**-6, 26)
 
-    found = find_regimes(sizes, law(sizes, alpha), scatter=1e-3)
+    found = find_regimes(sizes, law(sizes, alpha), scatter=0.01)
 
     def overhead(size: float, fewest: float, price: float) -> float:
         return found.steps(size) * price - 1.2 * fewest
@@ -67,7 +67,7 @@ def test_borders_are_where_examples_and_steps_are_20_percent_above_their_fewest(
     steps = brentq(lambda b: overhead(b, found.min_steps.value, 1), *ends, xtol=1e-12)
     assert found.perfect_up_to.value == pytest.approx(examples, rel=1e-6)
     assert found.maximal_from.value == pytest.approx(steps, rel=1e-6)
-    assert found.sharpness.value == pytest.approx(alpha, rel=0.01)
+    assert found.sharpness.value == pytest.approx(alpha, rel=0.02)
     assert holds(found.perfect_up_to, examples)
     assert holds(found.maximal_from, steps)
 
@@ -86,8 +86,8 @@ def test_perfect_scaling_alone_leaves_its_end_open() -> None:
     assert found.maximal_from.high == math.inf
     assert found.min_steps.value == found.min_steps.low == 0
     assert found.min_examples.value == pytest.approx(1e5)
-    assert math.isnan(found.sharpness.value)
-    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-9)
+    assert found.sharpness.value == 1
+    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
 
 
 def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
@@ -103,7 +103,7 @@ def test_steps_that_do_not_fall_leave_their_beginning_open() -> None:
     assert sizes[0] <= found.perfect_up_to.high < 2 * sizes[0]
     assert found.min_steps.value == pytest.approx(100)
     assert found.min_examples.value == found.min_examples.low == 0
-    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-9)
+    assert found.log_residuals == pytest.approx([0] * 8, abs=1e-6)
 
 
 def test_a_sweep_without_its_flat_end_does_not_say_where_the_end_is() -> None:
@@ -157,7 +157,7 @@ def test_two_or_three_batch_sizes_leave_most_open(sizes: list[float]) -> None:
     assert {found.of(size) for size in sizes} == {"between"}
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 1.8])
 def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
     """More of this: benchmarks/prediction/regimes.py."""
     generator, sizes = np.random.default_rng(0), doublings(4, 10)
@@ -177,16 +177,16 @@ def test_bounds_hold_the_truth_as_often_as_they_say(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [0.55, 1.5])
 def test_bounds_are_ends_of_the_curves_that_fit_nearly_as_well(alpha: float) -> None:
-    """A search over curves at random, without a profile. Bends below 1 count as less likely."""
+    """A search over curves at random, without a profile. Bends other than 1 are less likely."""
     generator, sizes, scatter = np.random.default_rng(1), 4.0 ** np.arange(-3, 11), 0.1
     logs = np.log(law(sizes, alpha) * np.exp(generator.normal(0, 0.05, 14)))
-    bends = alpha * np.exp(generator.uniform(-0.5 if alpha > 1 else -0.3, 0.9, 500_000))
+    bends = alpha * np.exp(generator.uniform(-0.6, 0.6, 500_000))
     criticals = 128 * np.exp(generator.uniform(-0.4, 0.4, 500_000))
     ratios = np.log(criticals[:, None] / sizes)
     left = logs - np.logaddexp(0, bends[:, None] * ratios) / bends[:, None]
     level = left.mean(axis=1)
     squares = ((left - level[:, None]) ** 2).sum(axis=1)
-    squares += (scatter / 0.5 * np.minimum(np.log(bends), 0)) ** 2
+    squares += (scatter / 0.35 * np.log(bends)) ** 2
     spare = squares.min() + (1.959964 * scatter) ** 2 - squares
     more = np.exp(np.sqrt(np.maximum(spare, 0) / 14))
     apart = (1.2**bends - 1) ** (1 / bends)
@@ -281,12 +281,12 @@ def test_batch_sizes_that_scatter_more_than_repeats_count_as_such() -> None:
     assert uneven.scatter > 0.3  # of a run, that four of them have a mean of 20 %
 
 
-def test_the_gentlest_bend_is_not_mistaken_for_scaling() -> None:
+def test_a_gentle_bend_is_not_mistaken_for_scaling() -> None:
     sizes = doublings(1, 12)
 
     found = find_regimes(sizes, sizes**-0.5, scatter=0.03)
 
-    assert found.sharpness.low == pytest.approx(GENTLEST)
+    assert found.sharpness.high < 0.5
     assert {PERFECT, MAXIMAL}.isdisjoint(of_all(found))
 
 
@@ -374,9 +374,3 @@ def test_bounds_beyond_the_sweep_end_with_it() -> None:
 
     assert (falling.perfect_up_to.low, falling.perfect_up_to.high) == (256, math.inf)
     assert (flat.maximal_from.low, flat.maximal_from.high) == (0, 1)
-
-
-def test_a_corner_has_no_sharpest_bend() -> None:
-    sizes = doublings(2, 13)
-
-    assert find_regimes(sizes, law(sizes, 12), scatter=0.05).sharpness.high == math.inf

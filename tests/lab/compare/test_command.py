@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from goldens.make import INPUTS, OUTPUTS
 from program import ended, refused, run
+
+from noisescale.bounded import Bounded
+from noisescale.report.numbers import banded
 
 GOAL = ("--goal", "val_loss<=0.15")
 
@@ -398,3 +403,33 @@ def test_time_that_is_not_known_is_called_time(here: Path) -> None:
     assert "got time, which is not known of sgd" in refused(
         "compare", "sgd", *GOAL, "--by", "hours"
     )
+
+
+def test_a_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) -> None:
+    """The stored sweep of the goldens, whose own table `noisescale sweep` writes."""
+    shutil.copytree(INPUTS / "sweep" / "sweep", tmp_path / "sweep")
+    compared = run("compare", tmp_path / "sweep/trials.csv", "--goal", "val_loss<=0.35", "--json")
+    fitted = json.loads(run("fit", tmp_path / "sweep" / "sweep.csv", "--json"))
+    shown = (OUTPUTS / "sweep" / "sweep.txt").read_text()
+
+    (found,) = json.loads(compared)["sweeps"]
+    critical = Bounded(**fitted["critical_batch_size"])
+    assert found["regimes"]["critical_batch_size"] == fitted["critical_batch_size"]
+    assert f"critical batch size {banded(critical)}\n" in shown
+
+
+def test_a_published_sweep_has_one_critical_batch_size_in_fit_and_compare(tmp_path: Path) -> None:
+    """Steps of the 85M model to loss 3.42, Zhang et al. 2024, arXiv:2410.21676."""
+    sizes = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+    steps = [46000, 23000, 13282, 7000, 3840, 2528, 1917, 1600, 1600]
+    pairs = list(zip(sizes, steps, strict=True))
+    points = tmp_path / "points.csv"
+    points.write_text("batch_size,steps\n" + "".join(f"{b},{s}\n" for b, s in pairs))
+    trials = tmp_path / "trials.csv"
+    trials.write_text("batch_size,step,loss\n" + "".join(f"{b},{s},3.4\n" for b, s in pairs))
+
+    (found,) = json.loads(run("compare", trials, "--goal", "loss<=3.42", "--json"))["sweeps"]
+
+    fitted = json.loads(run("fit", points, "--json"))["critical_batch_size"]
+    assert found["regimes"]["critical_batch_size"] == fitted
+    assert fitted["low"] < 2190.6 < fitted["high"]  # the authors' fit
