@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from noisescale.batches.batch_size import Count, examples_in
 from noisescale.batches.packed import PackedSequences
 from noisescale.checks import is_real
+from noisescale.refusal import Refusal, TypeRefusal
 
 
 class BatchCounter(ABC):
@@ -123,16 +124,20 @@ def sequence_first_in(model: nn.Module) -> str:
     return ""
 
 
-def check_batch_size(value: float, name: str = "`local_batch_size`") -> None:
-    """Raise unless `value` is a number of examples. `name` is its name in the message."""
+def check_batch_size(value: float, name: str = "local_batch_size", verb: str = "be") -> None:
+    """Raise a Refusal of the argument `name` unless `value` is a number of examples."""
     if not is_real(value):
-        raise TypeError(
-            f"{name} must be a number, got an object of type {type(value).__name__}. Convert a"
-            " tensor with `int(...)`. The tensor should be on the host: a tensor on the device"
-            " would make every step wait for the device."
+        raise TypeRefusal(
+            name,
+            f"{verb} a number",
+            f"an object of type {type(value).__name__}",
+            "Convert a tensor with `int(...)`. The tensor should be on the host: a tensor on the"
+            " device would make every step wait for the device.",
         )
     if not 0 <= value < math.inf:
-        raise ValueError(
-            f"{name} must be a number of examples, got {value!r}."
-            " Pass the number of this rank's examples in the loss."
+        raise Refusal(
+            name,
+            f"{verb} a number of examples",
+            repr(value),
+            "Pass the number of this rank's examples in the loss.",
         )

@@ -66,9 +66,11 @@ def calibration_of(
     if branches.suffix == ".json":
         return _by_branched_run(history, branches)
     if branch_step is None:
-        raise ValueError(
-            "`--branches` with a CSV file must be used with `--branch-step`, got no step."
-            " Give the step of the run at which the branches started."
+        raise Refusal(
+            "--branches",
+            "be used with `--branch-step` if it is a CSV file",
+            "no step",
+            "Give the step of the run at which the branches started.",
         )
     return _by_losses(history, branches, branch_step, branch_examples, loss_scatter)
 

@@ -13,7 +13,7 @@ from noisescale.history.metric_names import prefix_of
 from noisescale.history.reading import history_in, open_log
 from noisescale.history.run_files import files_of, runs_in
 from noisescale.printable import printable
-from noisescale.refusal import Refusal
+from noisescale.refusal import FileRefusal, Refusal
 
 NOT_YET = ("unmeasured", "empty")
 """Words of the errors that may disappear as the run logs more."""
@@ -69,9 +69,11 @@ class FollowedRun:
         if (run := self.run) is None:
             return False
         if not run.exists():
-            raise FileNotFoundError(
-                f"`{printable(run)}` must exist while it is watched, but was moved or deleted."
-                " Start the command again with the new path of the run."
+            raise FileRefusal(
+                printable(run),
+                "exist while it is watched",
+                "one that was moved or deleted",
+                "Start the command again with the new path of the run.",
             )
         if not (files := files_of(run)):  # a CSVLogger deletes its file before it begins anew
             self._log = None

@@ -289,7 +289,7 @@ class NoiseScaleCallback(MeasuringCallback, TrainerCallback, ExportableState):
             examples = {k: v for k, v in inputs.items() if k != "num_items_in_batch"}
             with self._leaving_step_out():
                 batch_size = batch_size_of(examples)
-                check_batch_size(batch_size, "What `batch_size_fn` returns")
+                check_batch_size(batch_size, "batch_size_fn", "return")
                 self._counted = True
                 self._look_for_shared_examples(
                     lambda: [x for x in examples.values() if isinstance(x, Tensor)]

@@ -194,9 +194,11 @@ def batches_of(
             found: list[DataLoader[Any]] = []
             apply_to_collection(loaders, DataLoader, found.append)
             if not found:
-                raise ValueError(
-                    "`train_dataloader` of the data module must return a DataLoader, or a list or"
-                    f" dict of DataLoaders, got {type(loaders).__name__}. Give the Dataset instead."
+                raise Refusal(
+                    "train_dataloader",
+                    "return a DataLoader, or a list or dict of DataLoaders",
+                    type(loaders).__name__,
+                    "Give the Dataset instead of the data module.",
                 )
             return apply_to_collection(loaders, DataLoader, with_batches, size, count, shuffled)
 
@@ -255,9 +257,11 @@ def whole_epochs(loader: DataLoader[Any], size: int, ranks: int = 1) -> DataLoad
 
 def _refuse_made_batches(loader: DataLoader[Any]) -> None:
     if loader.batch_sampler is None:
-        raise ValueError(
-            "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
-            " batches. Give a data set of single examples."
+        raise Refusal(
+            "batch_size",
+            "be a number in the DataLoader",
+            "None: its data set makes the batches",
+            "Give a data set of single examples.",
         )
 
 
@@ -305,9 +309,11 @@ def held_examples(data: Any, count: int, size: int) -> DataLoader[Any]:
         data.setup("fit")
         data = data.train_dataloader()
         if not isinstance(data, DataLoader):
-            raise ValueError(
-                "`train_dataloader` of the data module must return one DataLoader for branches, got"
-                f" {type(data).__name__}. Give the Dataset instead."
+            raise Refusal(
+                "train_dataloader",
+                "return one DataLoader for branches",
+                type(data).__name__,
+                "Give the Dataset instead of the data module.",
             )
     loader = data if isinstance(data, DataLoader) else DataLoader(data)
     _refuse_made_batches(loader)

@@ -95,9 +95,11 @@ def made(target: str, found: Any, arguments: Mapping[str, Any] | None = None) ->
     try:
         inspect.signature(found).bind(**(arguments or {}))
     except TypeError as error:
-        raise ValueError(
-            f"`{printable(target)}` must be callable without arguments, got: {error}."
-            " Name a function that calls it with its arguments."
+        raise Refusal(
+            printable(target),
+            "be callable without arguments",
+            f"one for which this is so: {error}",
+            "Name a function that calls it with its arguments.",
         ) from error
     return found(**(arguments or {}))
 

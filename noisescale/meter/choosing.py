@@ -131,12 +131,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _refuse_unaveraged(options: MeterOptions, *, sharded: bool) -> None:
     if options.small_batch not in ("auto", "rank") or options.extra or sharded:
-        raise ValueError(
-            '`averaged` must be True with `small_batch` other than "auto" or "rank", with `extra`'
-            " measurements, and with sharded gradients, got False with small_batch="
-            f'"{options.small_batch}", extra {options.names_of_extra} and'
-            f" {'sharded' if sharded else 'whole'} gradients. Where ranks step on their own"
-            " gradients, only these can be compared."
+        kind = "sharded" if sharded else "whole"
+        raise Refusal(
+            "averaged",
+            'be True with `small_batch` other than "auto" or "rank", with `extra` measurements, and'
+            " with sharded gradients",
+            f'False with small_batch="{options.small_batch}", extra {options.names_of_extra} and'
+            f" {kind} gradients",
+            "Where ranks step on their own gradients, only these can be compared.",
         )
 
 

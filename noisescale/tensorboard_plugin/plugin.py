@@ -17,6 +17,7 @@ import plotly
 from tensorboard import errors, plugin_util
 from werkzeug import wrappers
 
+from noisescale.checks import refuse
 from noisescale.predictor import Prediction, predict
 from noisescale.refusal import renamed, word_for
 from noisescale.report.colours import DARK, SERIES
@@ -111,13 +112,11 @@ class NoiseScalePlugin(Tab):
         """Runs of which nothing can be predicted say why; the others are compared."""
         ids, across = request.args.getlist("of"), request.args.get("across", ACROSS[0])
         if across not in ACROSS:
-            raise ValueError(f"`across` must be one of {', '.join(ACROSS)}, got {across!r}.")
+            refuse("across", f"be one of {', '.join(ACROSS)}", repr(across), "Choose one of them.")
         if not ids:
-            raise ValueError("At least one run must be chosen, got none.")
+            refuse("of", "name a run", "none", "Choose one run or more.")
         if len(ids) > MOST_RUNS:
-            raise ValueError(
-                f"At most {MOST_RUNS} runs can be shown at once, got {len(ids)}. Choose fewer runs."
-            )
+            refuse("of", f"name at most {MOST_RUNS} runs", len(ids), "Choose fewer runs.")
         runs = self._runs_for(request)
         numbers_of = {run: k for k, run in enumerate(runs.measured())}
         found: list[tuple[str, Prediction, int]] = []

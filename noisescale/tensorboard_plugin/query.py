@@ -23,8 +23,7 @@ def number(query: Mapping[str, str], name: str) -> float | None:
         2.5
     """
     text = query.get(name, "").strip()
-    rule = f"`{name}` must be a number"
-    return _number(text, rule, "Write, for example, 2.5.") if text else None
+    return _number(name, text, "be a number", "Write, for example, 2.5.") if text else None
 
 
 def numbers(query: Mapping[str, str], name: str) -> list[float] | None:
@@ -42,8 +41,8 @@ def numbers(query: Mapping[str, str], name: str) -> list[float] | None:
     parts = [part.strip() for part in query.get(name, "").split(",")]
     if not parts[-1]:
         parts.pop()
-    rule = f"`{name}` must be numbers with commas between them"
-    return [_number(part, rule, "Write, for example, 1, 2, 4.") for part in parts] or None
+    needed, remedy = "be numbers with commas between them", "Write, for example, 1, 2, 4."
+    return [_number(name, part, needed, remedy) for part in parts] or None
 
 
 def index(query: Mapping[str, str], name: str) -> int:
@@ -62,13 +61,13 @@ def index(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _number(text: str, rule: str, remedy: str) -> float:
+def _number(name: str, text: str, needed: str, remedy: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{rule}, got {_short(text)}. {remedy}")
+        raise Refusal(name, needed, _short(text), remedy)
     return value
 
 

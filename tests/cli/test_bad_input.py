@@ -172,7 +172,10 @@ CASES: list[tuple[list[str], str]] = [
             (["--sweep", "files/flat.csv"], "`steps` must show both ends of the law"),
             (["--sweep", "files/huge.csv"], "`--sweep` must be from 1e-06 to 1e+06"),
             (["--sweep", "files/twice.csv"], "`files/twice.csv` must name each column once"),
-            (["--branches", "files/losses.csv"], "`--branches` with a CSV file must be used with"),
+            (
+                ["--branches", "files/losses.csv"],
+                "`--branches` must be used with `--branch-step`",
+            ),
             (
                 ["--branches", "files/losses.csv", "--branch-step", "1001"],
                 "`--branch-step` must be a step of the run, got 1001.",

@@ -119,8 +119,8 @@ def test_a_sweep_and_branches_calibrate(logged: Path, tmp_path: Path) -> None:
         ),
         (
             ["--branches", "b.csv"],
-            "`--branches` with a CSV file must be used with `--branch-step`, got no step. Give the"
-            " step of the run at which the branches started.",
+            "`--branches` must be used with `--branch-step` if it is a CSV file, got no step. Give"
+            " the step of the run at which the branches started.",
         ),
         (
             ["--branch-step", "500"],

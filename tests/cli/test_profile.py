@@ -190,7 +190,7 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         ),
         (
             "own_model:Needy",
-            "`own_model:Needy` must be callable without arguments, got: missing a required"
+            "`own_model:Needy` must be callable without arguments, got one for which this is so: missing a required"
             " argument: 'width'. Name a function that calls it with its arguments.",
         ),
         (

@@ -255,8 +255,8 @@ def test_what_is_gone_or_was_never_there_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(folder)
 
     message = (
-        f"`{folder}` must exist while it is watched, but was moved or deleted. Start the command"
-        " again with the new path of the run."
+        f"`{folder}` must exist while it is watched, got one that was moved or deleted. Start the"
+        " command again with the new path of the run."
     )
     with pytest.raises(FileNotFoundError, match=f"^{re.escape(message)}$"):
         run.read()

@@ -159,8 +159,8 @@ def test_a_run_without_an_answer_is_named_beside_those_that_are_compared(
         (["run=one"], {"price": "-2"}, "`price` must be positive and finite, got -2.0."),
         (["run=one", "run=unresolved"], {"kappa": "x"}, "`kappa` must be a number, got 'x'."),
         (["run=one"], {"across": "hours"}, "`across` must be one of step, examples, got 'hours'."),
-        ([], {}, "At least one run must be chosen, got none."),
-        (31 * ["run=one"], {}, "At most 30 runs can be shown at once, got 31. Choose fewer runs."),
+        ([], {}, "`of` must name a run, got none. Choose one run or more."),
+        (31 * ["run=one"], {}, "`of` must name at most 30 runs, got 31. Choose fewer runs."),
         (["optimizer=x"], {}, "`optimizer` must be a whole number, 0 or more, got 'x'."),
     ],
 )

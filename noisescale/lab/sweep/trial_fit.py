@@ -313,9 +313,11 @@ def _resized(loaders: Any, size: int | None, ranks: int) -> Any:
     grouped = (DataLoader, Mapping, list, tuple)
     apply_to_collection(loaders, object, others.append, wrong_dtype=grouped)
     if others:
-        raise ValueError(
-            "`train_dataloader` of the data module must return a DataLoader, or a list or dict of"
-            f" DataLoaders, got {type(others[0]).__name__}. Its batches cannot be made larger."
+        raise Refusal(
+            "train_dataloader",
+            "return a DataLoader, or a list or dict of DataLoaders",
+            type(others[0]).__name__,
+            "The batches of the data module cannot be made larger otherwise.",
         )
     return apply_to_collection(loaders, DataLoader, _resized_loader, size, ranks)
 

@@ -295,7 +295,7 @@ class NoiseScaleMonitor(MeasuringCallback, trainer_access.Callback):
     def examples_in(self, batch: Any) -> float:
         """Return the number of examples in a batch, by `batch_size_fn`."""
         size = (self._count or self._fit.counter)(batch)
-        check_batch_size(size, "What `batch_size_fn` returns")
+        check_batch_size(size, "batch_size_fn", "return")
         return float(size)
 
     @property

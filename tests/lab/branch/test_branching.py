@@ -491,7 +491,7 @@ def test_data_whose_batches_are_made_already_are_refused(
 ) -> None:
     batches = DataLoader(examples(), batch_size=None)
 
-    with pytest.raises(ValueError, match="`batch_size` of the DataLoader must be a number, got"):
+    with pytest.raises(ValueError, match="`batch_size` must be a number in the DataLoader, got"):
         train_branches(
             plan_branches(*run), Regression(), batches, tmp_path / "b.json", accelerator="cpu"
         )

@@ -381,17 +381,13 @@ def test_a_batch_size_fn_that_is_no_function_is_refused_at_construction() -> Non
 
 def test_a_negative_batch_size_stops_the_fit() -> None:
     monitor = NoiseScaleMonitor(batch_size_fn=lambda _: -1)
-    with pytest.raises(
-        Exception, match="What `batch_size_fn` returns must be a number of examples, got -1"
-    ):
+    with pytest.raises(Exception, match="`batch_size_fn` must return a number of examples, got -1"):
         fit(monitor)
 
 
 def test_a_batch_size_that_is_a_tensor_stops_the_fit() -> None:
     monitor = NoiseScaleMonitor(batch_size_fn=lambda batch: (batch[1] >= 0).sum())
-    with pytest.raises(
-        Exception, match="What `batch_size_fn` returns must be a number, got an object of"
-    ):
+    with pytest.raises(Exception, match="`batch_size_fn` must return a number, got an object of"):
         fit(monitor)
 
 

@@ -312,13 +312,13 @@ def test_manual_optimization_is_timed_without_accumulation() -> None:
         ),
         (
             {"data": DataLoader(data(), batch_size=None)},
-            "`batch_size` of the DataLoader must be a number, got None: its data set makes the"
+            "`batch_size` must be a number in the DataLoader, got None: its data set makes the"
             " batches. Give a data set of single examples.",
         ),
         (
             {"data": Module(iter([]))},
-            "`train_dataloader` of the data module must return a DataLoader, or a list or dict of"
-            " DataLoaders, got list_iterator. Give the Dataset instead.",
+            "`train_dataloader` must return a DataLoader, or a list or dict of"
+            " DataLoaders, got list_iterator. Give the Dataset instead of the data module.",
         ),
     ],
 )
