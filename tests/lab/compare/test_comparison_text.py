@@ -381,8 +381,8 @@ def border_lines(*sizes: int) -> list[str]:
         ),
         (range(1, 24), "at least N", "at least N"),
         (range(256, 4096, 256), "at most N", "at most N"),
-        ((4, 8, 16, 32, 64), "not seen in batch sizes from N to N", "at least N"),
-        ((32, 64, 128, 256, 512, 1024), "up to N (at most N)", "about N (N to N)"),
+        ((16, 32, 64), "not seen in batch sizes from N to N", "at least N"),
+        ((16, 32, 64, 128, 256, 512, 1024), "up to N (at most N)", "about N (N to N)"),
     ],
 )
 def test_borders_are_said_as_far_as_the_sweep_shows_them(
