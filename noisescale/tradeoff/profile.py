@@ -15,15 +15,16 @@ from noisescale.tradeoff.run_sums import Array
 STEPS_SCATTER = 0.15
 """Of the logarithm of the steps to one result, by seed and by how finely learning rates are tuned.
 
-The trainings of benchmarks/prediction.py scatter by 5 to 23 % between seeds, 15 % in the root mean
-square.
+The trainings of benchmarks/prediction/single_runs.py scatter by 5 to 23 % between seeds, 15 % in
+the root mean square.
 """
 
 SPREAD = 0.35
 """Standard deviation of log α around 0, the law of McCandlish et al., before a sweep is seen.
 
-16 sweeps, those of benchmarks/prediction.py and adaptive.py and of Zhang et al. 2024, bend by 0.9
-to 1.4, and none excludes 1 (`benchmarks/regimes.py --published`). They spread by 0.12.
+16 sweeps bend by 0.9 to 1.4, and none excludes 1: those of Zhang et al. 2024 and of
+benchmarks/prediction/single_runs.py and benchmarks/scheduling/adaptive.py. They spread by 0.12
+(`benchmarks/prediction/regimes.py --published`).
 """
 
 BENDS = np.exp(SPREAD * np.linspace(-4, 4, 81))

@@ -121,8 +121,8 @@ def find_regimes(
     α = 1 gives B_crit/5 and 5·B_crit. The fit minimises the squares of the logarithmic residuals in
     units of the scatter, plus (log α/`SPREAD`)²: α is normally distributed beforehand, and a sweep
     has to contradict α = 1. An interval holds the values of every curve that fits nearly as well as
-    the best one, whatever its α. benchmarks/regimes.py counts how often intervals hold the truth,
-    and how often intervals with α = 1 do.
+    the best one, whatever its α. benchmarks/prediction/regimes.py counts how often intervals hold
+    the truth, and how often intervals with α = 1 do.
 
     Args:
         batch_sizes: Global, in examples, shape (n,); repeated ones for repeated runs.

@@ -191,7 +191,8 @@ def test_a_mistake_in_the_model_shows_where_it_is() -> None:
         (
             "own_model:Needy",
             "`own_model:Needy` must be callable without arguments, got one for which this"
-            " is so: missing a required argument: 'width'. Name a function that calls it with its arguments.",
+            " is so: missing a required argument: 'width'. Name a function that calls it with its"
+            " arguments.",
         ),
         (
             "own_model:examples",
