@@ -86,6 +86,7 @@ def profile_steps(
     module, examples = module_and_data(target, data)
 
     from noisescale.lightning.profiling.profiling import examples_per_second, profile_step_times
+    from noisescale.made.data import train_and_val
 
     console = Console(stderr=True, highlight=False, quiet=not is_first())
     reasons: list[str] = []
@@ -103,7 +104,7 @@ def profile_steps(
         with renamed(flags_of(profile_steps)), told_in_a_line(TOO_LARGE):
             timings = profile_step_times(
                 module,
-                examples,
+                train_and_val(examples)[0],
                 sizes,  # type: ignore[arg-type]  # it names those that are not whole
                 accumulation=repeats,  # type: ignore[arg-type]  # as with sizes
                 steps=steps,

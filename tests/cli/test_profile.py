@@ -53,6 +53,9 @@ model = Model()
 def both():
     return Model(), examples()
 
+def pair():
+    return Model(), (DataLoader(examples(), batch_size=2), DataLoader(examples(), batch_size=4))
+
 def small():
     return Model(most=4), DataLoader(examples(), batch_size=2)
 
@@ -88,6 +91,7 @@ def sizes(path: str) -> list[tuple[float, int]]:
     "target",
     [
         ["own_model:both"],
+        ["own_model:pair"],
         ["own_model.py:both"],
         ["own_model:model", "--data", "own_model:examples"],
         ["own_model:Model", "--data", "own_model:Data"],

@@ -207,7 +207,7 @@ def of_branch(name: str) -> Made:
         yield "predict.txt", command(*words, "--details")
         yield "predict.json", command(*words, "--json")
         yield "page.html", page(*words)
-        again = ("branch", "run", "saved", "targets.py:alone", "--batch-sizes", "1x,4x,16x")
+        again = ("branch", "run", "saved", "targets.py:make", "--batch-sizes", "1x,4x,16x")
         again = (*again, "--orders", "2", "--loss-examples", "1400", "--accelerator", "cpu")
         yield "branch.txt", command(*again)
         yield "branch.json", command(*again, "--json")

@@ -139,6 +139,7 @@ def branch_run(
     from noisescale.lab.branch.branching import train_branches
     from noisescale.lab.branch.planning import plan_branches
     from noisescale.lab.jobs.jobs import Training
+    from noisescale.made.data import train_and_val
 
     check_output(output)
     if dry_run and as_json:
@@ -179,7 +180,7 @@ def branch_run(
             branched = train_branches(
                 branching,
                 module,
-                examples,
+                train_and_val(examples)[0],
                 output,
                 loss_examples=loss_examples,
                 on_course=told.course,
@@ -200,7 +201,7 @@ def branch_run(
             branched = branched_by_workers(
                 branching,
                 module,
-                examples,
+                train_and_val(examples)[0],
                 output,
                 training,
                 run=run,

@@ -25,10 +25,11 @@ def train_trial(folder: Path) -> None:
     target, data = spec["training"]["target"], spec["training"]["data"]
     if spec["kind"] == "branch":
         from noisescale.lab.branch.branching import train_branch_task
+        from noisescale.made.data import train_and_val
 
         module, examples = module_and_data(target, data)
         with told_in_a_line(TOO_LARGE):
-            train_branch_task(module, examples, spec, folder)
+            train_branch_task(module, train_and_val(examples)[0], spec, folder)
         return
     from noisescale.lab.sweep.trial_fit import Made, train_task
     from noisescale.lab.tune.tuned_fit import train_tuned

@@ -48,6 +48,7 @@ from noisescale.lightning.trainer_access import (
     validate_next,
 )
 from noisescale.lightning.training import copy_to_train, plain_trainer
+from noisescale.made.data import train_and_val
 from noisescale.refusal import Refusal
 from noisescale.scheduling.learning_rate import Factors
 from noisescale.scheduling.scaled_steps import ScaledSteps
@@ -276,10 +277,8 @@ def loaders_of(data: Any, size: int | None, usual: int, ranks: int) -> Iterator[
         usual: For data without a loader.
         ranks: Number of ranks.
     """
-    held = None
-    if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_loadable(data):
-        data, held = data
-        held = DataLoader(held, batch_size=HELD) if isinstance(held, Dataset) else held
+    data, held = train_and_val(data)
+    held = DataLoader(held, batch_size=HELD) if isinstance(held, Dataset) else held
     if not hasattr(data, "train_dataloader"):
         if not (isinstance(data, (Dataset, DataLoader)) or hasattr(data, "__getitem__")):
             raise Refusal(
@@ -339,11 +338,3 @@ def _batch_size_of(loader: Any) -> int | None:
 def _number(value: Any) -> int | None:
     """Return a positive whole number as it is, and None for everything else."""
     return value if type(value) is int and value > 0 else None
-
-
-def _is_loadable(data: Any) -> bool:
-    """Whether a list of two is a data set of two examples, not data to train and validate on."""
-    return not any(
-        isinstance(each, (Dataset, DataLoader)) or hasattr(each, "train_dataloader")
-        for each in data
-    )

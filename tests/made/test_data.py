@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisescale.made.data import train_and_val
+
+TRAIN, VAL = TensorDataset(torch.zeros(4)), TensorDataset(torch.ones(2))
+MODULE = LightningDataModule.from_datasets(TRAIN, VAL)
+
+
+@pytest.mark.parametrize("data", [TRAIN, DataLoader(TRAIN), MODULE, [torch.zeros(1)] * 3])
+def test_data_alone_are_trained_on(data: Any) -> None:
+    train, val = train_and_val(data)
+
+    assert train is data
+    assert val is None
+
+
+@pytest.mark.parametrize("pair", [(TRAIN, VAL), (DataLoader(TRAIN), DataLoader(VAL)), [TRAIN, VAL]])
+def test_a_pair_is_to_train_and_to_validate_on(pair: Any) -> None:
+    train, val = train_and_val(pair)
+
+    assert train is pair[0]
+    assert val is pair[1]
+
+
+def test_two_examples_are_a_data_set() -> None:
+    examples = [(torch.zeros(1), 0), (torch.ones(1), 1)]
+
+    train, val = train_and_val(examples)
+
+    assert train is examples
+    assert val is None
