@@ -119,6 +119,13 @@ def test_the_code_on_the_pages_runs(
         exec(block.replace('"auto"', '"cpu"'), {"monitor": Monitor})
 
 
+def text_of(node: ast.expr) -> str:
+    """The text of a string; "..." stands for values in it, or for all of it."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    known = [getattr(part, "value", None) for part in parts]
+    return "".join(part if isinstance(part, str) else "..." for part in known)
+
+
 def messages_of_the_package() -> Iterator[str]:
     """Every string in the sources but docstrings; "..." stands for the values in it."""
     for source in Path(noisescale.__file__).parent.rglob("*.py"):
@@ -127,10 +134,12 @@ def messages_of_the_package() -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr):
                 left_out.add(node.value)
+            elif isinstance(node, ast.Call) and len(node.args) >= 4:  # Refusal, refuse
+                argument, requirement, got, remedy = map(text_of, node.args[:4])
+                yield f"`{argument}` must {requirement}, got {got}. {remedy}"
             elif isinstance(node, ast.JoinedStr):
                 left_out.update(node.values)
-                parts = [getattr(part, "value", None) for part in node.values]
-                yield "".join(part if isinstance(part, str) else "..." for part in parts)
+                yield text_of(node)
             elif isinstance(value := getattr(node, "value", None), str) and node not in left_out:
                 yield value
 

@@ -193,10 +193,11 @@ def test_a_rank_whose_batches_are_of_no_known_kind_does_not_stop_the_others() ->
             raise RuntimeError("not this kind")
 
     class Odd(NoiseScaleMonitor):
-        def _look_for_shared_examples(self, batch: Any) -> None:
+        def _look_for_shared_examples(self, tensors: Any) -> None:
             odd = [object(), torch.zeros(8).to_sparse(), torch.zeros(8).as_subclass(Broken)]
             number = self.seen = getattr(self, "seen", -1) + 1
-            super()._look_for_shared_examples(odd[number % 3] if dist.get_rank() else batch)
+            batch = odd[number % 3]
+            super()._look_for_shared_examples((lambda: batch) if dist.get_rank() else tensors)
 
     steps = fit(
         Odd(),

@@ -537,7 +537,7 @@ def test_a_learning_rate_that_fails_leaves_no_rank_waiting() -> None:
             return f"{type(error).__name__} {type(error.__context__).__name__}"
         return "agreed"
 
-    assert on_ranks(2, told) == ["RuntimeError ValueError", "RuntimeError NoneType"]
+    assert on_ranks(2, told) == ["RuntimeError Refusal", "RuntimeError NoneType"]
 
 
 def test_what_a_controller_tells_is_read_alone() -> None:

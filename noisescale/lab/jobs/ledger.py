@@ -93,10 +93,12 @@ class Ledger:
         known |= adjusted
         if differing := ", ".join(_differences(known, now)):
             raise StorageError(
-                f"`storage` must have a job with the same settings, got {printable(shown(place))}"
-                f" with the job {printable(name)!r}, which differs in {printable(differing)}. Give"
-                " the settings from before. For a new job give another `--output`, and another"
-                " `--name` or storage if you gave one."
+                "storage",
+                "have a job with the same settings",
+                f"{printable(shown(place))} with the job {printable(name)!r}, which differs in"
+                f" {printable(differing)}",
+                "Give the settings from before. For a new job give another `--output`, and"
+                " another `--name` or storage if you gave one.",
             )
         if goes_on:
             storage.set_study_user_attr(ledger._study, _JOB, _job_text(job))
@@ -125,8 +127,10 @@ class Ledger:
             found = ", ".join(map(repr, names)) or "none"
             wanted = f"the job {printable(name)!r}" if name else "one job, or `--name` given"
             raise StorageError(
-                f"`storage` must have {wanted}, got {printable(found)}. Check the name, and that"
-                " `noisescale sweep` was started with this storage."
+                "storage",
+                f"have {wanted}",
+                printable(found),
+                "Check the name, and that `noisescale sweep` was started with this storage.",
             )
         return cls(storage, name, lease)
 
@@ -278,8 +282,10 @@ class Ledger:
                 return found
             time.sleep(0.1)
         raise StorageError(
-            f"`storage` must have a job of noisescale, got a study {printable(self.name)!r} that is"
-            " none. Give another `--name`."
+            "storage",
+            "have a job of noisescale",
+            f"a study {printable(self.name)!r} that is none",
+            "Give another `--name`.",
         )
 
     def _job_text(self) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from noisescale.extras import need
 from noisescale.printable import printable
+from noisescale.refusal import Refusal
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -26,7 +27,7 @@ GRACE = 30
 GRPC = "grpc://"
 
 
-class StorageError(ValueError):
+class StorageError(Refusal):
     """A storage cannot be opened, or does not have what is asked for."""
 
 
@@ -87,9 +88,10 @@ def patiently(call: Callable[[], T], seconds: float = 60.0) -> T:
                 raise
             if time.monotonic() - started > seconds:
                 raise StorageError(
-                    f"`storage` must be within reach, got {type(error).__name__}:"
-                    f" {printable(str(error))[:200]}. Finished trainings are kept. Start the same"
-                    " command again when it is."
+                    "storage",
+                    "be within reach",
+                    f"{type(error).__name__}: {printable(str(error))[:200]}",
+                    "Finished trainings are kept. Start the same command again when it is.",
                 ) from error
         time.sleep(wait)
         wait = min(2 * wait, 5.0)
@@ -109,13 +111,17 @@ def _journal(path: Path, new: bool) -> BaseStorage:
     path = path.absolute()
     if path.is_dir():
         raise StorageError(
-            f"`storage` must be a file, got the folder {printable(path)}. Name a file in it, for"
-            " example sweep.journal."
+            "storage",
+            "be a file",
+            f"the folder {printable(path)}",
+            "Name a file in it, for example sweep.journal.",
         )
     if not path.exists() and not new:
         raise StorageError(
-            f"`storage` must exist, got {printable(path)}, which does not. Check the path, or start"
-            " the sweep with `noisescale sweep`."
+            "storage",
+            "exist",
+            f"{printable(path)}, which does not",
+            "Check the path, or start the sweep with `noisescale sweep`.",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,13 +132,17 @@ def _journal(path: Path, new: bool) -> BaseStorage:
         return JournalStorage(JournalFileBackend(str(path), lock))
     except OSError as error:
         raise StorageError(
-            f"`storage` must be a file that can be written, got {printable(path)}:"
-            f" {error.strerror}. Name another file."
+            "storage",
+            "be a file that can be written",
+            f"{printable(path)}: {error.strerror}",
+            "Name another file.",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"`storage` must be a journal of Optuna, got {printable(path)}, which cannot be read:"
-            f" {printable(error)}. Name another file."
+            "storage",
+            "be a journal of Optuna",
+            f"{printable(path)}, which cannot be read: {printable(error)}",
+            "Name another file.",
         ) from error
 
 
@@ -172,9 +182,11 @@ def _database(url: str) -> BaseStorage:
             return get_storage(url)
     except Exception as error:  # of SQLAlchemy, of a driver, or of Optuna
         raise StorageError(
-            f"`storage` must be a database within reach, got {printable(shown(url))}:"
-            f" {type(error).__name__}: {printable(str(error))[:200]}. Check the URL, and whether"
-            " its driver is installed (for PostgreSQL psycopg, for MySQL mysqlclient)."
+            "storage",
+            "be a database within reach",
+            f"{printable(shown(url))}: {type(error).__name__}: {printable(str(error))[:200]}",
+            "Check the URL, and whether its driver is installed (for PostgreSQL psycopg,"
+            " for MySQL mysqlclient).",
         ) from error
 
 
@@ -184,8 +196,10 @@ def _proxy(place: str) -> BaseStorage:
     host, _, port = place.removeprefix(GRPC).rpartition(":")
     if not host or not port.isdigit():
         raise StorageError(
-            f"`storage` must have a host and a port, got {printable(place)}. Write, for example,"
-            " grpc://host:13000."
+            "storage",
+            "have a host and a port",
+            printable(place),
+            "Write, for example, grpc://host:13000.",
         )
     need("grpc", "A storage behind gRPC")
     with warnings.catch_warnings():
@@ -195,7 +209,9 @@ def _proxy(place: str) -> BaseStorage:
         storage.wait_server_ready(timeout=10)
     except Exception as error:  # of gRPC, which is not imported here
         raise StorageError(
-            f"`storage` must be a gRPC proxy of Optuna within reach, got {printable(place)} without"
-            " an answer. Start it with `optuna.storages.run_grpc_proxy_server`."
+            "storage",
+            "be a gRPC proxy of Optuna within reach",
+            f"{printable(place)} without an answer",
+            "Start it with `optuna.storages.run_grpc_proxy_server`.",
         ) from error
     return storage

@@ -14,6 +14,7 @@ from noisescale.lab.jobs.jobs import FAILED, Entry, Job, Record, State
 from noisescale.lab.jobs.ledger import Ledger, LostError, results_of
 from noisescale.lab.jobs.storage import patiently
 from noisescale.lab.jobs.trial_process import TrialProcess
+from noisescale.refusal import Refusal
 
 IDLE = 2.0
 """Seconds between two looks for a task."""
@@ -32,11 +33,11 @@ One may fail for its own reasons: a module may refuse a loss that is no number.
 """
 
 
-class AllFailedError(ValueError):
+class AllFailedError(Refusal):
     """Every training of the job has failed."""
 
 
-class OnlyHereError(ValueError):
+class OnlyHereError(Refusal):
     """Trainings fail on this worker, and not on others."""
 
 
@@ -137,9 +138,11 @@ class Worker:
             return
         patiently(lambda: self._ledger.forget([entry for entry, _ in self._failed]))
         raise OnlyHereError(
-            f"This worker must train as others do, got only failures: {self._failed[-1][1]}. Others"
-            " train these tasks. Start it in the folder of the sweep, or in a copy of it, with the"
-            " same packages."
+            "target",
+            "train on this worker as on others",
+            f"only failures: {self._failed[-1][1]}",
+            "Others train these tasks. Start the worker in the folder of the sweep, or in a copy of"
+            " it, with the same packages.",
         )
 
     def _attend(self, entry: Entry, process: TrialProcess) -> None:
@@ -166,7 +169,7 @@ def _refuse_if_all_failed(results: Mapping[str, Record]) -> None:
     failed = [result[FAILED] for result in results.values() if FAILED in result]
     if len(failed) >= TELLING and len(failed) == len(results):
         raise AllFailedError(
-            f"`target` must train, got only trainings that failed. The last one: {failed[-1]}"
+            "target", "train", "only trainings that failed", f"The last one: {failed[-1]}"
         )
 
 

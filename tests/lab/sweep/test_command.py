@@ -216,7 +216,7 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
     seeded = script.read_text().replace("FAILS = ", "torch.manual_seed(0)\nFAILS = ", 1)
     logged = seeded.replace('self.log("val_loss"', 'self.log("of_all"')
     logged = logged.replace("return nn", 'self.log("loss", torch.tensor(9.0))\n        return nn')
-    (here / "seeded.py").write_text(logged)
+    (here / "own_seed.py").write_text(logged)
     options = {"trials": 3, "seed": 0, "epochs": 20, "max_device_batch_size": None}
     torch.manual_seed(0)  # what was set before is not the script's
     found = [
@@ -225,15 +225,17 @@ def test_a_seed_in_the_script_and_a_goal_of_a_batch_are_told(here: Path) -> None
         )  # type: ignore[arg-type]  # of several types
         for target, goal, n in (
             ("train.py:make", "val_loss<=1", 3),
-            ("seeded.py:make", "of_all<=1", 3),
+            ("own_seed.py:make", "of_all<=1", 3),
             ("train.py:make", "val_loss<=900", 3),
-            ("seeded.py:make", "loss<=1", 1),
+            ("own_seed.py:make", "loss<=1", 1),
         )
     ]
 
     assert found[0] == []
     assert [len(each) for each in found[1:]] == [1, 1, 1]
-    assert found[1][0].startswith("seeded.py:make sets a seed: all repetitions begin with the same")
+    assert found[1][0].startswith(
+        "own_seed.py:make sets a seed: all repetitions begin with the same"
+    )
     assert found[2][0].startswith("A single step has met val_loss <= 900.")
     assert found[3][0].startswith("loss is logged by the training step: it is that of one batch")
 
