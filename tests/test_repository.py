@@ -121,6 +121,8 @@ def test_the_code_on_the_pages_runs(
 
 def text_of(node: ast.expr) -> str:
     """The text of a string; "..." stands for values in it, or for all of it."""
+    if isinstance(node, ast.Tuple):
+        return "` and `".join(map(text_of, node.elts))
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     known = [getattr(part, "value", None) for part in parts]
     return "".join(part if isinstance(part, str) else "..." for part in known)

@@ -34,7 +34,8 @@ def check_groups(groups: Groups | None) -> None:
         Traceback (most recent call last):
         ...
         noisescale.refusal.Refusal: `groups` must have regular expressions, got '(attn' for
-        'attention': missing ), unterminated subpattern at position 0. Correct it, or escape it with `re.escape`.
+        'attention': missing ), unterminated subpattern at position 0. Correct it, or
+        escape it with `re.escape`.
     """
     if groups is None or (callable(groups) and not isinstance(groups, Mapping)):
         return

@@ -100,7 +100,8 @@ def check_monitor_name(name: object) -> None:
         Traceback (most recent call last):
         ...
         noisescale.refusal.Refusal: `name` must not be "group" or "optimizer_<number>" and must not
-        contain `/`, got 'group'. These have another meaning in names of metrics: choose another name.
+        contain `/`, got 'group'. These have another meaning in names of metrics: choose another
+        name.
     """
     if not isinstance(name, str):
         raise TypeRefusal("name", "be a string", repr(name), "Pass a word, or leave it out.")
