@@ -38,7 +38,10 @@ def work_on(
     from noisescale.lab.jobs.worker import Worker
 
     end_with_stdin(gently=True)
-    with renamed(flags_of(work_on) | {"storage": "--storage"}), stopped(storage):
+    with (
+        renamed(flags_of(work_on) | {"storage": "--storage", "target": "TARGET"}),
+        stopped(storage),
+    ):
         check_workers(1, lease)
         ledger = Ledger.open(storage, name, lease)
         job = job_from(ledger.job)
