@@ -213,3 +213,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
 
     monkeypatch.setattr(NoiseScaleMeter, "_take", record)
     return steps
+
+
+collect_ignore = ["goldens/record.py", "save_transfers.py"]  # scripts
+if "fake" in sys.argv or "--device=fake" in sys.argv:
+    collect_ignore.append("goldens")  # takes no device
