@@ -95,6 +95,10 @@ def _why_not(device: str) -> str:
     return ""
 
 
+collect_ignore = ["goldens/record.py", "save_transfers.py"]
+"""Scripts."""
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """On a device modules in which nothing takes it are not even imported.
 
@@ -213,8 +217,3 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> "list[StepNorms]":
 
     monkeypatch.setattr(NoiseScaleMeter, "_take", record)
     return steps
-
-
-collect_ignore = ["goldens/record.py", "save_transfers.py"]  # scripts
-if "fake" in sys.argv or "--device=fake" in sys.argv:
-    collect_ignore.append("goldens")  # takes no device

@@ -29,6 +29,8 @@ def register() -> None:
     torch._register_device_module("fake", _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     dist.Backend.backend_capability["gloo"].append("fake")
+    # Else the first backend that a test registers for the device is its default from there on.
+    dist.Backend.default_device_backend_map["fake"] = "gloo"
     # A forked process makes its pool of threads anew where it first needs one. The threads of two
     # devices would at once, and torch asserts.
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
