@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -67,9 +71,13 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 def main() -> None:
-    """Run the command line. An error about an option, value or file is one line and code 2."""
+    """Run the command line.
+
+    An error about an option, value or file is one line and code 2. A warning of ours is one line.
+    """
     try:
-        code = app(prog_name=app.info.name, standalone_mode=False)
+        with _warnings_in_a_line():
+            code = app(prog_name=app.info.name, standalone_mode=False)
     except _UsageError as error:
         if not sys.argv[1:]:
             error.show()  # the help
@@ -83,8 +91,29 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Print warnings of this package without the place in its sources."""
+    with warnings.catch_warnings():
+        show, package = warnings.showwarning, Path(__file__).parents[1]
+
+        def show_ours(message: Any, kind: Any, place: str, *rest: Any, **options: Any) -> None:
+            if kind is UserWarning and Path(place).is_relative_to(package):
+                _print_line(str(message))
+            else:
+                show(message, kind, place, *rest, **options)
+
+        warnings.showwarning = show_ours
+        yield
+
+
 def _refuse(message: str, code: int = 2) -> None:
-    """Exit with one line. Line breaks in errors and in names of files are removed."""
+    """Exit with one line."""
+    _print_line(message)
+    sys.exit(code)
+
+
+def _print_line(message: str) -> None:
+    """Print one line. Line breaks in messages and in names of files are removed."""
     line = re.sub(r"\s*\n\s*", " ", message)
     print(f"noisescale: {printable(line)}", file=sys.stderr)
-    sys.exit(code)

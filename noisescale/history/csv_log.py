@@ -176,12 +176,11 @@ class CsvLog(Log):
 
     def _add_line(self, line: int, cells: Sequence[str]) -> bool:
         """Add the numbers of a line. Return whether it has any of a monitor."""
-        of_monitor = False
+        of_monitor, where = False, f"in line {line} of {printable(self.path)}"
         for place, name in self._columns.items():
             if not (cell := cells[place]):
                 continue
             ours = name.startswith(PREFIXES)
-            where = f"in line {line} of {printable(self.path)}"
             try:
                 value = float(cell)
             except ValueError:

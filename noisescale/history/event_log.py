@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,8 @@ class EventLog(Log):
                     path, len(self._files), before=self._seconds_so_far()
                 )
             file = self._files[path]
-            for record in file.records(self._checksum, self._is_wanted):
-                if file.began is None or self._is_wanted(record) or self._unasked < ENOUGH_NAMES:
+            for record, wanted in file.records(self._checksum, self._is_wanted):
+                if wanted or file.began is None or self._unasked < ENOUGH_NAMES:
                     self._add(file, self._parsed(record))
         return sum(file.whole for file in self._files.values()) > before
 
@@ -93,21 +94,19 @@ class EventLog(Log):
         allows these.
 
         Raises:
-            Refusal: If a file is empty, or ends within a record.
-            ValueError: If a file is damaged.
+            ValueError: If a file is damaged or empty, or ends within a record.
         """
         for file in self._files.values():
-            name = printable(file.path)
             if file.damaged:
                 raise Refusal(
-                    name,
+                    file.name,
                     "have whole events",
                     f"a damaged one after {file.whole:,} of {file.size:,} bytes",
                     "What follows it cannot be read: copy the file again, or leave it out.",
                 )
             if not file.whole and not allow_truncated:
                 raise Refusal(
-                    name,
+                    file.name,
                     "contain events",
                     f"{file.size} bytes without a whole event",
                     "Name the folder of a run that was logged.",
@@ -115,7 +114,7 @@ class EventLog(Log):
                 )
             if file.whole < file.size and not allow_truncated:
                 raise Refusal(
-                    name,
+                    file.name,
                     "end with a whole record",
                     f"{file.size - file.whole:,} bytes after the last whole record (step"
                     f" {self._last_step(file)})",
@@ -139,6 +138,7 @@ class EventLog(Log):
     def _add(self, file: _EventFile, event: Any) -> None:
         if file.began is None:
             file.began = event.wall_time
+        where = f"at step {event.step} of {file.name}"
         for value in event.summary.value:
             if value.tag.startswith(HYPERPARAMETERS):
                 self.hyperparameters.update(_hyperparameters(value))
@@ -151,7 +151,7 @@ class EventLog(Log):
             self.add(
                 value.tag,
                 math.nan if number is None else number,
-                f"at step {event.step} of {printable(file.path)}",
+                where,
                 step=event.step,
                 seconds=file.before + event.wall_time - file.began,
                 part=file.number,
@@ -180,10 +180,15 @@ class _EventFile:
     last: bytes = b""
     """The last record."""
 
+    @cached_property
+    def name(self) -> str:
+        """The path, for errors."""
+        return printable(self.path)
+
     def records(
         self, checksum: Callable[[bytes], int], is_wanted: Callable[[bytes], bool]
-    ) -> Iterator[bytes]:
-        """Yield the whole records that were added.
+    ) -> Iterator[tuple[bytes, bool]]:
+        """Yield the whole records that were added, and whether each is wanted.
 
         A record is its length (8 bytes), the length's checksum, the content and its checksum. Both
         checksums have 4 bytes. All numbers begin with their lowest byte.
@@ -202,13 +207,14 @@ class _EventFile:
                 if self.whole + HEAD + length + TAIL > self.size:
                     return
                 record, tail = file.read(length), file.read(TAIL)
-                if length <= SHORT or is_wanted(record):
+                wanted = is_wanted(record)
+                if wanted or length <= SHORT:
                     self.damaged = checksum(record) != int.from_bytes(tail, "little")
                 if self.damaged:
                     return
                 self.whole += HEAD + length + TAIL
                 self.last = record
-                yield record
+                yield record, wanted
 
 
 def _hyperparameters(value: Any) -> Iterator[tuple[str, float | str | bool]]:

@@ -20,7 +20,6 @@ Array = NDArray[np.float64]
 PREFIXES = tuple(before + ROOT for before in TRAINER_PREFIXES)
 """The beginnings of the names of the monitor's metrics, as logs have them."""
 
-
 COLUMN_OF = {
     "simple": "noise_scale",
     "simple_high": "high",
@@ -38,9 +37,8 @@ def is_recorded(name: str) -> bool:
         (True, False)
     """
     last = name.rpartition("/")[2]
-    return name.startswith(PREFIXES) and (
-        last in COLUMN_OF or last in ABOUT_RUN or f"{ROOT}group/" in name or "/group/" in name
-    )
+    known = last in COLUMN_OF or last in ABOUT_RUN or "/group/" in name
+    return known and name.startswith(PREFIXES)
 
 
 class Metric(NamedTuple):

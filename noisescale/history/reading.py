@@ -292,6 +292,14 @@ def history_of(
     if missing := [name for name in _ALWAYS if name not in columns]:
         refuse_chart(source, others)
         _refuse_unmeasured(source, asked, [*(prefix + name for name in logged), *others])
+        if not (logged or others):
+            raise Refusal(
+                source,
+                "be a run that was logged",
+                "a log without metrics",
+                "Name the folder that the logger wrote to, or wait until it has written.",
+                word="empty",
+            )
         has = f"other metrics are {printable(', '.join(others[:5]))}" if others else "nothing else"
         raise Refusal(
             source,

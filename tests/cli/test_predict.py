@@ -3,11 +3,12 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from logged_runs import log_run
-from program import refused, run
+from program import ended, refused, run
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import predict
@@ -187,3 +188,19 @@ def test_branches_of_named_orders_are_paired(logged: Path, tmp_path: Path) -> No
     ]
 
     assert "at a scatter of 0.0001" in source
+
+
+def test_a_warning_is_one_line_that_names_no_place_in_the_sources(tmp_path: Path) -> None:
+    names = ("step", "examples", "batch_size")
+    lines = [",".join(f"noise_scale/{name}" for name in names)]
+    lines += [f"{step},{32 * step},32" for step in range(1, 5)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        _, _, errors = ended("predict", tmp_path)
+
+    assert errors.splitlines()[0] == (
+        f"noisescale: {tmp_path}/metrics.csv ends within line 5, as if the run was killed while it"
+        " wrote this line. The line is left out."
+    )

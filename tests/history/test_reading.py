@@ -14,8 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from noisescale import History, NoiseScaleMonitor, predict
+from noisescale.history.event_log import EventLog
 from noisescale.history.optimizers import OptimizerKind
 from noisescale.history.reading import history_from_scalars, read_run
+from noisescale.history.run_files import files_of
+from noisescale.refusal import Refusal
 
 ROW = {
     "batch_size": 32.0,
@@ -342,6 +345,35 @@ def test_csv_files_that_are_no_run_are_refused(tmp_path: Path, content: str, mes
 
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(path=path))}$"):
         read_run(path)
+
+
+def test_an_event_file_that_has_just_begun_is_none_of_a_run_without_a_monitor(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "events.out.tfevents.1").touch()
+
+    with pytest.raises(Refusal) as refused:
+        read_run(tmp_path, allow_truncated=True)
+
+    assert refused.value.word == "empty"
+    assert refused.value.got == "a log without metrics"
+
+
+@pytest.mark.parametrize("run", ["plain", "grown", "transformers", "with_pictures", "two_monitors"])
+def test_every_number_is_the_one_that_tensorboard_reads(run: str) -> None:
+    folder = Path(__file__).parents[1] / "goldens" / "inputs" / run
+    theirs = EventAccumulator(str(folder), {"scalars": 0, "tensors": 0}).Reload()
+
+    log = EventLog(folder, every=True)
+    log.read(files_of(folder))
+
+    tags = theirs.Tags()["scalars"]
+    assert len(tags) > 20
+    assert set(tags) == set(log.metrics)
+    for tag in tags:
+        expected = [(event.step, event.value) for event in theirs.Scalars(tag)]
+        found = log.metric(tag)
+        assert list(zip(found.steps.tolist(), found.values.tolist(), strict=True)) == expected
 
 
 def test_half_a_last_line_is_left_out_with_a_word(tmp_path: Path) -> None:
