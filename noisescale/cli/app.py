@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -97,11 +97,18 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         show, package = warnings.showwarning, Path(__file__).parents[1]
 
-        def show_ours(message: Any, kind: Any, place: str, *rest: Any, **options: Any) -> None:
-            if kind is UserWarning and Path(place).is_relative_to(package):
+        def show_ours(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if category is UserWarning and Path(filename).is_relative_to(package):
                 _print_line(str(message))
             else:
-                show(message, kind, place, *rest, **options)
+                show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show_ours
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make from `inputs/` all that the package makes of a run, and keep it in `outputs/`.
 
-    python tests/goldens/make.py [--exact FOLDER]
+    python -m goldens.make [--exact FOLDER]      # in the folder `tests`
 
 `test_goldens.py` makes it again and compares. A change that is meant to change no answer leaves
 every file of `outputs/` alone; one that changes an answer shows in the commit what it changed.
@@ -27,24 +27,22 @@ from unittest import mock
 
 import numpy as np
 import torch
+from plotly.offline import get_plotlyjs
+from program import ended
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import (
+    EventMultiplexer,
+)
+from tensorboard.plugins.base_plugin import TBContext
+from werkzeug.test import Client
+
+from noisescale import predict
+from noisescale.history.reading import read_run
+from noisescale.report.page import drawing_script
+from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
 
 HERE = Path(__file__).parent
 INPUTS, OUTPUTS = HERE / "inputs", HERE / "outputs"
-sys.path.insert(0, str(HERE.parent))
-
-from plotly.offline import get_plotlyjs  # noqa: E402
-from program import ended  # noqa: E402
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider  # noqa: E402
-from tensorboard.backend.event_processing.plugin_event_multiplexer import (  # noqa: E402
-    EventMultiplexer,
-)
-from tensorboard.plugins.base_plugin import TBContext  # noqa: E402
-from werkzeug.test import Client  # noqa: E402
-
-from noisescale import predict  # noqa: E402
-from noisescale.history.reading import read_run  # noqa: E402
-from noisescale.report.page import drawing_script  # noqa: E402
-from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin  # noqa: E402
 
 NOT_RUNS = ("states", "sweep", "tune", "branch", "profile", "trials")
 RUNS = sorted(each.name for each in INPUTS.iterdir() if each.name not in NOT_RUNS)
@@ -136,6 +134,7 @@ def page(*words: str) -> str:
             .replace(drawing_script(), "DRAWING")
             .replace("</", "\n</")
         )
+        made = re.sub(r"<style>.*?</style>", "STYLE", made, flags=re.DOTALL)
         report.unlink()
     return re.sub(r"noisescale [\w.]+, plotly [\w.]+", "VERSIONS", made)
 
@@ -161,9 +160,9 @@ def of_sweep(name: str) -> Made:
         yield "compare.txt", command(*swept, "--details", "--by", "steps")
         yield "compare.json", command(*swept, "--json")
         yield "compare.html", page(*swept)
-        plain = str(INPUTS / "plain")
-        yield "calibrated.txt", command("predict", plain, "--sweep", "sweep/sweep.csv", "--details"
-                                        ).replace(plain, "PLAIN")  # fmt: skip
+        resolved = str(INPUTS / "each_step")
+        yield "calibrated.txt", command("predict", resolved, "--sweep", "sweep/sweep.csv", "--details"
+                                        ).replace(resolved, "RESOLVED")  # fmt: skip
 
 
 def tasks(journal: str) -> str:
@@ -297,7 +296,7 @@ def made_of(name: str) -> dict[str, str]:
     """All that is made of one input, in a copy of it."""
     sys.modules.pop("targets", None)  # each folder has its own
     with tempfile.TemporaryDirectory() as folder:
-        for needed in {name, "plain"}:
+        for needed in {name, "plain"}:  # `profile` needs it
             shutil.copytree(INPUTS / needed, Path(folder, needed))
         shutil.copy(HERE / "targets.py", Path(folder, name))
         for second, file in enumerate(sorted(Path(folder).rglob("*"))):

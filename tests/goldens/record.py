@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the runs, sweeps, searches and branches that `inputs/` holds. It takes some minutes.
 
-    python tests/goldens/record.py [NAME ...]
+    python -m goldens.record [NAME ...]          # in the folder `tests`
 
 Trainings are not the same to the last bit on every machine. So what they leave is stored, and
 `make.py` makes everything else from it. Run this only for an input that is new: every file that
@@ -25,19 +25,17 @@ from typing import Any
 
 import pandas
 import torch
+from goldens.targets import Classifier, Sentences, convolutions, digits, sentences
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
+from noisescale import AdasumReduction, BatchSizeScheduler, NoiseScaleMonitor
+from noisescale.hugging_face import NoiseScaleCallback
+
 HERE = Path(__file__).parent
 INPUTS = HERE / "inputs"
-sys.path.insert(0, str(HERE.parent))
-
-from goldens.targets import Classifier, Sentences, convolutions, digits, sentences  # noqa: E402
-
-from noisescale import AdasumReduction, BatchSizeScheduler, NoiseScaleMonitor  # noqa: E402
-from noisescale.hugging_face import NoiseScaleCallback  # noqa: E402
 
 
 def fit(

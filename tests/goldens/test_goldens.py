@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the package makes of stored runs, sweeps, searches, branches and checkpoints.
 
-A change of an answer is shown by `python tests/goldens/make.py` and the commit's diff.
+A change of an answer is shown by `python -m goldens.make` and the commit's diff.
 """
 
 import json
