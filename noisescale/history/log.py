@@ -131,19 +131,25 @@ class Log:
             for tag, place in self.places.items()
             if (name := name_in(tag, prefix)) is not None
         }
-        chosen = np.flatnonzero(np.isin(self._of, list(ours)))
-        of, steps, parts = (np.array(each)[chosen] for each in (self._of, self._steps, self._parts))
-        rows, row, before = np.zeros(len(chosen), dtype=np.int64), -1, (math.nan, -1)
-        seen: set[str] = set()
-        written = zip(of.tolist(), steps.tolist(), parts.tolist(), strict=True)
-        for k, (place, step, part) in enumerate(written):
-            if (step, part) != before or ours[place] in seen:
-                row, before = row + 1, (step, part)
-                seen.clear()
-            seen.add(ours[place])
-            rows[k] = row
-        columns = {name: np.full(row + 1, math.nan) for name in ours.values()}
-        values = np.array(self._values)[chosen]
+        names = list(dict.fromkeys(ours.values()))
+        column_of = np.full(len(self.places), -1)
         for place, name in ours.items():
-            columns[name][rows[of == place]] = values[of == place]
-        return columns
+            column_of[place] = names.index(name)
+        of = column_of[np.array(self._of)] if self._of else np.array([], dtype=np.int64)
+        chosen = np.flatnonzero(of >= 0)
+        of = of[chosen]
+        steps, parts = np.array(self._steps)[chosen], np.array(self._parts)[chosen]
+        begins = np.append(True, (np.diff(steps) != 0) | (np.diff(parts) != 0))[: len(of)]
+        at_once = np.cumsum(begins) - 1  # what was written under one step
+        again = np.bincount(at_once * len(names) + of) > 1
+        for one in np.unique(np.flatnonzero(again) // max(len(names), 1)):
+            seen: set[int] = set()
+            for k in range(*np.searchsorted(at_once, [one, one + 1])):
+                if of[k] in seen:
+                    begins[k] = True
+                    seen.clear()
+                seen.add(int(of[k]))
+        rows = np.cumsum(begins) - 1
+        table = np.full((len(names), int(rows[-1]) + 1 if len(rows) else 0), math.nan)
+        table[of, rows] = np.array(self._values)[chosen]
+        return dict(zip(names, table, strict=True))

@@ -161,8 +161,8 @@ def of_sweep(name: str) -> Made:
         yield "compare.json", command(*swept, "--json")
         yield "compare.html", page(*swept)
         resolved = str(INPUTS / "each_step")
-        yield "calibrated.txt", command("predict", resolved, "--sweep", "sweep/sweep.csv", "--details"
-                                        ).replace(resolved, "RESOLVED")  # fmt: skip
+        said = command("predict", resolved, "--sweep", "sweep/sweep.csv", "--details")
+        yield "calibrated.txt", said.replace(resolved, "RESOLVED")
 
 
 def tasks(journal: str) -> str:
