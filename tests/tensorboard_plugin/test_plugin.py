@@ -25,13 +25,16 @@ from noisescale import predict
 from noisescale.history.reading import read_run
 from noisescale.report.tables import headline
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
-from noisescale.tensorboard_plugin.plugin import NoiseScalePlugin
+from noisescale.tensorboard_plugin.plugin import SAMPLED, NoiseScalePlugin
 
 
-def plugin_of(logs: Path) -> NoiseScalePlugin:
+def plugin_of(logs: Path, *, files: bool = True) -> NoiseScalePlugin:
+    """The plugin, on TensorBoard's machine with the files or on another."""
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(logs)).Reload()
     provider = MultiplexerDataProvider(multiplexer, str(logs))
-    return NoiseScaleLoader().load(TBContext(data_provider=provider, logdir=str(logs)))
+    return NoiseScaleLoader().load(
+        TBContext(data_provider=provider, logdir=str(logs) if files else "gs://a/b")
+    )
 
 
 def get(plugin: NoiseScalePlugin, route: str, **query: Any) -> Response:
@@ -259,8 +262,9 @@ def test_bad_values_are_answered_with_one_line(
     assert json.loads(response.data) == {"error": message}
 
 
+@pytest.mark.parametrize("files", [True, False])
 def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_tag(
-    tmp_path: Path,
+    tmp_path: Path, files: bool
 ) -> None:
     rows = 3000
     with SummaryWriter(str(tmp_path / "long")) as writer:
@@ -271,13 +275,14 @@ def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_
             for tag, value in row.items():
                 writer.add_scalar(f"noise_scale/{tag}", value, step)
 
-    figures = json.loads(get(plugin_of(tmp_path), "/prediction", run="long").data)["figures"]
+    answer = json.loads(get(plugin_of(tmp_path, files=files), "/prediction", run="long").data)
 
-    (line,) = (t for t in figures[0]["drawing"]["data"] if t["name"] == "noise scale")
+    (line,) = (t for t in answer["figures"][0]["drawing"]["data"] if t["name"] == "noise scale")
     first_resolved = next(x for x, y in zip(line["x"], line["y"], strict=True) if y is not None)
     assert first_resolved == pytest.approx(rows / 10, abs=30)
     lacking = sum(y is None for x, y in zip(line["x"], line["y"], strict=True) if x > 400)
     assert lacking == 0
+    assert (SAMPLED in answer["warnings"]) is not files
 
 
 def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
@@ -348,8 +353,9 @@ def row(step: int, weight: float | None) -> dict[str, float]:
     return logged
 
 
+@pytest.mark.parametrize("files", [True, False])
 def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
-    tmp_path: Path,
+    tmp_path: Path, files: bool
 ) -> None:
     """It ended at step 300 (the last row measured nothing), and once more at 400, and went on."""
     first = [(k, k - 7, 64.0 * 50) for k in range(50, 301, 50)]
@@ -364,7 +370,8 @@ def test_a_resumed_run_reads_in_the_tab_as_in_predict_and_as_one_that_was_not(
                     for tag, value in row(step, weight).items():
                         writer.add_scalar(f"noise_scale/{tag}", value, logged_at - 1)
 
-    runs, provided = plugin_of(tmp_path), [read_run(tmp_path / x) for x in ("resumed", "whole")]
+    runs = plugin_of(tmp_path, files=files)
+    provided = [read_run(tmp_path / x) for x in ("resumed", "whole")]
     answers = [json.loads(get(runs, "/prediction", run=x).data) for x in ("resumed", "whole")]
 
     assert provided[0]["step"].tolist() == [step for _, step, _ in never]
