@@ -250,22 +250,32 @@ def test_a_flipped_bit_is_told(tmp_path: Path) -> None:
     assert len(silent) < 60
 
 
-@pytest.mark.parametrize("of", ["name", "length"])
-def test_a_flipped_bit_in_a_picture_is_passed_by_and_one_in_its_length_is_told(
-    tmp_path: Path, of: str
+@pytest.mark.parametrize(
+    ("name", "place", "told"),
+    [
+        (b"noise_scale/examples", -5, True),  # the last byte of the content, within the number
+        (b"noise_scale/examples", 0, True),  # of the length
+        (b"loss", -5, True),  # may hide one of ours
+        (b"picture", -100, False),
+        (b"picture", 0, True),
+    ],
+)
+def test_a_flipped_bit_matters_wherever_it_may_hide_a_number(
+    tmp_path: Path, name: bytes, place: int, told: bool
 ) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
         for step in (1, 2):
-            for name, value in {"step": step, "examples": 32.0 * step, "batch_size": 32}.items():
-                writer.add_scalar(f"noise_scale/{name}", value, step)
+            for tag, value in {"step": step, "examples": 32.0 * step, "batch_size": 32}.items():
+                writer.add_scalar(f"noise_scale/{tag}", value, step)
+            writer.add_scalar("loss", 1.0, step)
             writer.add_image("picture", torch.rand(3, 32, 32), step)
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
-    begin, end = next(frame for frame in frames(content) if b"picture" in content[slice(*frame)])
-    content[begin if of == "length" else end - 100] ^= 1
+    begin, end = next(frame for frame in frames(content) if name in content[slice(*frame)])
+    content[begin if place == 0 else end + place] ^= 1
     file.write_bytes(content)
 
-    if of == "length":
+    if told:
         with pytest.raises(ValueError, match=r"must have whole events, got a damaged one after "):
             read_run(tmp_path)
     else:

@@ -16,6 +16,7 @@ from logged_runs import log_run
 from scripts import run
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from torch.utils.tensorboard import SummaryWriter
 from werkzeug.test import Client
@@ -25,6 +26,7 @@ from noisescale import predict
 from noisescale.history.reading import read_run
 from noisescale.report.tables import headline
 from noisescale.tensorboard_plugin.loader import NoiseScaleLoader
+from noisescale.tensorboard_plugin.logged_runs import LoggedRuns, Measured
 from noisescale.tensorboard_plugin.plugin import SAMPLED, NoiseScalePlugin
 
 
@@ -275,7 +277,9 @@ def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_
             for tag, value in row.items():
                 writer.add_scalar(f"noise_scale/{tag}", value, step)
 
-    answer = json.loads(get(plugin_of(tmp_path, files=files), "/prediction", run="long").data)
+    plugin = plugin_of(tmp_path, files=files)
+    answer = json.loads(get(plugin, "/prediction", run="long").data)
+    logged = LoggedRuns(plugin._provider, RequestContext(), "", plugin._logdir)
 
     (line,) = (t for t in answer["figures"][0]["drawing"]["data"] if t["name"] == "noise scale")
     first_resolved = next(x for x, y in zip(line["x"], line["y"], strict=True) if y is not None)
@@ -283,6 +287,7 @@ def test_a_long_run_is_resolved_although_tensorboard_keeps_other_points_of_each_
     lacking = sum(y is None for x, y in zip(line["x"], line["y"], strict=True) if x > 400)
     assert lacking == 0
     assert (SAMPLED in answer["warnings"]) is not files
+    assert (len(logged.history(Measured("long"))) == rows) is files
 
 
 def test_the_page_stays_away_where_nothing_was_measured(tmp_path: Path) -> None:
