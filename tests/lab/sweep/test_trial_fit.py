@@ -273,8 +273,8 @@ class Batches:
 def test_loaders_whose_batches_cannot_be_made_again_are_refused(tmp_path: Path) -> None:
     """They would be trained with batches of another size, or on other examples."""
     for on, said in [
-        (Loads(Batches()), "`train_dataloader` must return a DataLoader, .* got Batches"),
-        (Loads([data()[0], Batches()]), "`train_dataloader` must return a DataLoader, .* got Batc"),
+        (Loads(Batches()), "must return a DataLoader, .* got Batches"),
+        (Loads([data()[0], Batches()]), "must return a DataLoader, .* got Batches"),
         ((Shifts(ONES, 8), data()[1]), "must be a DataLoader, or a subclass .* got Shifts"),
         (Loads(Shifts(ONES, 8)), "must be a DataLoader, or a subclass .* got Shifts"),
     ]:
